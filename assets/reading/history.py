@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.file_cache import FileCache
@@ -21,6 +21,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.schemas.schema import Schema, is_widening
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
     from dagster_adjunct.resources.objects.store import ObjectStore
-
-_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ class VersionsOverTime:
     @property
     def edge(self) -> int | None:
         """The start of the oldest version's validity, in microseconds since the epoch; before it nothing is known."""
-        return to_micros(self.spans[0].start)
+        return to_microseconds(self.spans[0].start)
 
     @property
     def layout(self) -> BucketLayout:
@@ -135,8 +134,9 @@ class VersionsOverTime:
 
         what = f"dataset {self.dataset!r}, all versions"
         rows = bucketed_frame(resolve_session(spark), self.store, what, self.layout, self.generations)
-        starts = F.array(*[F.lit(to_micros(span.start)) for span in self.spans])
-        ends = F.array(*[F.lit(to_micros(span.end)).cast("bigint") for span in self.spans])
+        starts = F.array(*[F.lit(to_microseconds(span.start)) for span in self.spans])
+        ends_in_micros = (None if span.end is None else to_microseconds(span.end) for span in self.spans)
+        ends = F.array(*[F.lit(end).cast("bigint") for end in ends_in_micros])
         return rows.select(
             *[named_column(name) for name in self.schema.names],
             F.timestamp_micros(F.element_at(starts, F.col(GENERATION_COLUMN))).alias(VALID_FROM),
@@ -156,11 +156,6 @@ def version_spans(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:
     return tuple(
         Span(by_time[start], start, end) for start, end in zip(starts, [*starts[1:], None][: len(starts)], strict=True)
     )
-
-
-def to_micros(moment: datetime | None) -> int | None:
-    """Return a moment in microseconds since the epoch, or None."""
-    return None if moment is None else (moment - _BEGIN) // timedelta(microseconds=1)
 
 
 def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion) -> None:
@@ -318,7 +313,7 @@ class EntriesAt:
 
         if isinstance(self.reader, VersionsOverTime):
             return self.read.frame(spark)
-        return self.reader.frame_at(spark, F.timestamp_micros(F.lit(to_micros(self.moment))))
+        return self.reader.frame_at(spark, F.timestamp_micros(F.lit(to_microseconds(self.moment))))
 
 
 def require_history(reader: Reader) -> None:
@@ -337,8 +332,7 @@ def validate_moment(reader: Reader, moment: datetime) -> None:
             dataset=reader.dataset,
         )
     edge = history_edge(reader)
-    asked = to_micros(moment)
-    assert asked is not None
+    asked = to_microseconds(moment)
     if edge is not None and asked < edge:
         since = datetime_from_micros(edge)
         raise DatasetError(
@@ -356,8 +350,8 @@ def history_edge(reader: Reader) -> int | None:
 
 def content_columns(reader: Reader) -> list[str]:
     """Return the columns by which entries of a key are compared: all but the key and the start of validity."""
-    told = _valid_from_column(reader)
-    return [name for name in reader.schema.names if name not in reader.sealed.key and name != told]
+    stated = _valid_from_column(reader)
+    return [name for name in reader.schema.names if name not in reader.sealed.key and name != stated]
 
 
 def time_column_names(reader: Reader) -> tuple[str | None, str, str]:
@@ -367,10 +361,10 @@ def time_column_names(reader: Reader) -> tuple[str | None, str, str]:
     have another column with one of these names, all three begin with `__`.
     """
     own = {name.lower() for name in reader.schema.names}
-    told = _valid_from_column(reader) == "valid_from"
-    if own & ({"valid_to", "is_current"} if told else {"valid_from", "valid_to", "is_current"}):
+    has_valid_from = _valid_from_column(reader) == "valid_from"
+    if own & ({"valid_to", "is_current"} if has_valid_from else {"valid_from", "valid_to", "is_current"}):
         return ("__valid_from", "__valid_to", "__is_current")
-    return (None if told else "valid_from", "valid_to", "is_current")
+    return (None if has_valid_from else "valid_from", "valid_to", "is_current")
 
 
 def _valid_from_column(reader: Reader) -> str | None:

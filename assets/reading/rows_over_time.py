@@ -103,12 +103,12 @@ def read_key_history(
     key: Key,
     names: tuple[str, ...],
     edge: datetime | None,
-    told_by: str | None,
+    start_column: str | None,
 ) -> list[Validity]:
     """Return the entries of a key over time, oldest first, with deletions; [] for a key without rows.
 
-    Intervals that ended before `edge` are left out, also before a compaction drops them. `told_by` is the column with
-    the start of an entry's validity, if there is one.
+    Intervals that ended before `edge` are left out, also before a compaction drops them. `start_column` holds the start
+    of an entry's validity, if there is such a column.
     """
     at: dict[datetime, RowOverTime] = {}
     for files in generations:
@@ -117,17 +117,19 @@ def read_key_history(
                 read = _row_over_time(files, rows, row)
                 at[read.valid_from] = _later(at.get(read.valid_from), read)
     spans = pairwise([*sorted(at), None])
-    told = (Validity(begin, end, at[begin].entry(names)) for begin, end in spans if begin is not None)
-    exact = (part for part in told if edge is None or part.valid_to is None or part.valid_to > edge)
-    return list(merge_equal_neighbours(exact, told_by))
+    parts = (Validity(begin, end, at[begin].entry(names)) for begin, end in spans if begin is not None)
+    exact = (part for part in parts if edge is None or part.valid_to is None or part.valid_to > edge)
+    return list(merge_equal_neighbours(exact, start_column))
 
 
-def merge_equal_neighbours(parts: Iterable[Validity], told_by: str | None = None) -> Iterator[Validity]:
-    """Yield the parts of a history, merging adjacent ones whose entries are equal except in the column `told_by`."""
+def merge_equal_neighbours(parts: Iterable[Validity], start_column: str | None = None) -> Iterator[Validity]:
+    """Yield the parts of a history, merging adjacent ones whose entries are equal but for `start_column`."""
 
     def content(part: Validity) -> dict[str, Any] | None:
         return (
-            None if part.entry is None else {name: _comparable(v) for name, v in part.entry.items() if name != told_by}
+            None
+            if part.entry is None
+            else {name: _comparable(v) for name, v in part.entry.items() if name != start_column}
         )
 
     last: Validity | None = None
@@ -289,5 +291,5 @@ class RowsOverTime:
             F.lead(_AT).over(in_time).alias(_END),
             F.lag(_AT).over(in_time).isNull().alias(_BEGINS),
         )
-        stands = F.col(_END).eqNullSafe(F.col(_STORED_END)) & F.col(_BEGINS).eqNullSafe(F.col(_STORED_FIRST))
-        return placed.where((F.col(_WINNER) != self._base) | ~stands).select(*keys, _AT, _WINNER, _END, _BEGINS)
+        unchanged = F.col(_END).eqNullSafe(F.col(_STORED_END)) & F.col(_BEGINS).eqNullSafe(F.col(_STORED_FIRST))
+        return placed.where((F.col(_WINNER) != self._base) | ~unchanged).select(*keys, _AT, _WINNER, _END, _BEGINS)

@@ -53,7 +53,7 @@ from dagster_adjunct.resources.errors import (
     ObjectNotFoundError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.objects.commit_log import is_deletion_commit
+from dagster_adjunct.resources.objects.commit_log import commit_number, is_deletion_commit
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -128,11 +128,12 @@ def _resolve_in_table(
     log: DatasetLog, current: Commit, manifest: UnboundedManifest, version: str | None, as_of: AsOf | None
 ) -> SealedVersion:
     if as_of is not None:
-        return _CommitHistory(log, current, manifest).served(as_of)
+        return _CommitHistory(log, current, manifest).served_as_of(as_of)
     assert version is not None, "as_of is None"
     if version_number(version):
         manifest.check_kept(version)
-    return _CommitHistory(log, current, manifest).begun(version) or read_committed_version(log, manifest, version)
+    history = _CommitHistory(log, current, manifest)
+    return history.find_by_prefix(version) or read_committed_version(log, manifest, version)
 
 
 def read_batch_version(log: DatasetLog, manifest: DatasetManifest, version: str) -> SealedVersion:
@@ -196,7 +197,7 @@ class _CommitHistory:
         """The keys of the stored manifests, by commit number."""
         keys: dict[int, list[str]] = {}
         for item in self.log.lake.store.list(f"{self.log.prefix}/manifests/"):
-            number = int(item.key.rsplit("/", 1)[1].partition("-")[0])
+            number = commit_number(item.key)
             keys.setdefault(number, []).append(item.key)
         return keys
 
@@ -206,30 +207,30 @@ class _CommitHistory:
         bounds = self.manifest.retained_from, self.current.number
         return [number for number in sorted(self.keys) if bounds[0] <= number <= bounds[1]]
 
-    def served(self, as_of: AsOf) -> SealedVersion:
+    def served_as_of(self, as_of: AsOf) -> SealedVersion:
         """Return the version served then; raises what `resolve_version` raises."""
-        then = self.before(as_of) if isinstance(as_of, datetime) else self.by_commit(as_of)
+        then = self.manifest_before(as_of) if isinstance(as_of, datetime) else self.manifest_of(as_of)
         if then is None or then.version is None:
-            self.refuse(_describe_as_of(as_of))
+            self.raise_not_readable(_describe_as_of(as_of))
         self.manifest.check_kept(then.version.id)
         return then.version
 
-    def begun(self, version: str) -> SealedVersion | None:
+    def find_by_prefix(self, version: str) -> SealedVersion | None:
         """Return the version whose id starts with `version`, which contains at least the whole number, or None."""
         number = version_number(version) if ID_PREFIX.fullmatch(version) else 0
         if not self.manifest.retained_from <= number <= self.current.number:
             return None
         with suppress(DatasetError):  # nothing was served after that commit
-            sealed = self.served(number)
+            sealed = self.served_as_of(number)
             return sealed if sealed.id.startswith(version) else None
         return None
 
-    def at(self, number: int) -> Commit:
+    def commit_at(self, number: int) -> Commit:
         """Return a commit by its number. A lost attempt may have left a manifest with the same number."""
         if number not in self.read:
             keys = self.keys[number]
             if len(keys) > 1:
-                keys = [self.log.log.manifest_key(number, str(self.at(number + 1).parent))]
+                keys = [self.log.log.manifest_key(number, str(self.commit_at(number + 1).parent))]
             try:
                 self.read[number] = self.log.log.read(keys[0])
             except ObjectNotFoundError as error:
@@ -241,21 +242,23 @@ class _CommitHistory:
         return self.read[number]
 
     def manifest_at(self, number: int) -> DatasetManifest:
-        return parse_manifest(self.log.name, self.at(number))
+        """Return the manifest of a commit by its number."""
+        return parse_manifest(self.log.name, self.commit_at(number))
 
-    def before(self, when: datetime) -> DatasetManifest | None:
-        place = bisect_right(self.numbers, when, key=lambda number: self.at(number).created_at)
+    def manifest_before(self, when: datetime) -> DatasetManifest | None:
+        """Return the manifest of the newest commit at or before a time, or None."""
+        place = bisect_right(self.numbers, when, key=lambda number: self.commit_at(number).created_at)
         return self.manifest_at(self.numbers[place - 1]) if place else None
 
-    def by_commit(self, asked: int | str) -> DatasetManifest | None:
+    def manifest_of(self, asked: int | str) -> DatasetManifest | None:
         """Return the manifest of a commit; None if it is not retained. Raises DatasetError for an unknown commit."""
         if isinstance(asked, str):
-            ours = (
+            candidates = (
                 candidate
                 for candidate in self.numbers
                 if any(_is_manifest_of(key, asked) for key in self.keys[candidate])
             )
-            number = next((candidate for candidate in ours if self.at(candidate).id == asked), None)
+            number = next((candidate for candidate in candidates if self.commit_at(candidate).id == asked), None)
         else:
             number = asked if asked in self.numbers else None
             if number is None and 1 <= asked < self.manifest.retained_from:
@@ -269,7 +272,7 @@ class _CommitHistory:
             )
         return self.manifest_at(number)
 
-    def refuse(self, asked: str) -> NoReturn:
+    def raise_not_readable(self, asked: str) -> NoReturn:
         """Raise the error that nothing is readable as of this time or commit, naming the oldest readable one."""
         name = self.log.name
         place = bisect_left(self.numbers, True, key=lambda number: self.manifest_at(number).version is not None)
@@ -279,7 +282,7 @@ class _CommitHistory:
                 "Advance the dataset.",
                 dataset=name,
             )
-        commit = self.at(self.numbers[place])
+        commit = self.commit_at(self.numbers[place])
         oldest = f"the oldest readable version was committed at {commit.created_at:%Y-%m-%d %H:%M:%S} UTC, as number "
         oldest += f"{commit.number}"
         if self.manifest.retained_from > 1:

@@ -331,8 +331,8 @@ class VersionReader:
             raise no_history_error(self.dataset)
         values = self._stored_key(key)
         edge = None if self.sealed.edge is None else datetime_from_micros(self.sealed.edge)
-        told_by = self.sealed.history.valid_from
-        return read_key_history(self._generations, self._bucket(values), values, self._names, edge, told_by)
+        start_column = self.sealed.history.valid_from
+        return read_key_history(self._generations, self._bucket(values), values, self._names, edge, start_column)
 
     def items(self, prefix: object = None, *, start: object = None, end: object = None) -> Iterator[tuple[Any, Entry]]:
         """Yield (key, entry) in key order; a key of several columns is a tuple.

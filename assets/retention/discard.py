@@ -44,6 +44,7 @@ from dagster_adjunct.resources.errors import DatasetError, DatasetNotFoundError,
 from dagster_adjunct.resources.objects.commit_log import (
     DeletedObjects,
     commit_deletion,
+    commit_number,
     deletion_record,
     exclude_newer_manifests,
     is_deletion_commit,
@@ -251,8 +252,8 @@ def plan_discard(
     if isinstance(manifest, UnboundedManifest):
         plan = plan_retired(manifest, policy, held, kept_from, listing.commits, listing.now)
         go, stay = (
-            tuple(RetentionDecision(retired.folder, None, why) for retired, why in judged)
-            for judged in (plan.go, plan.stay)
+            tuple(RetentionDecision(retired.folder, None, why) for retired, why in decision)
+            for decision in (plan.go, plan.stay)
         )
         return DiscardPlan(go, stay, tuple(garbage), plan.retained_from)
     go, stay = _decide_versions(manifest, policy, held, listing)
@@ -292,7 +293,7 @@ def _decide_versions(
 
 def manifest_after_discard(manifest: DatasetManifest, plan: DiscardPlan) -> DatasetManifest | None:
     """Return the manifest without what is discarded, which is listed as doomed; None if nothing is."""
-    gone, garbage = [judged.what for judged in plan.go], [judged.what for judged in plan.garbage]
+    gone, garbage = [decision.what for decision in plan.go], [decision.what for decision in plan.garbage]
     return manifest.without(gone, garbage) if gone or garbage else None
 
 
@@ -395,7 +396,7 @@ class DiscardReport:
         values = {name: getattr(self, name) for name in self.__slots__}
         for name in ("discarded", "kept", "garbage", "spared"):
             values[name] = [
-                {"what": judged.what, "name": judged.name, "reason": judged.reason} for judged in values[name]
+                {"what": decision.what, "name": decision.name, "reason": decision.reason} for decision in values[name]
             ]
         return values
 
@@ -466,7 +467,7 @@ def delete_doomed(
     if not manifest.doomed:
         return [], []
     spared = find_spared(manifest, leases, roots(), now)
-    deleted = set(manifest.doomed) - {judged.what for judged in spared}
+    deleted = set(manifest.doomed) - {decision.what for decision in spared}
     objects = _delete_entries(log, sorted(deleted))
 
     def clear(fresh: DatasetManifest) -> DatasetManifest | None:
@@ -500,14 +501,9 @@ def _list_objects(log: DatasetLog, *, commits: bool = False) -> Listing:
     documents = {item.key: item.modified for item in store.list(f"{prefix}/versions/")}
     committed: dict[int, datetime] = {}
     for item in store.list(f"{prefix}/manifests/") if commits else ():
-        number = _commit_number(item)
+        number = commit_number(item.key)
         committed[number] = max(item.modified, committed.get(number, item.modified))
     return Listing(now, folders, documents, frozenset(running), committed)
-
-
-def _commit_number(manifest: ObjectInfo) -> int:
-    """Return the commit number of a manifest object."""
-    return int(manifest.key.rsplit("/", 1)[1].partition("-")[0])
 
 
 def _delete_entries(log: DatasetLog, entries: Sequence[str]) -> list[ObjectInfo]:
@@ -545,7 +541,7 @@ def _delete_old_records(
             if not any(belongs_to_version(version, item.key) for version in held)
         ]
         if manifest.retained_from is not None:
-            past = [item for item in past if _commit_number(item) < manifest.retained_from]
+            past = [item for item in past if commit_number(item.key) < manifest.retained_from]
         objects += past
     store.delete_many([item.key for item in objects])
     return objects

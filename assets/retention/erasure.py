@@ -74,7 +74,7 @@ class ErasureReport:
         parts += [f"{self.proof.objects} objects with {self.proof.rows:,} rows searched"]
         if self.complete:
             return "; ".join([*parts, "none of the keys is left"])
-        held = [f"{judged.what}: {judged.reason}" for judged in self.pending]
+        held = [f"{decision.what}: {decision.reason}" for decision in self.pending]
         left = [*held, *map(str, (*self.proof.found, *self.proof.unsearched))]
         return "; ".join([*parts, "NOT complete", *left])
 
@@ -83,7 +83,7 @@ class ErasureReport:
         values = {name: getattr(self, name) for name in self.__slots__}
         return values | {
             "rewritten": [{name: getattr(version, name) for name in version.__slots__} for version in self.rewritten],
-            "pending": [{"what": judged.what, "reason": judged.reason} for judged in self.pending],
+            "pending": [{"what": decision.what, "reason": decision.reason} for decision in self.pending],
             "proof": self.proof.to_json(),
             "not_erased": list(self.not_erased),
             "complete": self.complete,
@@ -122,7 +122,7 @@ def forget(
         rewritten=work.rewritten(manifest),
         redacted=past + work.count_redacted(manifest),
         deleted=len(objects) + superseded,
-        pending=tuple(judged for judged in (*spared, *work.leftovers.builds) if _has_found_keys(judged, proof)),
+        pending=tuple(decision for decision in (*spared, *work.leftovers.builds) if _has_found_keys(decision, proof)),
         proof=proof,
         not_erased=_list_not_erased(lake, manifest),
         retained_from=manifest.retained_from,

@@ -24,6 +24,7 @@ from dagster_adjunct.resources.bucketing.files import BucketFile, encode_key, un
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
 from dagster_adjunct.resources.errors import MalformedDocumentError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.arrow_files import open_object
+from dagster_adjunct.resources.objects.commit_log import commit_number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -324,11 +325,7 @@ def redact_past_manifests(log: DatasetLog, keys: KeySet) -> int:
 
 def _manifests_up_to(manifests: Iterable[str], current: str) -> list[str]:
     """Return the other manifests up to the current one's number, also those of commits that lost a race."""
-    return [key for key in manifests if key != current and _commit_number(key) <= _commit_number(current)]
-
-
-def _commit_number(manifest_key: str) -> str:
-    return manifest_key.rsplit("/", 1)[1].partition("-")[0]
+    return [key for key in manifests if key != current and commit_number(key) <= commit_number(current)]
 
 
 def _redact_manifest(log: DatasetLog, keys: KeySet, key: str) -> bool:

@@ -294,7 +294,7 @@ class GenerationErasure:
                 if not self._is_in_use(folder):
                     continue  # compacted and discarded meanwhile: the commit fails and is retried
                 raise error.reworded(
-                    f"{error.problem} So it can't be said whether it holds a key, and nothing was erased.",
+                    f"{error.problem} It is unknown whether it holds a key, so nothing was erased.",
                     f"Restore that object, or rebuild the dataset ({self.log.name}), and run the erasure again.",
                     dataset=self.log.name,
                 ) from error
@@ -316,7 +316,7 @@ class GenerationErasure:
         self, files: Sequence[StoredFile], layout: BucketLayout, generation: Generation, affected: dict[str, int]
     ) -> RewrittenGeneration:
         attempt = self.log.attempt()
-        # On record until the commit, so that nobody takes the new files for garbage.
+        # On record until the commit, so that no discard takes the new files for garbage.
         with AttemptRecord(self.log.lake, self.log.name, attempt.id, self.by):
             live = count_live_rows(files, self.keys, affected)
             new = rewrite_generation(files, layout, generation.id, self.keys, affected, attempt)
@@ -394,10 +394,10 @@ class GenerationErasure:
         needed = any(generation.folder == made.old.folder for _, generation in _generations_in_use(manifest))
         there = {item.key for item in self.log.lake.store.list(f"{made.new.folder}/")}
         whole = {f"{made.new.folder}/{file.name}" for file in made.new.files} <= there
-        stands = needed and whole and made.new.folder not in manifest.doomed
-        if not stands:
+        usable = needed and whole and made.new.folder not in manifest.doomed
+        if not usable:
             self._drop(made)
-        return stands
+        return usable
 
     def _clean_up(self, manifest: UnboundedManifest | None) -> None:
         """Remove the records of the builds; without a committed manifest, delete the builds too."""
@@ -509,7 +509,7 @@ class VersionErasure:
             if isinstance(error, DatasetError):
                 raise
             raise error.reworded(
-                f"{error.problem} So it can't be said whether it holds a key, and nothing was erased.",
+                f"{error.problem} It is unknown whether it holds a key, so nothing was erased.",
                 f"Restore that object, or give the version up (withdraw, drop and discard {ref.id}), and run the "
                 "erasure again.",
                 dataset=self.log.name,
@@ -532,7 +532,7 @@ class VersionErasure:
         attempt, new = None, sealed
         if affected:
             attempt = self.log.attempt()
-            # On record until the commit, so that nobody takes the new files for garbage.
+            # On record until the commit, so that no discard takes the new files for garbage.
             with AttemptRecord(self.log.lake, self.log.name, attempt.id, self.by):
                 new = rewrite_version(self.log, sealed, self.keys, affected, attempt)
         new = SealedVersion.model_validate(redact(new.model_dump(mode="json"), self.keys))

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
     from dagster_adjunct.resources.objects.commit_log import Commit
 
-ADVANCE_AGAIN = "Nothing of this attempt is visible. Advance again: it goes on from what the other one did."
+ADVANCE_AGAIN = "Nothing of this attempt is visible. Advance again, which continues from the other commit."
 
 
 @dataclass(frozen=True, slots=True)

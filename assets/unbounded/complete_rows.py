@@ -180,8 +180,8 @@ class BucketCompletion:
         names = np.array(self._layout.schema.names, object)
         for row in np.flatnonzero(rows).tolist():
             offset, partition = (places.column(name)[row].as_py() for name in (OFFSET, PARTITION))
-            told = ", ".join(map(repr, names[kept[row]].tolist()))
-            reason = f"it leaves out {told}, and the dataset has no row of its key to take the value from"
+            missing = ", ".join(map(repr, names[kept[row]].tolist()))
+            reason = f"it leaves out {missing}, and the dataset has no row of its key to take the value from"
             if not self._declared.set_aside:
                 raise bad_change_error(self._declared.dataset, offset, partition, reason)
             self.incomplete.append((partition, offset, reason))
@@ -230,14 +230,14 @@ class BucketCompletion:
 
         file = _open_file(stored)
         whole = pa.schema([(POSITION, pa.int64()), (TOMBSTONE, pa.bool_()), *schema])
-        told = (
+        constants = (
             {POSITION: 0} if self._declared.by_offset else {}
         )  # later generations are newer, whatever their positions
-        told |= {} if stored.file.stats.get("tombstones") else {TOMBSTONE: False}
-        told |= dict.fromkeys(
+        constants |= {} if stored.file.stats.get("tombstones") else {TOMBSTONE: False}
+        constants |= dict.fromkeys(
             set(schema.names) - set(file.schema_arrow.names)
         )  # columns that were added later are null
-        read = [name for name in whole.names if name not in told]
+        read = [name for name in whole.names if name not in constants]
         numbers, tables = [np.zeros(0, int)], [whole.empty_table()]
         for group in range(file.num_row_groups):
             maybe = self._keys_in_range(file.metadata, group, keys)
@@ -250,8 +250,8 @@ class BucketCompletion:
             numbers.append(maybe[number])
             values = file.read_row_group(group, columns=read, use_threads=False).take(row)
             columns = [
-                pa.repeat(pa.scalar(told[field.name], field.type), len(row))
-                if field.name in told
+                pa.repeat(pa.scalar(constants[field.name], field.type), len(row))
+                if field.name in constants
                 else values.column(field.name).cast(field.type)
                 for field in whole
             ]

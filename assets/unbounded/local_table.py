@@ -242,7 +242,7 @@ def undo_batch(
     """
     log = context.log(name)
 
-    def decided() -> Callable[[], str | None]:
+    def prepare() -> Callable[[], str | None]:
         commit, stored = log.read()
         attempt, number, now = log.attempt(), 1 if commit is None else commit.number + 1, context.now()
         if stored is None and declared is not None:
@@ -269,7 +269,7 @@ def undo_batch(
 
         return commit_undone
 
-    return retry_conflicts(decided, attempts=_TRIES)
+    return retry_conflicts(prepare, attempts=_TRIES)
 
 
 def change_owner(lake: Lake, name: str, application: str, *, owner: str, reason: str, by: str) -> bool:
@@ -279,7 +279,7 @@ def change_owner(lake: Lake, name: str, application: str, *, owner: str, reason:
     """
     log = DatasetLog(lake, name)
 
-    def decided() -> Callable[[], bool]:
+    def prepare() -> Callable[[], bool]:
         commit, stored = log.read()
         if stored is None or stored.declaration.owner != owner or stored.declaration.expires is not None:
             return lambda: False
@@ -294,7 +294,7 @@ def change_owner(lake: Lake, name: str, application: str, *, owner: str, reason:
 
         return commit_given
 
-    return retry_conflicts(decided, attempts=_TRIES)
+    return retry_conflicts(prepare, attempts=_TRIES)
 
 
 def _served_id(manifest: UnboundedManifest) -> str | None:
@@ -401,8 +401,8 @@ class LocalTableWriter:
         `rows` have the table's columns, `__tombstone`, and those of `order_by`, which decide the last record of a key.
         `partitioned` says that partition i already holds bucket i. Raises NullKeyError.
         """
-        begun = self._read_start()
-        number = begun.next_generation + len(self._sends)
+        start = self._read_start()
+        number = start.next_generation + len(self._sends)
         attempt = self._log.attempt()
         self._stack.enter_context(record_build(self._lake, self._spec.name, attempt.id, self._batch.by))
         generation, counters = write_generation(
@@ -434,10 +434,10 @@ class LocalTableWriter:
         Without `sends` it reads the version alone, with the declared columns.
         """
         generations = self._stacked_generations(sends=sends) or [self._log.attempt().generation(1)]
-        shown = self._pinned.id if self._pinned is not None else "v000000-begun"
+        version_name = self._pinned.id if self._pinned is not None else "v000000-begun"
         number = self._pinned.number if self._pinned is not None else 1
         version = version_from_generations(
-            self._spec, generations, number=number, id=shown, now=self._lake.now(), counters={}
+            self._spec, generations, number=number, id=version_name, now=self._lake.now(), counters={}
         )
         return VersionReader(self._lake.store, self._spec.name, version)
 
@@ -466,20 +466,20 @@ class LocalTableWriter:
         ProducerConflictError where the batch has committed different rows, and CommitConflictError where a later batch
         has committed, or something other than a compaction has changed the table.
         """
-        begun = self._read_start()
+        start = self._read_start()
         commit_id = self._log.attempt().id
 
-        def decided(seen: CurrentTable) -> Callable[[], tuple[str | None, bool]]:
-            if self._is_committed(seen.manifest):
-                assert seen.manifest is not None
-                served = seen.manifest.version
+        def prepare(current: CurrentTable) -> Callable[[], tuple[str | None, bool]]:
+            if self._is_committed(current.manifest):
+                assert current.manifest is not None
+                served = current.manifest.version
                 return lambda: (None if served is None else served.id, True)
-            after = self._manifest_with_batch(begun, seen, commit_id, watermark)
+            after = self._manifest_with_batch(start, current, commit_id, watermark)
 
             def commit() -> tuple[str | None, bool]:
                 self._committed = True  # also if the outcome is unknown: the files may be needed
                 try:
-                    self._log.commit(seen.commit, after, by=self._batch.by, commit_id=commit_id)
+                    self._log.commit(current.commit, after, by=self._batch.by, commit_id=commit_id)
                 except CommitConflictError:
                     self._committed = False
                     raise
@@ -488,7 +488,7 @@ class LocalTableWriter:
             return commit
 
         return commit_with_rebase(
-            decided(begun), lambda commit: commit(), lambda _: decided(self._read()), attempts=_TRIES
+            prepare(start), lambda commit: commit(), lambda _: prepare(self._read()), attempts=_TRIES
         )
 
     def _read_start(self) -> CurrentTable:
@@ -527,18 +527,18 @@ class LocalTableWriter:
         return True
 
     def _manifest_with_batch(
-        self, begun: CurrentTable, seen: CurrentTable, commit_id: str, watermark: datetime | None
+        self, start: CurrentTable, current: CurrentTable, commit_id: str, watermark: datetime | None
     ) -> UnboundedManifest:
         """Return the manifest with this batch; a batch without rows leaves the version unchanged."""
         now, spec = self._lake.now(), self._spec
-        if seen.next_generation != begun.next_generation:
+        if current.next_generation != start.next_generation:
             raise CommitConflictError(
                 f"local table {spec.name!r} was written by another writer during {self._batch}. The batch "
                 "committed nothing.",
                 "Run the application again.",
                 dataset=spec.name,
             )
-        manifest = seen.manifest or new_manifest(spec, now)
+        manifest = current.manifest or new_manifest(spec, now)
         before = None if self._pinned is None else self._pinned.id
         written = Written(
             application=self._batch.application,
@@ -559,7 +559,7 @@ class LocalTableWriter:
         counters = counters_from_sends(self._sends)
         after = manifest.after(
             declaration=declaration_from_spec(spec, self._schema),
-            next_generation=begun.next_generation + len(self._sends),
+            next_generation=start.next_generation + len(self._sends),
             counters=sum_counters(manifest.counters, counters),
             written=written,
             change=Change(action="batch", reason=str(self._batch)),
@@ -572,7 +572,7 @@ class LocalTableWriter:
         if not generations:
             generations = (self._log.attempt().generation(after.next_generation),)
             after = after.after(next_generation=after.next_generation + 1)
-        number = seen.number + 1
+        number = current.number + 1
         version = version_from_generations(
             spec, generations, number=number, id=version_id(number, commit_id), now=now, counters=counters
         )
@@ -659,7 +659,7 @@ def create_state(context: Runtime, dataset: AdjunctDataset) -> None:
     """
     log = context.log(dataset.name)
 
-    def decided() -> Callable[[], None]:
+    def prepare() -> Callable[[], None]:
         commit, stored = log.read()
         if stored is not None:
             return lambda: None
@@ -672,7 +672,7 @@ def create_state(context: Runtime, dataset: AdjunctDataset) -> None:
 
         return commit_begun
 
-    retry_conflicts(decided, attempts=_TRIES)
+    retry_conflicts(prepare, attempts=_TRIES)
 
 
 def _validate_kept_for(dataset: AdjunctDataset, stored: DatasetDeclaration) -> None:

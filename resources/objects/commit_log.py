@@ -492,6 +492,11 @@ class CommitLog:
         return f"{self.prefix}/manifests/{number:012d}-{commit_id}.json"
 
 
+def commit_number(manifest_key: str) -> int:
+    """Return the number of the commit whose manifest has this key."""
+    return int(manifest_key.rsplit("/", 1)[1].partition("-")[0])
+
+
 def _back_off(attempt: int) -> None:
     # With jitter, so that the same writers do not collide again.
     time.sleep(random.uniform(0.5, 1.0) * min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt))
