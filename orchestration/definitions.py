@@ -1,6 +1,6 @@
-"""The code location that workspace.yaml loads: the application that ADJUNCT_APP names.
+"""The code location that workspace.yaml loads: the applications in ADJUNCT_APP, by default those of the demo.
 
-ADJUNCT_APP is MODULE:APP, several separated by commas; without it, the flights of the demo.
+ADJUNCT_APP is a list of MODULE:APP, separated by commas.
 """
 
 from __future__ import annotations

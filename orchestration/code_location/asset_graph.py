@@ -1,4 +1,4 @@
-"""`AssetGraph`: all assets of the applications that are given, and who of them writes what."""
+"""`AssetGraph`: the assets of several applications, and which application writes each."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class AssetGraph:
-    """The assets of several applications, each shared one once."""
+    """The assets of several applications; shared streams and datasets appear once."""
 
     def __init__(self, names: AdjunctTranslator, preview_rows: int, link_code: bool) -> None:
         self._nodes: dict[AssetKey, LineageNode] = {}
@@ -46,10 +46,10 @@ class AssetGraph:
         self._outputs: list[AssetsDefinition] = []
 
     def add(self, app: "Application") -> list[AssetKey]:
-        """Add an application; return the keys of what its job materialises: its outputs, and its datasets.
+        """Add an application; return the keys that its job materializes: its outputs and datasets.
 
-        Datasets whose versions are partitions are left out: a job has no partitions for some of its assets only. So are
-        those that live for one run: the application's step makes them.
+        Datasets whose versions are partitions are excluded, because all assets of a job must share their partitions.
+        So are datasets of one run, which the application's step builds.
         """
         for source in find_sources(app):
             spec = self._spec(app, source, external=True)
@@ -66,7 +66,7 @@ class AssetGraph:
             if writer != app.name:
                 raise ConfigurationError(
                     f"applications {writer!r} and {app.name!r} both write {node.kind} {node.name!r}, which is one "
-                    f"asset, {spec.key.to_user_string()}; an asset is made in one place.",
+                    f"asset, {spec.key.to_user_string()}; only one application may write an asset.",
                     "Let one of them write it, or deploy them in two code locations with different asset keys.",
                     application=app.name,
                 )
@@ -79,15 +79,15 @@ class AssetGraph:
         return self._made[app.name]
 
     def external(self) -> list[AssetSpec]:
-        """Return what is read and not made here: streams, files and tables that none of the applications writes, and
-        the datasets that live for one run only, which Dagster shows and does not make.
+        """Return the assets that Dagster shows but does not build: streams, files and tables that none of the
+        applications writes, and datasets of one run.
         """
         made = (asset for asset, _ in self._datasets.values() if not _has_own_asset(asset.dataset))
         passing = [asset.spec for asset in made if asset.key not in self._writers]
         return [*(spec for key, spec in self._read.items() if key not in self._writers), *passing]
 
     def assets(self) -> list[AssetsDefinition]:
-        """Return the assets that are made here: datasets, each version set in one, and the applications' outputs."""
+        """Return the assets that are built here: datasets (each version set as one) and the applications' outputs."""
         made = []
         stored = (asset.dataset for asset, _ in self._datasets.values() if _has_own_asset(asset.dataset))
         for unit in group_datasets(stored, "build_definitions"):
@@ -110,9 +110,9 @@ class AssetGraph:
         return self._written[application]
 
     def delivered(self, application: str) -> list[list[DatasetAsset]]:
-        """Return the bounded datasets whose versions are delivered by markers or folders; members of a set as one.
+        """Return groups of bounded datasets that are delivered by markers or folders; a version set is one group.
 
-        Those that this application's job is the first to make.
+        Only groups that this application's job is the first to build are returned.
         """
         units = group_datasets((asset.dataset for asset, _ in self._datasets.values()), "build_definitions")
         delivered = (unit for unit in units if all(map(has_delivered_versions, unit)))
@@ -140,7 +140,7 @@ class AssetGraph:
         if known.dataset != dataset:
             raise ConfigurationError(
                 f"applications {owner!r} and {app.name!r} declare dataset {dataset.name!r} differently.",
-                "Declare it once and use that object in both.",
+                "Declare it once and pass that object to both.",
                 dataset=dataset.name,
             )
         self._declared_by.setdefault(dataset.name, []).append(app)
@@ -152,8 +152,8 @@ class AssetGraph:
         if known != node:
             raise ConfigurationError(
                 f"{known.kind} {known.name!r} and {node.kind} {node.name!r} both have the asset key "
-                f"{key.to_user_string()}; an asset is one of them.",
-                "Let the translator's get_asset_key give each a key of its own, or rename one.",
+                f"{key.to_user_string()}.",
+                "Return different keys from the translator's get_asset_key, or rename one.",
                 application=app.name,
             )
         return key
@@ -161,8 +161,8 @@ class AssetGraph:
     def _spec(
         self, app: "Application", node: LineageNode, upstream: Iterable[LineageNode] = (), *, external: bool = False
     ) -> AssetSpec:
-        """Return the asset of a node. An external one says nothing of the application: Definitions.merge takes several
-        of one key where they are equal.
+        """Return the asset of a node. An external one does not depend on the application, because Definitions.merge
+        accepts several assets of one key only if they are equal.
         """
         names, kind = self._names, node_kind(node.kind)
         subject, metadata = kind.subject(app, node.name), kind.declared_metadata(app, node.name)
@@ -185,5 +185,5 @@ class AssetGraph:
 
 
 def _has_own_asset(dataset: "AdjunctDataset") -> bool:
-    """Whether an asset of its own makes the dataset: an application's step makes local tables, and those of one run."""
+    """Whether the dataset has its own asset; an application's step builds local tables and datasets of one run."""
     return dataset.following.persistent and not dataset.is_local

@@ -1,7 +1,8 @@
-"""Validators as Dagster's asset checks: declared with the dataset's asset, reported by the op that evaluated them.
+"""Asset checks: validators of datasets, bootstraps, match rates of joins, and watermark lags of inputs.
 
-They run inside the dataset's cycle, before a version is published, so the checks are not
-"blocking" in Dagster's sense: a version that fails is kept aside, and what is downstream goes on with the one served.
+Validators run before a version is published, so their checks are not "blocking" in Dagster's sense: a version that
+fails is rejected, and downstream assets use the served one. The check `bootstrapped` is blocking: if it fails as an
+error, nothing downstream runs.
 """
 
 import logging
@@ -40,38 +41,32 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.lake import Lake
     from dagster_adjunct.resources.streams.system import StreamSystem
 
-# For whoever follows a run from outside of Dagster: each record has the event as `adjunct_event`.
+# For log handlers outside of Dagster: each record carries the event as `adjunct_event`.
 _log = logging.getLogger("adjunct.run")
 
 
 @dataclass(frozen=True, slots=True)
 class OpRun:
-    """One run of an asset's op, as Dagster has begun it, with the lake and the stream systems that it reads."""
+    """One run of an asset's op, with the lake and the stream systems that it reads."""
 
     context: AssetExecutionContext
     lake: "Lake"
     systems: "Mapping[str, StreamSystem]"
 
-    def tell(self, event: "StageEvent | StepEvent") -> None:
-        """Log what has just happened: in the run, and in Python's log."""
+    def log_event(self, event: "StageEvent | StepEvent") -> None:
+        """Log an event in the run and in Python's log."""
         self.context.log.info(event.summary())
         _log.info(event.summary(), extra={"adjunct_event": event})
-
-
-# The check `bootstrapped` of a change stream's table: whether what it serves is a consistent snapshot.
-#
-# The op that bootstraps reports it. It is blocking: where it fails as an error, nothing downstream runs. The step of an
-# application holds back its main input by itself, whoever runs it; the check shows it.
 
 
 BOOTSTRAPPED = "bootstrapped"
 
 
 def bootstrap_check_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheckSpec]:
-    """Return the check of a dataset that is marked for bootstrap; none for others."""
+    """Return the check `bootstrapped` of an unbounded dataset with bootstrap=True, else an empty list."""
     if not _has_bootstrap_check(dataset):
         return []
-    text = "The table has reached the ends that its stream had when its bootstrap began; others wait for it."
+    text = "The table has read its stream up to the ends at the start of its bootstrap; downstream assets wait for it."
     return [AssetCheckSpec(BOOTSTRAPPED, asset=key, description=text, blocking=True)]
 
 
@@ -82,7 +77,7 @@ def bootstrap_check_results(
     manifest: "DatasetManifest | None",
     report: "AdvanceReport | None",
 ) -> Iterator[AssetCheckResult]:
-    """Yield the check's result, where the run has selected it; `report` is None where nothing has advanced."""
+    """Yield the result of `bootstrapped` if it is selected; `report` is None if nothing advanced."""
     from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
     from dagster_adjunct.assets.versions.manifest import as_unbounded
 
@@ -97,7 +92,7 @@ def bootstrap_check_results(
         asset_key=key,
         check_name=BOOTSTRAPPED,
         passed=served and not stale,
-        # Where it is declared that a stale table is served, it is: readers are warned, and not held back.
+        # A stale table that is served by declaration only warns its readers.
         severity=AssetCheckSeverity.WARN if served else AssetCheckSeverity.ERROR,
         description=_describe_bootstrap(progress, decision),
         metadata=_bootstrap_metadata(progress, decision, report),
@@ -106,7 +101,7 @@ def bootstrap_check_results(
 
 @contextmanager
 def report_unfinished_bootstrap(run: OpRun, datasets: "Sequence[tuple[AdjunctDataset, AssetKey]]") -> Iterator[None]:
-    """Report a bootstrap that an error has ended before its target as failed, and let the error fail the run."""
+    """Report `bootstrapped` as failed if an error ends the bootstrap early, and re-raise the error."""
     try:
         yield
     except Exception as error:
@@ -114,7 +109,7 @@ def report_unfinished_bootstrap(run: OpRun, datasets: "Sequence[tuple[AdjunctDat
             if _has_bootstrap_check(dataset) and _is_selected(run.context, key):
                 evaluation = _unfinished_evaluation(run, dataset, key, error)
                 if evaluation is not None:
-                    # A result would be an output, and a step that fails has none.
+                    # Logged as an event, because a failing step has no outputs.
                     run.context.log_event(evaluation)
         raise
 
@@ -126,13 +121,13 @@ def _unfinished_evaluation(
     from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
     from dagster_adjunct.assets.versions.manifest import as_unbounded
 
-    table, progress, looked = None, None, ""
+    table, progress, unknown_progress = None, None, ""
     try:
         manifest = StoredVersions(run.lake, dataset.name).manifest()
         table = None if manifest is None else as_unbounded(manifest)
         progress = None if table is None else bootstrap_progress(run.systems, table, run.lake.now())
-    except AdjunctError as unread:  # what made the run fail may keep us from looking, too
-        looked = f"; how far it was can't be seen: {unread.problem}"
+    except AdjunctError as unread:  # may fail for the same reason as the run
+        unknown_progress = f"; its progress is unknown: {unread.problem}"
     if progress is not None and progress.state == "done":
         return None
     decision = None if table is None else table.decision
@@ -141,7 +136,7 @@ def _unfinished_evaluation(
         check_name=BOOTSTRAPPED,
         passed=False,
         severity=AssetCheckSeverity.ERROR,
-        description=f"{_describe_bootstrap(progress, decision)}{looked}. It ended with: {error}",
+        description=f"{_describe_bootstrap(progress, decision)}{unknown_progress}. It ended with: {error}",
         metadata=_bootstrap_metadata(progress, decision, None),
         blocking=True,
     )
@@ -151,7 +146,7 @@ def _describe_bootstrap(progress: "BootstrapProgress | None", decision: "Decisio
     if progress is None:
         return "The bootstrap has not begun"
     if decision is not None and decision.action == "serve-stale":
-        return f"What is served is stale, as is declared: {decision.reason}"
+        return f"A stale table is served, as declared: {decision.reason}"
     if progress.state == "running":
         return f"The bootstrap has not reached its target: {progress.summary()}"
     return f"Bootstrap {progress.summary()}"
@@ -182,24 +177,24 @@ def _is_selected(context: AssetExecutionContext, key: AssetKey) -> bool:
     return any((check.asset_key, check.name) == (key, BOOTSTRAPPED) for check in context.selected_asset_check_keys)
 
 
-_BY_TIME = {"before_history": "were of times before its history", "null_times": "had no time"}
+_BY_TIME = {"before_history": "were older than its history", "null_times": "had no time"}
 
 
 def join_check_specs(app: "Application", outputs: "Mapping[LineageNode, AssetSpec]") -> dict[str, AssetCheckSpec]:
-    """Return the check of each join, by the join's id: on the first output that its records reach."""
+    """Return the check of each join by the join's id, on the first output that its records reach."""
     checks = {}
     joins = find_output_joins(app)
     for operator, node in joins.items():
         match = app.operator(operator).spec.match
         assert match is not None
         least = match.min_rate
-        demanded = "no rate is demanded" if least is None else f"at least {least:.1%} must"
+        demanded = "no minimum is declared" if least is None else f"at least {least:.1%} must match"
         named = operator.split("-", 2)[2]
         twice = [join for join in joins if join.split("-", 2)[2] == named][1:]
         checks[operator] = AssetCheckSpec(
             to_dagster_name(f"match_rate_{operator if operator in twice else named}"),
             asset=outputs[node].key,
-            description=f"How many of a run's records meet an entry of {match.node.name} ({operator}): {demanded}.",
+            description=f"Share of a run's records that match an entry of {match.node.name} ({operator}): {demanded}.",
             metadata={} if least is None else {"adjunct/min_match_rate": float(least)},
         )
     return checks
@@ -211,7 +206,7 @@ def join_check_results(
     checks: Mapping[str, AssetCheckSpec],
     counters: Mapping[str, Mapping[str, int]],
 ) -> Iterator[AssetCheckResult]:
-    """Yield the result of each selected check whose join has seen records in this run."""
+    """Yield the result of each selected check whose join processed records in this run."""
     selected = set(context.selected_asset_check_keys)
     for operator, check in checks.items():
         rows, unmatched = (counters.get(operator, {}).get(name, 0) for name in ("rows", "unmatched"))
@@ -230,14 +225,14 @@ def join_check_results(
         least = match.min_rate
         if least is not None:
             metadata["adjunct/min_match_rate"] = float(least)
-        demanded = "" if least is None else f"; at least {least:.1%} is demanded"
+        demanded = "" if least is None else f"; at least {least:.1%} is required"
         demanded += "".join(f"; {count:,} {_BY_TIME[name]}" for name, count in by_time.items() if count)
         yield AssetCheckResult(
             asset_key=check.asset_key,
             check_name=check.name,
             passed=least is None or rate >= least,
             severity=AssetCheckSeverity.ERROR,
-            description=f"{rate:.2%} of {rows:,} records met an entry of {match.node.name}{demanded}",
+            description=f"{rate:.2%} of {rows:,} records matched an entry of {match.node.name}{demanded}",
             metadata=metadata,
         )
 
@@ -247,7 +242,7 @@ ACCEPTED = "adjunct_accepted"
 
 @dataclass(frozen=True, slots=True)
 class VersionVerdicts:
-    """What was said of one version before it was published or refused."""
+    """A version with the verdicts of its validators."""
 
     ref: "VersionRef"
     verdicts: "Sequence[Verdict]"
@@ -258,19 +253,19 @@ class VersionVerdicts:
 
 
 def validator_check_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheckSpec]:
-    """Return the checks of a bounded dataset: that its newest version was accepted, and one for each validator.
+    """Return the checks of a bounded dataset: whether its newest version was accepted, and one for each validator.
 
-    A version can be refused without a validator (a marker's count is wrong, a key is null): the first check says it.
+    A version can be rejected without a validator, for example because of a null key.
     """
     if dataset.follows_changes:
         return []
-    accepted = "The newest version that was delivered is published. When it is refused, the one before stays served."
+    accepted = "The newest delivered version is published. If it is rejected, the previous one stays served."
     validators = [
         AssetCheckSpec(
             validator.name,
             asset=key,
-            description=f"{describe_rule(validator)}: evaluated before a version is published"
-            + (", which it never prevents." if validator.severity == "warn" else "; a version that fails is not."),
+            description=f"{describe_rule(validator)}: evaluated before a version is published; a failure "
+            + ("only warns." if validator.severity == "warn" else "rejects the version."),
             metadata=_rule_metadata(validator),
         )
         for validator in dataset.validators
@@ -281,10 +276,10 @@ def validator_check_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[Asse
 def newest_verdicts(
     store: "StoredVersions", manifest: "DatasetManifest", name: str | None = None
 ) -> VersionVerdicts | None:
-    """Return what was said of the newest version that was delivered (under this name), None before the first.
+    """Return the newest delivered version (of this name) with its verdicts, None before the first.
 
-    While the newest is rejected, that is what the checks show, until it is forced or dropped or a better one comes.
-    Otherwise it is the version that is served, or that the name stands for.
+    A rejected version is returned until it is accepted, removed or followed by another one. Otherwise the result is
+    the served version, or the newest of this name.
     """
     refs = [ref for ref in manifest.listed if name is None or (ref.name == name and ref.state != "withdrawn")]
     newest = max(refs, key=lambda ref: ref.number, default=None)
@@ -302,7 +297,7 @@ def newest_verdicts(
 def validator_check_results(
     context: AssetExecutionContext, dataset: "AdjunctDataset", key: AssetKey, judgement: VersionVerdicts | None
 ) -> Iterator[AssetCheckResult]:
-    """Yield the result of every check that was evaluated of this version, of those that the run has selected."""
+    """Yield the results of the selected checks that were evaluated for this version."""
     selected = {check.name for check in context.selected_asset_check_keys if check.asset_key == key}
     yield from (result for result in _validator_results(dataset, key, judgement) if result.check_name in selected)
 
@@ -323,7 +318,7 @@ def _validator_results(
     declared = {validator.name: validator for validator in dataset.validators}
     for verdict in judgement.verdicts:
         if verdict.name not in declared:
-            continue  # of a validator that is not declared any more
+            continue  # its validator is no longer declared
         yield AssetCheckResult(
             asset_key=key,
             check_name=verdict.name,
@@ -340,7 +335,7 @@ def _validator_results(
 
 
 def _rule_metadata(validator: "Validator") -> dict[str, Any]:
-    """Return a validator's rule and what it was given; whole numbers and fractions as such, so that they plot."""
+    """Return a validator's rule and arguments, numbers as such so that Dagster plots them."""
     return {
         "adjunct/rule": describe_rule(validator),
         "adjunct/severity": validator.severity,
@@ -355,16 +350,16 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
 
 @contextmanager
 def report_validator_errors(context: AssetExecutionContext, keys: Mapping[str, AssetKey]) -> Iterator[None]:
-    """Report the check of a validator that can't be evaluated as failed, and let the error fail the run.
+    """Report the check of a validator that can't be evaluated as failed, and re-raise the error.
 
-    `keys` are the assets by the names of their datasets.
+    `keys` maps dataset names to assets.
     """
     try:
         yield
     except ValidatorError as error:
         key, name = keys.get(error.dataset or ""), error.validator or ""
         if key is not None and any((c.asset_key, c.name) == (key, name) for c in context.selected_asset_check_keys):
-            # A result would be an output, and a step that fails has none.
+            # Logged as an event, because a failing step has no outputs.
             context.log_event(
                 AssetCheckEvaluation(
                     asset_key=key,
@@ -378,7 +373,7 @@ def report_validator_errors(context: AssetExecutionContext, keys: Mapping[str, A
 
 
 def rejection_metadata(ref: "VersionRef", served: str | None) -> dict[str, Any]:
-    """Return the metadata of the event that a version was rejected."""
+    """Return the metadata of the event of a rejected version."""
     failed = [verdict.model_dump(mode="json") for verdict in ref.verdicts if not verdict.passed]
     return {
         "adjunct/action": "rejected",
@@ -391,7 +386,7 @@ def rejection_metadata(ref: "VersionRef", served: str | None) -> dict[str, Any]:
 
 
 def rejection_warning(dataset: str, ref: "VersionRef", served: str | None) -> str:
-    """Return what an operator needs to know of a version that was rejected, and what can be done about it."""
+    """Return the warning about a rejected version, with the commands to inspect, accept or remove it."""
     stays = f"version {served} stays served" if served else "there is no version to serve"
     rejected = f"dataset {dataset}: version {ref.name!r} ({ref.id}) is rejected, {stays}: {ref.reason}."
     remove = f"adjunct dataset remove-version {dataset} {ref.id} --reason …"
@@ -404,7 +399,7 @@ def rejection_warning(dataset: str, ref: "VersionRef", served: str | None) -> st
 
 
 def watermark_check_specs(app: "Application", outputs: "Mapping[LineageNode, AssetSpec]") -> dict[str, AssetCheckSpec]:
-    """Return the check of each input stream that declares `max_watermark_lag`: on the application's first output."""
+    """Return the check of each input stream that declares `max_watermark_lag`, on the application's first output."""
     first = next(iter(outputs.values()), None)
     checks = {}
     for name, source in app.inputs.items():
@@ -413,7 +408,7 @@ def watermark_check_specs(app: "Application", outputs: "Mapping[LineageNode, Ass
             checks[name] = AssetCheckSpec(
                 to_dagster_name(f"watermark_lag_{name}"),
                 asset=first.key,
-                description=f"How far the watermark of {name} is behind the clock: at most {declared.max_lag}.",
+                description=f"The watermark of {name} is at most {declared.max_lag} behind the clock.",
                 metadata={"adjunct/max_watermark_lag_seconds": declared.max_lag.total_seconds()},
             )
     return checks
@@ -422,7 +417,7 @@ def watermark_check_specs(app: "Application", outputs: "Mapping[LineageNode, Ass
 def watermark_check_results(
     context: AssetExecutionContext, checks: Mapping[str, AssetCheckSpec], inputs: "Sequence[InputTimes]"
 ) -> Iterator[AssetCheckResult]:
-    """Yield the result of each selected check whose input has had a record."""
+    """Yield the result of each selected check whose input had a record."""
     selected = set(context.selected_asset_check_keys)
     for times in inputs:
         check = checks.get(times.stream)

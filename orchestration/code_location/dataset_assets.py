@@ -1,4 +1,4 @@
-"""The assets of datasets: materialising one publishes what has been delivered, and reports what is served then."""
+"""Assets of datasets: materializing one publishes what was delivered, and reports the served version."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -82,7 +82,7 @@ AssetEvent = MaterializeResult[Any] | AssetMaterialization | Output[None]
 
 
 def last_data_version(context: "AssetExecutionContext | OpExecutionContext", key: AssetKey) -> str | None:
-    """Return the data version of the asset's newest materialisation, None before the first."""
+    """Return the data version of the asset's newest materialization, None before the first."""
     known = context.instance.get_latest_materialization_event(key)
     tags = known.asset_materialization.tags if known and known.asset_materialization else None
     return (tags or {}).get(DATA_VERSION_TAG)
@@ -97,10 +97,10 @@ def report_version(
     *,
     always: bool = False,
 ) -> "Iterator[AssetEvent]":
-    """Yield what tells Dagster that the asset is at this data version now.
+    """Yield the event that reports the asset's data version to Dagster.
 
-    It is materialised where Dagster knows of another version (or `always`), and observed otherwise: what waits for
-    something new is not woken up, and what is downstream in this run goes on all the same.
+    A changed version (or `always`) is a materialization. An unchanged one is an observation, so that automation is not
+    triggered, while downstream assets of this run still execute.
     """
     selected = key in context.selected_asset_keys
     if not always and last_data_version(context, key) == version:
@@ -112,15 +112,14 @@ def report_version(
     elif selected:
         yield MaterializeResult(asset_key=key, metadata=metadata, data_version=DataVersion(version))
     else:
-        # Made together with what was selected, as the members of a version set are.
+        # Not selected, but built together with a selected asset, like members of a version set.
         yield AssetMaterialization(key, metadata=metadata, tags={DATA_VERSION_TAG: version})
 
 
 def output_without_materialization(context: AssetExecutionContext, key: AssetKey) -> Output[None]:
-    """Return an asset's output without a materialisation, so that what is downstream in the run is not skipped.
+    """Return an asset's output without a materialization, so that downstream assets of the run are not skipped.
 
-    Dagster makes an event of each output of an asset, but of those that it marks so: observable source assets have told
-    of themselves by then.
+    Dagster creates a materialization for each output, except for those with the mark of observable source assets.
     """
     name = context.assets_def.get_output_name_for_asset_key(key)
     return Output(None, output_name=name, metadata={SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION: True})
@@ -129,22 +128,22 @@ def output_without_materialization(context: AssetExecutionContext, key: AssetKey
 def missing_check_outputs(
     context: AssetExecutionContext, evaluated: set[tuple[AssetKey | None, str | None]]
 ) -> Iterator[Output[None]]:
-    """Yield the outputs of the selected checks that gave none by a result: Dagster expects one of each, and says so."""
+    """Yield outputs for selected checks that were not evaluated, because Dagster expects one for each."""
     for check in context.selected_asset_check_keys:
         if (check.asset_key, check.name) not in evaluated:
             yield Output(None, output_name=context.assets_def.get_output_name_for_asset_check_key(check))
 
 
-# Another run that was faster leaves nothing to do, or less: decide again.
+# After a conflict with a faster run, less or nothing is left to do, so the op decides again.
 RETRYABLE = (TransientError, CommitConflictError)
 Results = Iterator[AssetEvent | AssetCheckResult]
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetAsset:
-    """A dataset and the asset that it becomes; `streams` has the asset of its input stream, if it has one.
+    """A dataset and its asset; `streams` has the asset of its input stream, if it has one.
 
-    `preview_rows` is how many entries are shown with each materialisation.
+    `preview_rows` is the number of entries shown with each materialization.
     """
 
     dataset: "AdjunctDataset"
@@ -158,15 +157,13 @@ class DatasetAsset:
 
 
 def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Application]" = ()) -> AssetsDefinition:
-    """Return the asset that brings a dataset up to date with its input, or those of a version set, in one op.
+    """Return the asset, or the assets of a version set, that one op brings up to date with their input.
 
-    Without a version there is nothing to materialise: the run then says which markers are awaited, and what
-    needs the dataset is skipped. Only a dataset with bootstrap=False lets its application run before. Where the version
-    served is the one that Dagster knows of, it is observed, and what is downstream runs. A version that is rejected is
-    an observation of its own, and a failed check. Members of a version set are
-    published together, whichever of them are selected. With only checks selected, nothing advances: they are
-    reported again. The check `bootstrapped` of a change stream's table holds back what is downstream. Startpoints that
-    the `applications` which declare a dataset have for its stream are applied first.
+    Without a version nothing is materialized: the run logs which markers are awaited, and downstream assets are
+    skipped, unless the dataset has bootstrap=False. If Dagster knows the served version already, it is observed, and
+    downstream assets run. A rejected version is an observation of its own and a failed check. Members of a version set
+    are published together, whichever of them are selected. With only checks selected, nothing advances, and they are
+    reported again. Startpoints of the `applications` for a dataset's stream are applied first.
     """
     datasets = tuple(member.dataset for member in unit)
     checks = [
@@ -184,7 +181,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
         name=to_dagster_name(f"{kind}_{name}"),
         specs=[member.spec.replace_attributes(skippable=True) for member in unit],
         check_specs=checks,
-        # Makes the checks' outputs optional: a run in which no version was judged has none.
+        # Makes the checks' outputs optional: a run may validate no version.
         can_subset=bool(checks),
         pool=f"adjunct/{kind.replace('_', '-')}/{name}",
     )
@@ -209,7 +206,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
                             only=set(keys),
                             on_report=lambda report: context.log.info(report.summary()),
                         ).raise_failed()
-                    done = advance_unit(runtime, datasets, on_stage=run.tell)
+                    done = advance_unit(runtime, datasets, on_stage=run.log_event)
                 reports = {report.dataset: report for report in done}
             results = [
                 result for member in unit for result in _dataset_results(run, member, reports.get(member.dataset.name))
@@ -263,7 +260,7 @@ def _dataset_events(
 
 
 def display_metadata(run: OpRun, member: DatasetAsset, manifest: "DatasetManifest | None") -> dict[str, Any]:
-    """Return what people look at: columns with their descriptions and what they are made of, and some entries."""
+    """Return metadata for display: columns with descriptions and lineage, and some entries."""
     from dagster_adjunct.assets.reading.dataset import open_dataset
 
     dataset, version = member.dataset, manifest.version if manifest else None
@@ -291,10 +288,7 @@ def log_rejected_versions(
     report: "AdvanceReport",
     manifest: "DatasetManifest | None",
 ) -> None:
-    """Say what was rejected, why, and what can be done about it: in the run's log, and as an event of the asset.
-
-    So is told what validators warn of, in the log.
-    """
+    """Report rejected versions in the run's log and as events of the asset; log warnings of validators."""
     for warning in report.warnings:
         context.log.warning(f"dataset {report.dataset}: {warning}")
     for version in report.rejected:
@@ -308,7 +302,7 @@ def log_rejected_versions(
 
 
 def observe_streams(run: OpRun, streams: Mapping[str, AssetKey]) -> None:
-    """Tell Dagster what the streams hold as this run finds them."""
+    """Log an observation of what each stream holds now."""
     for name, key in streams.items():
         metadata = stream_metadata(run.lake, run.systems, name)
         if metadata is not None:
@@ -316,7 +310,7 @@ def observe_streams(run: OpRun, streams: Mapping[str, AssetKey]) -> None:
 
 
 def report_served_version(run: OpRun, dataset: "AdjunctDataset", key: AssetKey) -> None:
-    """Report the version that a dataset serves, if it is another one than Dagster knows of."""
+    """Report the version that a dataset serves if it differs from the one that Dagster knows."""
     from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 
     manifest = StoredVersions(run.lake, dataset).manifest()
@@ -329,20 +323,20 @@ def report_served_version(run: OpRun, dataset: "AdjunctDataset", key: AssetKey) 
 
 
 def dataset_uri(lake: "Lake", dataset: "AdjunctDataset") -> str:
-    """Return where a dataset lies."""
+    """Return the URI of a dataset."""
     return f"{lake.url}/{lake.dataset_prefix(dataset.name)}"
 
 
 def dagster_partitions(dataset: "AdjunctDataset") -> PartitionsDefinition[str]:
-    """Return the partitions of a dataset that declares them. A day counts from its beginning, UTC.
+    """Return the partitions of a dataset that declares them. Days begin at midnight UTC.
 
-    Names that come are dynamic partitions, `adjunct/<dataset>`: what a run publishes is added to them.
+    Versions without a declared list are dynamic partitions, `adjunct/<dataset>`; runs add what they publish.
     """
     declared = dataset.versions
     assert declared is not None
     if declared.by == "day":
         assert declared.start is not None
-        # Reference data of a day is often delivered on that day: the current one is a partition too.
+        # Reference data of a day is often delivered on that day, so the current day is a partition too.
         return DailyPartitionsDefinition(start_date=declared.start, end_offset=1)
     if declared.names:
         return StaticPartitionsDefinition(sorted(declared.names, key=natural_sort_key))
@@ -350,7 +344,7 @@ def dagster_partitions(dataset: "AdjunctDataset") -> PartitionsDefinition[str]:
 
 
 def ensure_partitions(dataset: "AdjunctDataset", instance: DagsterInstance, names: "Iterable[str]") -> list[str]:
-    """Return those of the versions' names that are partitions; where names come as they come, they become some."""
+    """Return the version names that are partitions; dynamic partitions are created for new names."""
     partitions = dagster_partitions(dataset)
     wanted = list(dict.fromkeys(names))
     if not isinstance(partitions, DynamicPartitionsDefinition):
@@ -369,18 +363,16 @@ PartitionResults = Iterator[AssetEvent]
 class PartitionRun(Config):
     """Run configuration of a dataset whose versions are partitions."""
 
-    make_current: bool = Field(
-        default=False, description="Serve what is built, even where a later version is served now."
-    )
+    make_current: bool = Field(default=False, description="Serve what is built, even if a newer version is served.")
 
 
 def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
-    """Return the asset of a dataset with version partitions.
+    """Return the asset of a dataset whose versions are partitions.
 
-    A backfill is one run, which builds its partitions in order of their names and tells Dagster of each as soon as
-    it is published: what was finished stays when a later one fails. An older version than the one served is kept
-    beside it, unless the run's configuration says `make_current`. A dataset on a stream publishes whatever the
-    stream holds, in its order, and materialises the partitions of all that it published.
+    A backfill is one run, which builds its partitions in order of their names and reports each as soon as it is
+    published, so that finished ones remain if a later one fails. A version older than the served one is not served,
+    unless the run's configuration sets `make_current`. A dataset on a stream publishes all versions that the stream
+    holds, in order, and materializes their partitions.
     """
     dataset = member.dataset
     partitions = dagster_partitions(dataset)
@@ -412,7 +404,7 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
                 if context.selected_asset_keys:
                     yield from build.run(wanted)
                 else:
-                    build.judge(wanted)
+                    build.evaluate_checks(wanted)
             finally:
                 build.report_checks()
             yield from missing_check_outputs(context, set())
@@ -421,7 +413,7 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
 
 
 def partition_job(member: DatasetAsset) -> "UnresolvedAssetJobDefinition":
-    """Return the job that materialises partitions of one dataset."""
+    """Return the job that materializes partitions of one dataset."""
     name = to_dagster_name(member.dataset.name)
     return define_asset_job(
         f"{name}_versions",
@@ -433,15 +425,15 @@ def partition_job(member: DatasetAsset) -> "UnresolvedAssetJobDefinition":
 
 @dataclass
 class _PartitionBuild:
-    """One run: what it has published so far, and what was said of each partition's version."""
+    """One run that builds partitions, with the check results of each partition so far."""
 
     op: OpRun
     member: DatasetAsset
     spark: SparkResource
     store: "StoredVersions"
     config: PartitionRun
-    judged: dict[str, list[AssetCheckResult]] = field(default_factory=dict)
-    yielded: bool = False
+    results: dict[str, list[AssetCheckResult]] = field(default_factory=dict)
+    has_output: bool = False
 
     def run(self, wanted: list[str]) -> PartitionResults:
         context, dataset = self.op.context, self.member.dataset
@@ -458,24 +450,24 @@ class _PartitionBuild:
                 if result is not None:
                     done.append(name)
                     yield result
-                self.judge([name])
-        if done and not self.yielded:
+                self.evaluate_checks([name])
+        if done and not self.has_output:
             yield output_without_materialization(context, self.member.key)
         for name in set(wanted) - set(done):
-            context.log.warning(f"Partition {name} of {dataset.name} is not materialised: {self._why_not(name)}.")
+            context.log.warning(f"Partition {name} of {dataset.name} is not materialized: {self._why_not(name)}.")
 
-    def judge(self, names: list[str]) -> None:
+    def evaluate_checks(self, names: list[str]) -> None:
         manifest = self.store.require_manifest()
         for name in names:
             judgement = newest_verdicts(self.store, manifest, name)
             results = validator_check_results(self.op.context, self.member.dataset, self.member.key, judgement)
-            self.judged[name] = list(results)
+            self.results[name] = list(results)
 
     def report_checks(self) -> None:
-        """Log one result for each check: of the partition, or of all that this run has built."""
-        checks = {result.check_name: result for results in self.judged.values() for result in results}
+        """Log one result for each check, over all partitions that this run built."""
+        checks = {result.check_name: result for results in self.results.values() for result in results}
         for check, any_result in checks.items():
-            by_partition = {name: r for name, results in self.judged.items() for r in results if r.check_name == check}
+            by_partition = {name: r for name, results in self.results.items() for r in results if r.check_name == check}
             failed = {name: result for name, result in by_partition.items() if not result.passed}
             shown = next(iter(failed.values()), any_result)
             failures = "; ".join(f"{name}: {result.description}" for name, result in failed.items())
@@ -505,17 +497,17 @@ class _PartitionBuild:
             by=self.op.context.run.run_id,
             partition=partition,
             make_current=self.config.make_current,
-            on_stage=self.op.tell,
+            on_stage=self.op.log_event,
         )
 
     def _published(self, report: "AdvanceReport", manifest: "DatasetManifest", wanted: list[str]) -> list[str]:
-        """Return the partitions to report: those asked for, and what else the stream had ready."""
+        """Return the partitions to report: the requested ones, and others that the stream delivered."""
         made = [ref.name for ref in map(manifest.ref, (*report.sealed, *report.rejected)) if ref and ref.name]
         known = ensure_partitions(self.member.dataset, self.op.context.instance, made)
         others = ", ".join(name for name in made if name not in known)
         if others:
             dataset = self.member.dataset.name
-            self.op.context.log.warning(f"dataset {dataset}: {others} were delivered and are none of its partitions.")
+            self.op.context.log.warning(f"dataset {dataset}: {others} were delivered but are not among its partitions.")
         return sorted({*wanted, *known}, key=natural_sort_key)
 
     def _materialised(
@@ -537,8 +529,8 @@ class _PartitionBuild:
         if ref.rows is not None:
             metadata["dagster/partition_row_count"] = ref.rows
         if alone:
-            # One result would stamp all partitions of a backfill with its version: their output is passed on alone.
-            self.yielded = True
+            # In a backfill of several partitions one result would give all of them the same data version.
+            self.has_output = True
             return MaterializeResult(asset_key=self.member.key, metadata=metadata, data_version=DataVersion(ref.id))
         tags = {DATA_VERSION_TAG: ref.id}
         return AssetMaterialization(self.member.key, partition=name, metadata=metadata, tags=tags)
@@ -549,7 +541,11 @@ class _PartitionBuild:
             key=lambda listed: listed.number,
             default=None,
         )
-        return "it is not delivered whole yet" if ref is None else f"its version {ref.id} is {ref.state}: {ref.reason}"
+        return (
+            "it is not completely delivered yet"
+            if ref is None
+            else f"its version {ref.id} is {ref.state}: {ref.reason}"
+        )
 
 
 def _sealed_version(manifest: "DatasetManifest", name: str) -> "VersionRef | None":

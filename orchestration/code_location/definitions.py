@@ -1,4 +1,4 @@
-"""Turns applications into Dagster definitions: assets, a job and a sensor each, and the resources they need."""
+"""Build Dagster definitions from applications: assets, jobs, schedules, sensors and resources."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,33 +60,33 @@ def build_definitions(
     preview_rows: int = 0,
     link_code: bool = False,
 ) -> Definitions:
-    """Return Dagster definitions for one application or several; nothing is opened or planned while loading.
+    """Return the Dagster definitions of one or more applications, without opening or planning anything.
 
-    Each dataset is an asset, all outputs of an application are one multi-asset, and the streams that nobody
-    here writes are external assets, all in one lineage graph. Applications that share datasets or streams are
-    given together, so that these are one asset; others may be merged with `Definitions.merge`.
+    Each dataset is an asset, all outputs of an application are one multi-asset, and streams that none of
+    the applications writes are external assets, all in one lineage graph. Pass applications that share datasets or
+    streams together, so that each of these is one asset; merge others with `Definitions.merge`.
 
-    Per application the job `<application>` runs the whole in one process, on one Spark session. Sensors launch it:
+    The job `<application>` runs a whole application in one process, on one Spark session. Sensors launch it:
     `<application>_new_records` when input waits (as `launch_when` says, for all applications or by name; one record
-    is enough without it), `<application>_startpoints` when somebody has asked for startpoints, `<application>_restart`
+    is enough without it), `<application>_startpoints` when startpoints were requested, `<application>_restart`
     when it failed before its commit and another run can help, and `<dataset>_delivered` (of a version set,
-    `<set>_delivered`) for what is delivered whole of bounded datasets alone. `<application>_startpoint` asks
-    for startpoints or takes them back (the sensor for them is left out where the application has them switched off).
-    `<application>_discard` discards in its datasets, also
+    `<set>_delivered`) when a version of a bounded dataset is completely delivered. `<application>_startpoint`
+    requests or removes startpoints (without its sensor if the application has startpoints switched off).
+    `<application>_discard` expires old versions of its datasets, also
     on the schedule `<application>_discard_daily`; `<application>_compact` compacts its change streams' tables, also
     on the schedule `<application>_compact_hourly`; `<application>_version_action` pins, rolls back, withdraws, forces
-    or drops one version. A dataset whose versions are partitions is left out of the application's job; it has the
-    job `<dataset>_versions`, and the sensor `<dataset>_new_versions` where a stream or files say which versions
-    there are. All sensors and schedules are off until they are switched on.
+    or drops one version. A dataset whose versions are partitions is not part of the application's job; it has the
+    job `<dataset>_versions`, and the sensor `<dataset>_new_versions` if a stream or files list the
+    versions. All sensors and schedules are off by default.
 
     Ops are in the pools `adjunct/dataset/<name>` and `adjunct/application/<name>`; with the granularity "run" and a
-    limit of 1 (as in `prepare_dagster_home`) runs wait for each other, and without one the application's lease lets
-    the second wait. `iceberg` gives datasets Iceberg tables, by name: `<application>_iceberg` registers there what
-    they serve, also on the schedule `<application>_iceberg_daily`. `translator` gives keys, groups and owners; `lake`
-    is a URL (default: `ADJUNCT_LAKE`, else `.adjunct/lake`). `preview_rows` shows so many entries or records of
-    datasets and output streams in Dagster, 50 at most; `link_code` leads from assets to the lines of this machine's
-    files where they are declared, which Dagster then stores. Raises ConfigurationError where two applications declare
-    one dataset differently or write the same output, and for an Iceberg table of a dataset that nobody here stores.
+    limit of 1 (as in `prepare_dagster_home`) runs wait for each other; otherwise the second run waits for the
+    application's lease. `iceberg` maps dataset names to Iceberg tables: `<application>_iceberg` registers the served
+    versions there, also on the schedule `<application>_iceberg_daily`. `translator` chooses keys, groups and owners;
+    `lake` is a URL (default: `ADJUNCT_LAKE`, else `.adjunct/lake`). `preview_rows` shows up to 50 entries or records of
+    datasets and output streams in Dagster; `link_code` links assets to the lines of this machine's files where they are
+    declared. Raises ConfigurationError if two applications declare one dataset differently or write the same output,
+    and for an Iceberg table of a dataset that none of them stores.
     """
     apps = (app, *more)
     _reject_duplicate_names(apps)
@@ -94,8 +94,7 @@ def build_definitions(
     names = translator or AdjunctTranslator()
     if isinstance(preview_rows, bool) or not isinstance(preview_rows, int) or not 0 <= preview_rows <= MAX_PREVIEW_ROWS:
         raise ConfigurationError(
-            f"build_definitions has preview_rows={preview_rows!r}: expected 0 to {MAX_PREVIEW_ROWS}.",
-            "Change it.",
+            f"build_definitions(): preview_rows must be an integer from 0 to {MAX_PREVIEW_ROWS}, not {preview_rows!r}.",
             argument="preview_rows",
         )
     graph = AssetGraph(names, preview_rows, link_code)
@@ -118,7 +117,7 @@ def build_definitions(
 
 @dataclass(frozen=True, slots=True)
 class _JobSet:
-    """What runs belong to one application, or to datasets beside all: jobs, and what launches them."""
+    """The jobs of an application, or of partitioned datasets, with their schedules and sensors."""
 
     jobs: "list[LaunchedJob]" = field(default_factory=list)
     schedules: list[ScheduleDefinition] = field(default_factory=list)
@@ -126,11 +125,11 @@ class _JobSet:
 
     @classmethod
     def of_application(cls, graph: AssetGraph, app: "Application", own: list[AssetKey], rule: LaunchWhen) -> "_JobSet":
-        """Return those of an application; `own` is what its job materialises."""
+        """Return the jobs of an application; `own` are the assets that its main job materializes."""
         members = graph.datasets(app.name)
         bounded = [member for member in members if not member.dataset.follows_changes]
         followed = [member for member in members if member.dataset.follows_changes]
-        # Without assets of its own there are only datasets whose versions are partitions: nothing to run as a whole.
+        # Without assets of its own, an application has only partitioned datasets, so there is no main job.
         job = _application_job(app, own) if own else None
         movable = job is not None and bool(app.inputs or followed)
         parts = cls()
@@ -157,7 +156,7 @@ class _JobSet:
 
     @classmethod
     def of_partitioned(cls, graph: AssetGraph) -> "_JobSet":
-        """Return those of the datasets whose versions are partitions, each of which is made alone."""
+        """Return the jobs of the datasets whose versions are partitions."""
         parts = cls()
         for member in graph.partitioned():
             job = partition_job(member)
@@ -168,7 +167,7 @@ class _JobSet:
 
 
 def _application_job(app: "Application", own: list[AssetKey]) -> "UnresolvedAssetJobDefinition":
-    """Return the job that runs an application as a whole, in one process."""
+    """Return the job that runs a whole application in one process."""
     description = "\n\n".join(filter(None, [app.description, *map(describe_partitions, app.datasets)]))
     return define_asset_job(
         to_dagster_name(app.name),
@@ -180,36 +179,35 @@ def _application_job(app: "Application", own: list[AssetKey]) -> "UnresolvedAsse
 
 
 def _reject_duplicate_names(apps: "Sequence[Application]") -> None:
-    """Refuse two applications whose jobs and sensors would have the same names."""
+    """Raise ConfigurationError if two applications' jobs and sensors would have the same names."""
     known: dict[str, Application] = {}
     for app in apps:
         other = known.setdefault(to_dagster_name(app.name), app)
         if other is not app:
             raise ConfigurationError(
-                f"applications {other.name!r} and {app.name!r} would both have the job {to_dagster_name(app.name)!r}: "
+                f"applications {other.name!r} and {app.name!r} have the same job name {to_dagster_name(app.name)!r}: "
                 "Dagster writes '-' as '_'.",
-                "Rename one; the same application is given once.",
+                "Rename one of them, and pass each application only once.",
                 application=app.name,
             )
 
 
 @cache
 def _resources(lake: str | None) -> tuple[LakeResource, SparkResource]:
-    """Return the same objects for the same lake: Definitions.merge takes no two of one name."""
+    """Return the same objects for the same lake, because Definitions.merge rejects two resources of one name."""
     return LakeResource(url=lake), SparkResource(lake=lake)
 
 
 _CONFIG = """\
-# One run of an application, and one of a dataset, at a time, however it is launched: Adjunct's ops are in pools,
-# and a run waits in the queue until the pools of all its ops are free. Where that is not so (another instance's
-# settings, or two runs that use a pool for the first time in the same second) the lease of an application's run lets
-# the second one wait.
+# Run one run per application and dataset at a time, however it is launched: Adjunct's ops are in pools, and a run
+# waits in the queue until the pools of all its ops are free. With other settings, or if two runs use a pool for the
+# first time in the same second, the second run waits for the application's lease.
 concurrency:
   pools:
     granularity: run
     default_limit: 1
-# A run whose process never begins, or does not end when it is cancelled, is given up: sensors launch nothing while it
-# counts as in progress.
+# End runs whose process never starts, or does not stop when cancelled: sensors launch nothing while a run is in
+# progress.
 run_monitoring:
   enabled: true
   start_timeout_seconds: 600
@@ -222,7 +220,7 @@ nux:
 
 
 def prepare_dagster_home(folder: Path) -> Path:
-    """Create the folder as a DAGSTER_HOME if it is none yet, and return it as an absolute path."""
+    """Create the folder as a DAGSTER_HOME unless it exists, and return its absolute path."""
     home = folder.resolve()
     config = home / "dagster.yaml"
     with translate_file_errors(home, "the home of Dagster"):

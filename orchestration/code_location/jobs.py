@@ -1,4 +1,4 @@
-"""A job for people at the launchpad: ask for startpoints, look at what they would do, take them back."""
+"""Jobs and schedules of an application: compact, expire, register Iceberg tables, set startpoints, change versions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def single_op_job(act: OpDefinition, name: str, *, application: str, description: str) -> JobDefinition:
-    """Return the job of one op. Its name must differ from the op's: it stands for a graph."""
+    """Return a job that runs one op. Its name must differ from the op's."""
 
     @job(
         name=name,
@@ -56,7 +56,7 @@ def single_op_job(act: OpDefinition, name: str, *, application: str, description
 
 
 def stopped_schedule(upkeep: JobDefinition, every: str, cron: str, description: str) -> ScheduleDefinition:
-    """Return a schedule of a job, by the clock of UTC, that runs nothing until somebody switches it on."""
+    """Return a schedule in UTC that is off by default."""
     return ScheduleDefinition(
         name=f"{upkeep.name}_{every}",
         job=upkeep,
@@ -69,7 +69,7 @@ def stopped_schedule(upkeep: JobDefinition, every: str, cron: str, description: 
 
 @dataclass(frozen=True, slots=True)
 class ActionReport:
-    """What a job did with one dataset; where that has `changed` something, it is observed on the dataset's asset."""
+    """What a job did with one dataset; if `changed`, an observation of the dataset's asset is logged."""
 
     summary: str
     report: Mapping[str, Any]
@@ -84,10 +84,10 @@ def run_on_datasets(
     *,
     report_as: str,
 ) -> None:
-    """Act on each of these datasets that has been advanced before; the reports are the op's metadata.
+    """Run `act` on each dataset that exists in the lake; the reports become the op's metadata.
 
-    What changed is observed under the key `report_as`, and materialises nothing. One dataset that fails keeps no other
-    from its turn: the first error is raised in the end, and names the rest.
+    A change is logged as an observation under the key `report_as`. If a dataset fails, the others are still processed,
+    and the first error is raised at the end with notes about the rest.
     """
     reports: dict[str, JsonMetadataValue] = {}
     errors: list[AdjunctError] = []
@@ -111,7 +111,7 @@ def run_on_datasets(
 
 
 def select_advanced(context: OpExecutionContext, lake: "Lake", members: Sequence[DatasetAsset]) -> list[DatasetAsset]:
-    """Return those that the lake has; the log says which have not been advanced yet."""
+    """Return the datasets that exist in the lake; log the others."""
     from dagster_adjunct.assets.reading.stored_versions import list_datasets
 
     there = set(list_datasets(lake))
@@ -122,7 +122,7 @@ def select_advanced(context: OpExecutionContext, lake: "Lake", members: Sequence
 
 
 class CompactionLevel(Enum):
-    """What is compacted; the launchpad takes the names as they are written here."""
+    """What to compact; the launchpad shows these names."""
 
     due = "due"
     minor = "minor"
@@ -130,11 +130,11 @@ class CompactionLevel(Enum):
 
 
 class CompactConfig(Config):
-    """Run configuration of an application's job that compacts."""
+    """Run configuration of the compaction job."""
 
     level: CompactionLevel = Field(
         default=CompactionLevel.due,
-        description="due: what each dataset's policy finds due. minor: all deltas into one. major: into a new base.",
+        description="due: what each policy finds due. minor: merge all deltas into one. major: merge into a new base.",
     )
 
 
@@ -148,8 +148,7 @@ _LEVELS: dict[CompactionLevel, Literal["minor", "major"] | None] = {
 def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
     """Return the job that compacts these unbounded datasets by their policies; its reports are the op's metadata.
 
-    What was compacted is observed on the dataset's asset and materialises nothing: its content is what it was. A
-    dataset that fails keeps no other from being compacted.
+    A compaction is logged as an observation, because the content does not change.
     """
 
     @op(name=to_dagster_name(f"compact_{application}"), pool=f"adjunct/compact/{application}")
@@ -180,15 +179,15 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
 
 
 def compact_schedule(compacting: JobDefinition) -> ScheduleDefinition:
-    """Return a schedule that compacts once an hour; it is off until somebody switches it on."""
+    """Return an hourly schedule of the compaction job, off by default."""
     return stopped_schedule(compacting, "hourly", "41 * * * *", "Compacts what is due once an hour.")
 
 
 def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mapping[str, IcebergTable]) -> JobDefinition:
-    """Return the job that registers what these datasets serve in their Iceberg tables, where it is not there yet.
+    """Return the job that registers the served versions of these datasets in their Iceberg tables.
 
-    A table of a change stream that has deltas is compacted before. A new snapshot is observed on the dataset's asset.
-    A dataset that fails keeps no other from being handed over, and one without a version is passed over.
+    An unbounded dataset with deltas is compacted first. A new snapshot is logged as an observation of the dataset's
+    asset. Datasets without a version are skipped.
     """
 
     @op(name=to_dagster_name(f"iceberg_{application}"), pool=f"adjunct/iceberg/{application}")
@@ -202,7 +201,7 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
             except NoSealedVersionError as error:
                 context.log.info(str(error))
                 return None
-            done = "is registered" if snapshot.new else "was there already"
+            done = "was registered" if snapshot.new else "is already registered"
             words = f"version {snapshot.version} {done} in {snapshot.table}, snapshot {snapshot.snapshot_id}"
             return ActionReport(f"dataset {dataset}: {words}", snapshot.to_json(), snapshot.new)
 
@@ -212,31 +211,31 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
         publish,
         to_dagster_name(f"{application}_iceberg"),
         application=application,
-        description="Hands what the datasets serve over to their Iceberg tables, compacted before where it has deltas.",
+        description="Registers the served versions of datasets in their Iceberg tables.",
     )
 
 
 def iceberg_schedule(publishing: JobDefinition) -> ScheduleDefinition:
-    """Return a schedule that hands over once a day; it is off until somebody switches it on."""
+    """Return a daily schedule of the Iceberg job, off by default."""
     return stopped_schedule(
-        publishing, "daily", "7 4 * * *", "Registers what the datasets serve in their Iceberg tables once a day."
+        publishing, "daily", "7 4 * * *", "Registers the served versions in their Iceberg tables once a day."
     )
 
 
 def iceberg_jobs(
     datasets: Mapping[str, Sequence[DatasetAsset]], tables: Mapping[str, IcebergTable]
 ) -> list[JobDefinition]:
-    """Return a job for each application with datasets that have an Iceberg table.
+    """Return a job for each application whose datasets have Iceberg tables.
 
-    `datasets` are those of each application. Raises ConfigurationError for a table of a dataset that is in none.
+    Raises ConfigurationError for a table of a dataset that no application stores.
     """
     known = {member.dataset.name for members in datasets.values() for member in members}
     unknown = sorted(set(tables) - known)
     if unknown:
         raise ConfigurationError(
-            f"an Iceberg table is given for the dataset {unknown[0]!r}, which no application here stores; there are: "
+            f"iceberg={{…}} names the dataset {unknown[0]!r}, which no application stores; known datasets: "
             f"{', '.join(sorted(known)) or 'none'}.",
-            "Correct the name in iceberg={…}.",
+            "Correct the name.",
             argument="iceberg",
             dataset=unknown[0],
         )
@@ -245,14 +244,14 @@ def iceberg_jobs(
 
 
 class StartpointAction(Enum):
-    """What to do; the launchpad takes the names as they are written here."""
+    """Whether to set or clear startpoints; the launchpad shows these names."""
 
     set = "set"
     clear = "clear"
 
 
 class Position(Enum):
-    """Where reading is to start or to end."""
+    """Where reading starts or ends."""
 
     oldest = "oldest"
     upcoming = "upcoming"
@@ -261,14 +260,14 @@ class Position(Enum):
 
 
 class UnresolvedPolicy(Enum):
-    """What a run is to do with a startpoint that has no offset."""
+    """What a run does with a startpoint that has no offset."""
 
     fail = "fail"
     checkpoint = "checkpoint"
 
 
 class Versions(Enum):
-    """Which versions of its datasets a bounded replay meets."""
+    """Which dataset versions a bounded replay reads."""
 
     as_of = "as-of"
     current = "current"
@@ -276,47 +275,44 @@ class Versions(Enum):
 
 
 class StartpointConfig(Config):
-    """Run configuration of an application's job for startpoints."""
+    """Run configuration of the startpoint job."""
 
-    action: StartpointAction = Field(
-        default=StartpointAction.set, description="Ask for startpoints, or take them back."
-    )
+    action: StartpointAction = Field(default=StartpointAction.set, description="Set or clear startpoints.")
     partitions: list[str] = Field(
         description='Partitions of streams: "lake.flights.3", "lake.flights.0-3,7", or "lake.flights" for all.'
     )
-    position: Position | None = Field(default=None, description="Where to start; needed for set.")
+    position: Position | None = Field(default=None, description="Where to start; required for set.")
     value: str | None = Field(
         default=None, description="For timestamp: 2026-01-31T18:00Z, a date, or ms since 1970. For offset: the offset."
     )
     until: Position | None = Field(
-        default=None, description="For a bounded replay: where it ends. The main position does not move then."
+        default=None, description="For a bounded replay: where it ends. The checkpoint does not move then."
     )
     until_value: str | None = Field(default=None, description="The end's timestamp or offset, as for value.")
     versions: Versions | None = Field(
         default=None,
-        description="For a bounded replay: what it meets in datasets, by each record's time, as it is served now, or "
-        "as it was recorded when the records were read first. By time where joins are as-of, else current.",
+        description="For a bounded replay: read dataset versions by each record's time, the served ones, or those that "
+        "were read the first time. Default: as-of for as-of joins, else current.",
     )
-    task: str | None = Field(default=None, description='Only this task, as in "Partition 3"; all tasks unless given.')
+    task: str | None = Field(default=None, description='Only this task, such as "Partition 3". Default: all tasks.')
     on_unresolved: UnresolvedPolicy = Field(
-        default=UnresolvedPolicy.fail, description="Without an offset: fail the run, or go on from the checkpoint."
+        default=UnresolvedPolicy.fail,
+        description="If the position has no offset: fail the run, or continue at the checkpoint.",
     )
     force: bool = Field(
-        default=False, description="Of a dataset's stream: also where its table gets older, or lacks changes."
+        default=False, description="For a dataset's stream: accept that its table gets older or incomplete."
     )
-    replace: bool = Field(
-        default=False, description="Let a bounded replay take the place of a startpoint, or the other way round."
-    )
-    reason: str = Field(description="Why; it is kept with the request and shown with the replay.")
-    by: str | None = Field(default=None, description="Who asks; this run unless given.")
-    dry_run: bool = Field(default=False, description="Only show what it would do.")
+    replace: bool = Field(default=False, description="Let a replay replace a startpoint, or a startpoint a replay.")
+    reason: str = Field(description="Why; recorded with the request.")
+    by: str | None = Field(default=None, description="Who does it. Default: this run.")
+    dry_run: bool = Field(default=False, description="Only show what would happen.")
 
 
 def startpoint_job(app: "Application") -> JobDefinition:
-    """Return the job that asks for startpoints of an application, or takes them back, as its run configuration says.
+    """Return the job that sets or clears startpoints of an application.
 
-    What each would do, and what it takes the place of, is in the op's metadata and in the run's log. Nothing is read
-    by it: the sensor `<application>_startpoints`, or the next run of the application, applies what was asked for.
+    The effect of each is in the op's metadata and the run's log. The next run of the application applies them; the
+    sensor `<application>_startpoints` launches one.
     """
     name = to_dagster_name(app.name)
 
@@ -333,7 +329,7 @@ def startpoint_job(app: "Application") -> JobDefinition:
         act,
         f"{name}_startpoint",
         application=app.name,
-        description=f"Asks for startpoints of {app.name}, or takes them back.",
+        description=f"Sets or clears startpoints of {app.name}.",
     )
 
 
@@ -345,13 +341,13 @@ def _request_startpoints(
 
     if config.position is None:
         raise ConfigurationError(
-            "a startpoint without a position.",
+            "action set needs a position.",
             f"Set position to one of {', '.join(position.value for position in Position)}.",
             argument="position",
         )
     if config.until is None and config.until_value:
         raise ConfigurationError(
-            f"until_value is {config.until_value!r}, and until is not given.",
+            f"until_value={config.until_value!r} needs until.",
             "Set until to timestamp or offset.",
             argument="until_value",
         )
@@ -372,7 +368,7 @@ def _request_startpoints(
         tasks = ", ".join(preview.tasks) or "no task"
         context.log.info(f"{preview.request.ssp} ({tasks}): from {preview.start or 'nowhere'}; {preview.effect}")
     for held in asked.replaced:
-        context.log.info(f"takes the place of: {held.summary()}")
+        context.log.info(f"replaces: {held.summary()}")
     for table, becomes in asked.tables.items():
         context.log.info(f"table {table}: {becomes}")
     for note in asked.notes:
@@ -380,9 +376,11 @@ def _request_startpoints(
     if asked.written:
         name = startpoints.app.name
         sensor = f"{to_dagster_name(name)}_startpoints"
-        context.log.info(f"asked for; the sensor {sensor}, or the next run of {name}, applies it.")
+        context.log.info(
+            f"requested; the next run of {name} applies it, which the sensor {sensor} launches if it is on."
+        )
     else:
-        context.log.info("dry run: nothing is written.")
+        context.log.info("Dry run: nothing was written.")
     context.add_output_metadata({"adjunct/startpoints": MetadataValue.json(asked.to_json())})
 
 
@@ -393,22 +391,24 @@ def _cancel_startpoints(
 
     if config.dry_run:
         raise ConfigurationError(
-            "a dry run takes nothing back.", "See what waits: adjunct startpoint list MODULE:APP.", argument="dry_run"
+            "action clear has no dry run.",
+            "List the startpoints instead: adjunct startpoint list MODULE:APP.",
+            argument="dry_run",
         )
     taken = startpoints.take_back(config.partitions, task=config.task or None, by=by, reason=config.reason)
     for request in taken.startpoints:
         context.log.info(request.taken_back())
     for unread in taken.unreadable:
-        context.log.info(f"taken back unread: {unread.summary()}")
+        context.log.info(f"removed unread: {unread.summary()}")
     for replay in taken.replays:
         context.log.info(f"replay stopped: {replay.ssp} at offset {replay.next} of {replay.until}")
     for text in taken.left:
-        context.log.warning(f"stays: {text}")
+        context.log.warning(f"not removed: {text}")
     context.add_output_metadata({"adjunct/startpoints": MetadataValue.json(taken.to_json())})
 
 
 class VersionAction(Enum):
-    """What can be done to a version; the launchpad takes the names as they are written here."""
+    """What to do with a version; the launchpad shows these names."""
 
     pin = "pin"
     unpin = "unpin"
@@ -419,29 +419,28 @@ class VersionAction(Enum):
 
 
 class VersionActionConfig(Config):
-    """Run configuration of an application's job for versions."""
+    """Run configuration of the version job."""
 
     dataset: str = Field(description="The dataset's name.")
     action: VersionAction = Field(description="What to do.")
     version: str | None = Field(
-        default=None, description="The version's id or name. Not for unpin; rollback takes the one before without it."
+        default=None,
+        description="The version's id or name. Not for unpin; optional for rollback (default: the previous version).",
     )
-    reason: str = Field(description="Why; it is kept with the change.")
-    by: str | None = Field(default=None, description="Who does it; this run unless given.")
-    expires_in_hours: float | None = Field(default=None, description="For pin: when it ends; never unless given.")
-    make_current: bool = Field(
-        default=False, description="For force: serve it, also where it does not come after what is served."
-    )
+    reason: str = Field(description="Why; recorded with the change.")
+    by: str | None = Field(default=None, description="Who does it. Default: this run.")
+    expires_in_hours: float | None = Field(default=None, description="For pin: when it ends. Default: never.")
+    make_current: bool = Field(default=False, description="For force: serve it even if a newer version is served.")
 
 
 class DiscardConfig(Config):
-    """Run configuration of an application's job that discards."""
+    """Run configuration of the discard job."""
 
-    dry_run: bool = Field(default=False, description="Only list what would go, and why.")
+    dry_run: bool = Field(default=False, description="Only list what would be deleted, and why.")
 
 
 def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
-    """Return the job that discards in these datasets by their policies; its report is the op's metadata."""
+    """Return the job that deletes versions of these datasets by their retention policies."""
     declared = {member.dataset.name: member.dataset for member in members}
 
     @op(name=to_dagster_name(f"discard_{application}"), pool=f"adjunct/discard/{application}")
@@ -460,19 +459,19 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
         discard,
         to_dagster_name(f"{application}_discard"),
         application=application,
-        description="Discards versions that the datasets' policies let go, and what failed attempts left.",
+        description="Deletes versions that the retention policies no longer keep, and what failed builds left.",
     )
 
 
 def discard_schedule(discarding: JobDefinition) -> ScheduleDefinition:
-    """Return a schedule that discards once a day; it is off until somebody switches it on."""
-    return stopped_schedule(discarding, "daily", "17 3 * * *", "Discards versions and leftovers once a day.")
+    """Return a daily schedule of the discard job, off by default."""
+    return stopped_schedule(discarding, "daily", "17 3 * * *", "Deletes expired versions and leftovers once a day.")
 
 
 def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
     """Return the job that pins, rolls back, withdraws, forces or drops one version, as its run configuration says.
 
-    What is served then is reported on the dataset's asset by the same run.
+    It also reports the version served afterwards on the dataset's asset.
     """
     known = {member.dataset.name: member for member in members}
 
@@ -485,7 +484,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
         with translate_errors(context):
             if config.dataset not in known:
                 raise ConfigurationError(
-                    f"there is no dataset {config.dataset!r} here; there are: {', '.join(known)}.",
+                    f"this job has no dataset {config.dataset!r}; its datasets: {', '.join(known)}.",
                     "Correct the name.",
                     dataset=config.dataset,
                 )
@@ -521,7 +520,7 @@ def _apply_action(store: "StoredVersions", config: VersionActionConfig, *, by: s
         return store.rollback(version, **why)
     if version is None:
         raise ConfigurationError(
-            f"{action.value} of dataset {config.dataset!r} names no version.",
+            f"{action.value} of dataset {config.dataset!r} needs a version.",
             f"Set version to an id or name; see adjunct dataset versions {config.dataset}.",
             argument="version",
             dataset=config.dataset,
@@ -540,9 +539,9 @@ def _apply_action(store: "StoredVersions", config: VersionActionConfig, *, by: s
 def _served_event(
     context: OpExecutionContext, member: DatasetAsset, manifest: "DatasetManifest", uri: str
 ) -> AssetMaterialization | AssetObservation:
-    """Return what tells Dagster of the version served now: an observation where it knows of it.
+    """Return the event that reports the served version: an observation if Dagster knows the version already.
 
-    A partition's own version has not changed by it.
+    For a partitioned dataset it is always an observation, because its partitions did not change.
     """
     metadata: dict[str, Any] = served_metadata(manifest, uri)
     partitioned = member.dataset.versions is not None

@@ -1,4 +1,4 @@
-"""What stands in Dagster about a dataset, a stream or a table: before, and after a run."""
+"""Dagster metadata of datasets, streams, tables and runs; failures, previews and column lineage."""
 
 from __future__ import annotations
 
@@ -71,17 +71,17 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.schemas.schema import Schema
     from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
-# The tag by which Dagster knows a materialisation's data version; results have a field for it.
+# Tag of a materialization's data version.
 DATA_VERSION_TAG = "dagster/data_version"
 
 
 def column_schema(schema: Schema, descriptions: Mapping[str, str] | None = None) -> MetadataValue:
-    """Return a schema as Dagster shows it, with Spark's type names and what was said of its columns."""
+    """Return a schema as metadata, with Spark's type names and column descriptions."""
     return _table_schema({field.name: field.type for field in schema.fields}, descriptions or {})
 
 
 def lineage_metadata(made: ColumnSources, key_of: Callable[[LineageNode], AssetKey | None]) -> dict[str, Any]:
-    """Return which columns of other assets each column is made of, nothing where that is not known."""
+    """Return the column lineage as metadata, empty if it is unknown."""
     deps = {
         name: [TableColumnDep(key, column) for node, column in sources if (key := key_of(node)) is not None]
         for name, sources in made.items()
@@ -91,9 +91,9 @@ def lineage_metadata(made: ColumnSources, key_of: Callable[[LineageNode], AssetK
 
 
 def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
-    """Return the metadata of a dataset: version, rows, schema, offsets, what was decided and done, what it waits for.
+    """Return the metadata of an advance: version, rows, schema, offsets, decision, counters, and what it waits for.
 
-    Rows are left out where deltas would have to be merged to know them.
+    Rows are omitted if deltas would have to be merged to count them.
     """
     metadata: dict[str, Any] = {
         "adjunct/action": report.action,
@@ -123,7 +123,7 @@ def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
 
 
 def version_metadata(manifest: DatasetManifest) -> dict[str, Any]:
-    """Return what stands about versions that are listed: kept, pinned, rejected, and which one would be served."""
+    """Return the metadata of listed versions: retained, pinned and rejected ones, and the head."""
     if manifest.versions_are_commits:
         return {}
     sealed = [ref for ref in manifest.listed if ref.state == "sealed"]
@@ -143,7 +143,7 @@ def version_metadata(manifest: DatasetManifest) -> dict[str, Any]:
 
 
 def lag_metadata(lags: Mapping[SystemStreamPartition, PartitionLag]) -> dict[str, Any]:
-    """Return how far a change stream's table is behind: by partition, and in all as numbers that Dagster plots."""
+    """Return how far an unbounded dataset is behind its stream: by partition, and totals that Dagster plots."""
     seconds = [lag.seconds for lag in lags.values() if lag.seconds is not None]
     metadata: dict[str, Any] = {
         "adjunct/lag": MetadataValue.json({str(ssp): lag.to_json() for ssp, lag in lags.items()}),
@@ -155,8 +155,7 @@ def lag_metadata(lags: Mapping[SystemStreamPartition, PartitionLag]) -> dict[str
 
 
 def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:
-    """Return the metadata of the version that a dataset serves now, for whoever did not advance it."""
-
+    """Return the metadata of the version that a dataset serves, without the report of an advance."""
     version = manifest.version
     metadata: dict[str, Any] = {"adjunct/version": version.id if version else "none", "dagster/uri": uri}
     if version is not None:
@@ -171,7 +170,7 @@ def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:
 def stream_metadata(
     lake: Lake, systems: Mapping[str, StreamSystem], name: str, descriptions: Mapping[str, str] | None = None
 ) -> dict[str, Any] | None:
-    """Return what the stream "system.stream" holds now, None while there is none of this name."""
+    """Return the metadata of the stream "system.stream", None if it does not exist."""
     system_name, stream = split_stream_name(name)
     system = systems[system_name]
     try:
@@ -195,7 +194,7 @@ def stream_metadata(
 
 
 def declared_metadata(dataset: AdjunctDataset) -> dict[str, Any]:
-    """Return what a dataset's declaration says, for before the first run: key, input, and how it is spread."""
+    """Return the metadata of a dataset's declaration: key, input and partitioning."""
     by = ", ".join(dataset.partition_by)
     spread = "one broadcast copy" if dataset.broadcast else f"{dataset.partitions} by {by}"
     metadata: dict[str, Any] = {
@@ -215,12 +214,12 @@ def declared_metadata(dataset: AdjunctDataset) -> dict[str, Any]:
 
 
 def output_stream_metadata(output: OutputStream) -> dict[str, Any]:
-    """Return what the declaration of an output stream says: its key and partitions."""
+    """Return the declared key and partitions of an output stream."""
     return {"adjunct/key": MetadataValue.json(list(output.key)), "adjunct/partitions": output.partitions}
 
 
 def table_metadata(table: KeyedTable, descriptions: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return what a remote table declares of itself: where it is, and its columns if they are declared."""
+    """Return the declared key, location and columns of a remote table."""
     declared = _describe_table(table)
     metadata: dict[str, Any] = {"adjunct/key": MetadataValue.json(list(table.key))}
     if declared.get("columns"):
@@ -233,7 +232,7 @@ def table_metadata(table: KeyedTable, descriptions: Mapping[str, str] | None = N
 
 
 def backend_name(table: KeyedTable) -> str:
-    """Return the registered name of a remote table's backend ("sqlite"), "" when it is not registered."""
+    """Return the registered name of a remote table's backend ("sqlite"), "" if it is not registered."""
     return str(_describe_table(table).get("backend", ""))
 
 
@@ -264,10 +263,7 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
 
 
 def watermark_metadata(report: StepReport) -> dict[str, Any]:
-    """Return how far the inputs and the stateful operators have come in time, and how much state there is.
-
-    The lag of the slowest input is a number that Dagster plots, in seconds behind the clock.
-    """
+    """Return watermarks of inputs and operators, the largest lag of an input in seconds, and state sizes."""
     metadata: dict[str, Any] = {}
     if report.watermarks:
         metadata["adjunct/watermarks"] = MetadataValue.json(
@@ -286,7 +282,7 @@ def watermark_metadata(report: StepReport) -> dict[str, Any]:
 
 
 def startpoint_metadata(report: StepReport) -> dict[str, Any]:
-    """Return what startpoints did in this run, the epochs that they have opened, and the replays still under way."""
+    """Return the startpoints applied in this run, the epochs, and the replays in progress."""
     offsets = report.state.offsets
     replays = [replay.model_dump(mode="json") for replay in offsets.replays.values()]
     values: dict[str, list[Any] | dict[str, int]] = {
@@ -298,9 +294,9 @@ def startpoint_metadata(report: StepReport) -> dict[str, Any]:
 
 
 def output_metadata(report: StepReport, name: str) -> dict[str, Any]:
-    """Return one output's counters: of this run, each under a name of its own, and of all runs.
+    """Return one output's counters of this run and totals of all runs.
 
-    Of a remote table also what was measured in this run: how long attempts took and requests waited, in seconds.
+    For a remote table also its measurements in this run, with durations in seconds.
     """
     counters: dict[str, int | float] = {**report.counters.get(name, {})}
     if (measured := report.measured.get(name)) is not None:
@@ -313,7 +309,7 @@ def output_metadata(report: StepReport, name: str) -> dict[str, Any]:
 
 
 def lookup_metadata(report: StepReport, tables: Iterable[str]) -> dict[str, Any]:
-    """Return what the tables that records were looked up in have counted and measured in this run, by table."""
+    """Return the counters and measurements of lookup tables in this run, by table."""
     return {
         f"adjunct/lookups/{name}/{counter}": round(value, 6) if isinstance(value, float) else value
         for name in tables
@@ -339,21 +335,21 @@ def _table_schema(columns: Mapping[str, str], descriptions: Mapping[str, str]) -
 
 
 def _timing_metadata(seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Return wall time by stage: all in one, and each as a number that Dagster plots."""
+    """Return wall time by stage, as one document and as numbers that Dagster plots."""
     rounded = {stage: round(value, 3) for stage, value in seconds.items()}
     plotted = {f"adjunct/seconds/{stage}": value for stage, value in rounded.items()}
     return {"adjunct/seconds": MetadataValue.json(rounded), **plotted}
 
 
 def code_references(place: CodeLine | None) -> dict[str, Any]:
-    """Return the metadata that leads to a line of a file of this machine; nothing for an unknown one."""
+    """Return the metadata that links to a line of a local file, empty for an unknown place."""
     if place is None:
         return {}
     reference = LocalFileCodeReference(file_path=place.file, line_number=place.line, label="declared here")
     return {"dagster/code_references": CodeReferencesMetadataValue(code_references=[reference])}
 
 
-# Errors after which the same call is wrong, and a new run is right: it reads what stands and goes on from there.
+# Errors after which a new run can succeed, but a retry within this run can't.
 RETRY_IN_NEW_RUN = (CommitStateUnknownError, LeaseLostError)
 MAX_RETRIES = 2
 _RETRY_SECONDS = 5.0
@@ -363,9 +359,9 @@ _RETRY_SECONDS = 5.0
 def translate_errors(
     context: AssetExecutionContext | OpExecutionContext, *, retry: tuple[type[AdjunctError], ...] = (TransientError,)
 ) -> Iterator[None]:
-    """Turn our own errors into Dagster failures that say what to do; those in `retry` run again first.
+    """Turn AdjunctErrors into Dagster failures with a next step; errors in `retry` are retried first.
 
-    Anything else passes as it is, and is not retried.
+    Other exceptions pass unchanged.
     """
     try:
         yield
@@ -373,12 +369,12 @@ def translate_errors(
         ours = find_adjunct_error(error)
         if ours is None:
             raise
-        # Who has waited for another run to end does not wait two more times in the same run.
+        # A run that waited for another run to end does not wait again.
         again = isinstance(ours, retry) and not isinstance(ours, ApplicationBusyError)
         if again and context.retry_number < MAX_RETRIES:
-            context.log.warning(f"{type(ours).__name__}, trying again in {_RETRY_SECONDS:g} s: {ours}")
+            context.log.warning(f"{type(ours).__name__}, retrying in {_RETRY_SECONDS:g} s: {ours}")
             raise RetryRequested(max_retries=MAX_RETRIES, seconds_to_wait=_RETRY_SECONDS) from error
-        for note in getattr(ours, "__notes__", ()):  # the errors of others that failed beside it
+        for note in getattr(ours, "__notes__", ()):  # errors of other datasets that failed too
             context.log.error(note)
         raise Failure(
             description=str(ours),
@@ -391,18 +387,11 @@ def translate_errors(
         ) from error
 
 
-# A plan on the assets of what its application writes.
-#
-# Dagster's UI draws no Mermaid, and its Markdown drops pictures that are not fetched from somewhere: so the plan is
-# shown
-# as text, and as a document to compare another plan with.
-
-
-MAX_PLAN_LENGTH = 100_000  # characters; each materialisation of each output is stored with it
+MAX_PLAN_LENGTH = 100_000  # characters; stored with each materialization of each output
 
 
 def plan_metadata(planned: ExecutionPlan) -> dict[str, Any]:
-    """Return the plan that a run had, as text and as the document that `ExecutionPlan.from_json` reads."""
+    """Return a run's plan as text, because Dagster's UI does not draw Mermaid, and as a document for `from_json`."""
     text, document = planned.render(), planned.to_json()
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
     shown = text if len(text) <= MAX_PLAN_LENGTH else f"{text[:MAX_PLAN_LENGTH]}\n…\n"
@@ -425,9 +414,9 @@ def dataset_preview(dataset: Dataset, rows: int, sensitive: Collection[str]) -> 
 def stream_preview(
     systems: Mapping[str, StreamSystem], name: str, rows: int, hidden: Callable[[Sequence[str]], Collection[str]]
 ) -> dict[str, Any]:
-    """Return the newest records of one partition of a stream of the lake, as metadata; nothing of other systems.
+    """Return the newest records of one partition as metadata, for streams of the lake only.
 
-    `hidden` says which of its columns are masked.
+    `hidden` returns the columns to mask.
     """
     from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 
@@ -475,27 +464,27 @@ ACTIVE = [
 
 
 def is_run_of(run: DagsterRun, job: str, assets: Collection[AssetKey]) -> bool:
-    """Whether a run works on the application: its own job, or its assets materialised by hand."""
+    """Whether a run belongs to this job or materializes one of these assets."""
     return run.job_name == job or any(key in assets for key in run.asset_selection or ())
 
 
 def has_active_run(instance: DagsterInstance, job: str, assets: Collection[AssetKey]) -> bool:
-    """Whether a run of this job, or to one of these assets, is on its way or waits in the queue."""
+    """Whether a run of this job or of one of these assets is queued or in progress."""
     runs = instance.get_runs(RunsFilter(statuses=ACTIVE), limit=1000)
     return any(is_run_of(run, job, assets) for run in runs)
 
 
 def has_ended(instance: DagsterInstance, run_id: str) -> bool:
-    """Whether a run has ended, as this instance says; False of one that it does not know."""
+    """Whether a run has ended according to this instance; False for an unknown run."""
     run = instance.get_run_by_id(run_id)
     return run is not None and run.is_finished
 
 
 def output_columns(app: Application, plan: ExecutionPlan) -> dict[LineageNode, ColumnSources]:
-    """Return, for each output, the columns of streams and datasets that each of its columns is made of.
+    """Return, for each output, the source columns (of streams and datasets) of each of its columns.
 
-    A computed column is made of all that its expression names. What a function returns is not known, nor what comes
-    after it. A join's condition makes no column.
+    A computed column has all columns of its expression as sources. The sources of columns that a function returns are
+    unknown.
     """
     planned = {operator.id: operator.columns for operator in plan.operators}
     made: dict[str, ColumnSources] = {}
@@ -513,7 +502,7 @@ def output_columns(app: Application, plan: ExecutionPlan) -> dict[LineageNode, C
 
 
 def dataset_columns(dataset: AdjunctDataset, stored: Iterable[str], records: Iterable[str] | None) -> ColumnSources:
-    """Return which columns of its input each stored column of a dataset is made of; `records` are the input's."""
+    """Return the input columns of each stored column of a dataset; `records` are the input's columns."""
     source = dataset_source(dataset)
     if source is None:
         return {}
@@ -527,7 +516,7 @@ def dataset_columns(dataset: AdjunctDataset, stored: Iterable[str], records: Ite
 
 
 def trace_origins(outputs: Mapping[LineageNode, ColumnSources]) -> dict[LineageNode, ColumnSources]:
-    """Return the same with the columns of outputs replaced by what these are made of."""
+    """Replace columns of other outputs by their own sources."""
     traced: dict[LineageNode, ColumnSources] = {}
     for node, made in outputs.items():
         traced[node] = {}
@@ -539,7 +528,7 @@ def trace_origins(outputs: Mapping[LineageNode, ColumnSources]) -> dict[LineageN
 
 
 def inherited_descriptions(app: Application, made: Mapping[str, Sources]) -> dict[str, str]:
-    """Return what is said of columns that are a dataset's own, passed on alone."""
+    """Return the descriptions of columns that have one dataset column as their only source."""
     descriptions = {
         (LineageNode("dataset", dataset.name), name): text
         for dataset in app.datasets
@@ -550,9 +539,9 @@ def inherited_descriptions(app: Application, made: Mapping[str, Sources]) -> dic
 
 
 def masked_columns(app: Application, made: Mapping[str, Sources], columns: Iterable[str]) -> set[str]:
-    """Return which of an output's columns are masked: what is made of a sensitive column, or has the name of one.
+    """Return the columns to mask: those with a sensitive source or the name of a sensitive column.
 
-    Where any is sensitive, a column of unknown origin is masked, too.
+    If there are sensitive columns, columns of unknown origin are masked too.
     """
     sensitive = {
         (LineageNode("dataset", dataset.name), name.lower()) for dataset in app.datasets for name in dataset.sensitive

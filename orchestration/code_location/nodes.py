@@ -1,4 +1,4 @@
-"""Datasets as assets: what their declarations say of them."""
+"""Kinds of asset nodes (streams, files, datasets, tables, sinks), and `AdjunctTranslator`, which names them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AssetSubject:
-    """One asset to be: a stream ("lake.flights"), files (their URL), a dataset ("planes"), a remote table, or what
-    an application hands records to ("alerts/notify")."""
+    """What an asset stands for: a stream ("lake.flights"), files (their URL), a dataset ("planes"), a remote table, or
+    a function that records are sent to ("alerts/notify")."""
 
     kind: Kind
     name: str
@@ -53,14 +53,14 @@ class AssetSubject:
     group: str | None = None
     storage: str = ""
     external: bool = False
-    """Read here, and written by no application here: it is nobody's own, so that several may read it."""
+    """Whether it is only read here: it belongs to no application, so that several may share it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutputs:
-    """Where the outputs of an application's run can be looked at; so many rows of each are shown.
+    """Access to the outputs of an application's run.
 
-    `tables` is what the run's plan says of the remote tables.
+    `preview_rows` is the number of rows to show of each; `tables` are the remote tables of the run's plan.
     """
 
     lake: Lake
@@ -71,50 +71,50 @@ class RunOutputs:
 
 
 class NodeKind(ABC):
-    """One kind of node. Two methods have to be written; the others say what most kinds say.
+    """A kind of node. Subclasses must implement two methods; the others have defaults.
 
     `app` is an application that has a node of this kind, and `name` the node's.
     """
 
     kind: ClassVar[Kind]
 
-    # -- how assets are named where the translator is not overridden
+    # -- how AdjunctTranslator names assets
 
     @abstractmethod
     def asset_key(self, subject: AssetSubject) -> AssetKey:
-        """Return the key; the same for all applications that share the node."""
+        """Return the asset key, which is the same for all applications that share the node."""
 
     @abstractmethod
     def dagster_kinds(self, subject: AssetSubject) -> set[str]:
-        """Return what Dagster's graph shows as icons: technologies."""
+        """Return the technologies that Dagster's graph shows as icons."""
 
-    # -- what the application declares of it
+    # -- what the application declares
 
     def subject(self, app: Application, name: str) -> AssetSubject:
-        """Return what the translator is asked with."""
+        """Return the subject that is passed to the translator."""
         return AssetSubject(self.kind, name, app.name, owners=app.owners)
 
     def declared_metadata(self, app: Application, name: str) -> dict[str, Any]:
-        """Return what stands in Dagster before the first run."""
+        """Return the metadata that is known before the first run."""
         return {}
 
     def declared_at(self, app: Application, name: str) -> CodeLine | None:
-        """Return the line of the user's code that declares it."""
+        """Return the line of the user's code that declares the node."""
         return app.declared_at
 
     def freshness(self, app: Application, name: str) -> FreshnessPolicy | None:
-        """Return what Dagster warns by when nothing happens to it."""
+        """Return the policy by which Dagster warns about a stale asset."""
         return None
 
     # -- what a run has written
 
     def output_metadata(self, outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
-        """Return what it holds after a run that has written it; `columns` are what its columns are made of."""
+        """Return the metadata after a run that wrote it; `columns` maps its columns to their sources."""
         return {}
 
 
 VERSION_KEY = "adjunct/data_version"
-"""Where the metadata of an output names the data version of its own; it is taken out before it is shown."""
+"""Metadata key of an output's own data version; it is removed before the metadata is shown."""
 _SHORTEST_WINDOW = timedelta(minutes=1)
 
 
@@ -141,7 +141,7 @@ class DatasetNode(NodeKind):
         return app.dataset(name).declared_at
 
     def output_metadata(self, outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
-        """Return what a local table holds, with the version that its materialisation has under VERSION."""
+        """Return the metadata of a local table, with its data version under VERSION_KEY."""
         from dagster_adjunct.assets.reading.dataset import open_dataset
         from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 
@@ -159,14 +159,14 @@ class DatasetNode(NodeKind):
         return shown | {VERSION_KEY: manifest.version.id}
 
     def freshness(self, app: Application, name: str) -> FreshnessPolicy | None:
-        """Return what Dagster warns by: the asset fails to be fresh when nobody has looked for changes so long."""
+        """Return a policy that fails if the dataset was not checked for changes within its declared window."""
         window = app.dataset(name).following.freshness
         if window is None:
             return None
         if window < _SHORTEST_WINDOW:
             raise ConfigurationError(
-                f"dataset {name!r} declares freshness={window}, and Dagster's shortest window is {_SHORTEST_WINDOW}.",
-                "Declare a longer one; max_staleness= of app.table(…) takes any.",
+                f"dataset {name!r} declares freshness={window}, but Dagster's shortest window is {_SHORTEST_WINDOW}.",
+                "Declare a longer window, or use max_staleness= of app.table(…), which takes any.",
                 argument="freshness",
                 dataset=name,
             )
@@ -174,7 +174,7 @@ class DatasetNode(NodeKind):
 
 
 class FilesNode(NodeKind):
-    """Files that nobody here writes, by their URL."""
+    """Files that are only read, by their URL."""
 
     kind = "files"
 
@@ -195,7 +195,7 @@ class FilesNode(NodeKind):
 
 
 class RemoteTableNode(NodeKind):
-    """A remote table, by the name that the application declares it under."""
+    """A remote table, by its declared name."""
 
     kind = "table"
 
@@ -224,7 +224,7 @@ _NON_WORD = re.compile(r"\W")
 
 
 class SinkNode(NodeKind):
-    """A function, by the names of its application and of itself: "alerts/notify"."""
+    """A function that records are sent to, by application and function name: "alerts/notify"."""
 
     kind = "sink"
 
@@ -276,12 +276,12 @@ _TAG = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
 
 class AdjunctTranslator:
-    """Override a method to give assets the keys, groups and owners that your platform has.
+    """Chooses the keys, groups and owners of assets; override a method to follow your platform's conventions.
 
-    Applications that share a stream or dataset meet in one asset, because the default keys do not depend on
+    Applications that share a stream or dataset share one asset, because the default keys do not depend on
     the application: `lake/flights`, `datasets/planes_dataset`, `tables/aircraft_state`, `files/bucket/prefix`. The
-    graph shows the last part alone: a dataset's tells it from the stream that it is made of. What is only read is in
-    the group "inputs" and has no owners, whichever application reads it.
+    graph shows only the last part, so that of a dataset differs from its stream's. Assets that are only read are in
+    the group "inputs" and have no owners.
     """
 
     def get_asset_key(self, subject: AssetSubject) -> AssetKey:
@@ -301,5 +301,5 @@ class AdjunctTranslator:
 
     def get_tags(self, subject: AssetSubject) -> Mapping[str, str]:
         tags = {"adjunct/kind": subject.kind}
-        # Dagster's tags hold short plain texts; a URL and a very long name are none.
+        # Dagster's tags can't hold URLs and very long names.
         return tags | ({"adjunct/name": subject.name} if _TAG.fullmatch(subject.name) else {})

@@ -1,4 +1,4 @@
-"""The assets of what applications write: materialising them runs the application's step."""
+"""Assets of an application's outputs: materializing them runs the application's step."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -62,14 +62,14 @@ class StepConfig(Config):
     """Run configuration of the op that runs an application's batches."""
 
     take_over: bool = Field(
-        default=False, description="Take over at once from another run of the application, also where it is alive."
+        default=False, description="Take over from another run of the application at once, even if it is alive."
     )
     adopt: bool = Field(
         default=False,
         description="Let a first run write to outputs that another application has written from the same inputs.",
     )
     wait_seconds: float = Field(
-        default=_WAIT_SECONDS, description="How long to wait for the end of another run that is alive; 0 fails at once."
+        default=_WAIT_SECONDS, description="How long to wait for another run to end; 0 fails at once."
     )
 
 
@@ -81,15 +81,12 @@ def outputs_asset(
     tables: Mapping[str, AssetKey],
     preview_rows: int = 0,
 ) -> AssetsDefinition:
-    """Return the multi-asset of all that an application writes: one run of its step materialises all.
+    """Return the multi-asset of an application's outputs, which one run of its step materializes.
 
-    `inputs` are the assets of its input streams, `datasets` those of its datasets: where one serves another version
-    than Dagster knows of, that is reported. Those that are not marked for bootstrap are followed between batches.
-    `tables` are those of the tables that records are looked up in.
-    `preview_rows` is how many records of each output stream are shown.
-    Before the first batch there is no output to materialise; outputs that no batch has changed are observed.
+    `inputs` are the assets of its input streams, `datasets` those of its datasets, whose served versions are reported,
+    and `tables` those of its lookup tables. `preview_rows` is the number of records to show of each output stream.
+    Before the first batch nothing is materialized; outputs that no batch changed are observed.
     """
-
     checks = join_check_specs(app, outputs)
     lags = watermark_check_specs(app, outputs)
 
@@ -97,7 +94,7 @@ def outputs_asset(
         name=to_dagster_name(f"{app.name}_step"),
         specs=[spec.replace_attributes(skippable=True) for spec in outputs.values()],
         check_specs=[*checks.values(), *lags.values()],
-        # An asset can be asked for without its checks then, as the UI and sensors do.
+        # Lets the UI and sensors select assets without their checks.
         can_subset=bool(checks or lags),
         pool=f"adjunct/application/{app.name}",
         description=app.description or None,
@@ -122,7 +119,7 @@ def outputs_asset(
             written = RunOutputs(lake, op.systems, app, preview_rows, planned.tables)
             described = _describe_outputs(written, planned, outputs, {**inputs, **datasets, **tables})
         if not report.state.batch:
-            context.log.warning(f"{app.name} has run no batch yet: its inputs hold no records.")
+            context.log.warning(f"{app.name} has run no batch yet, because its inputs hold no records.")
             yield from missing_check_outputs(context, set())
             return
         version = hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16]
@@ -150,7 +147,7 @@ def outputs_asset(
 def _run_batches(
     op: OpRun, app: "Application", config: StepConfig, spark: SparkResource
 ) -> "tuple[StepReport, ExecutionPlan]":
-    """Run the application's step while nobody else runs it; return what it did, and the plan that it had."""
+    """Run the application's step under its run lease; return the report and the plan."""
     from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.application.table_registry import register_tables
     from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease, validate_wait
@@ -179,13 +176,15 @@ def _run_batches(
         check_first_run(op.lake, app, adopt=config.adopt)
         for note in note_table_order(planned.tables):
             log.warning(note)
-        op.tell(new_planned_event(app))
+        op.log_event(new_planned_event(app))
         with register_tables(op.lake, app, by=run):
             for dataset in app.datasets:
                 if dataset.is_owned_by(app.name):  # others have assets of their own, which advance them
                     advance_unit(runtime, [dataset])
             handed = fan_out_for_run(runtime, app, planned)
-            step = StepContext(runtime, app, planned, handed, op.tell, between_batches=follow, still_ours=lease.check)
+            step = StepContext(
+                runtime, app, planned, handed, op.log_event, between_batches=follow, still_ours=lease.check
+            )
             return run_step(step), planned
 
 
@@ -202,7 +201,7 @@ def _reevaluate_checks(
     checks: Mapping[str, AssetCheckSpec],
     lags: Mapping[str, AssetCheckSpec],
 ) -> "Iterator[AssetEvent | AssetCheckResult]":
-    """Yield the checks as the last batch has them: with checks selected alone, no batch is run."""
+    """Yield the checks for the last batch, when only checks are selected and no batch runs."""
     from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
     from dagster_adjunct.orchestration.step.progress import measure_input_times
 
@@ -222,7 +221,7 @@ def _describe_outputs(
     outputs: Mapping[LineageNode, AssetSpec],
     read: Mapping[str, AssetKey],
 ) -> dict[LineageNode, dict[str, Any]]:
-    """Return what each output holds and is made of; `read` are the assets of inputs and datasets by their names."""
+    """Return the metadata and lineage of each output; `read` maps inputs and datasets to assets."""
 
     def key_of(node: LineageNode) -> AssetKey | None:
         return outputs[node].key if node in outputs else read.get(node.name)
@@ -237,9 +236,9 @@ def _describe_outputs(
 
 
 def log_skipped_datasets(run: OpRun, app: "Application") -> dict[str, str]:
-    """Say in the log which datasets this run leaves out, because their versions are partitions; return what waits.
+    """Log which datasets this run skips because their versions are partitions; return what each waits for.
 
-    Loudly where a version is delivered that nobody has built: batches go on without it.
+    A version that is delivered but not built is logged as a warning.
     """
     from dagster_adjunct.orchestration.application.graph import describe_partitions, is_advanced_by_partition
     from dagster_adjunct.orchestration.step.progress import find_delivered_version
@@ -250,8 +249,8 @@ def log_skipped_datasets(run: OpRun, app: "Application") -> dict[str, str]:
         version, awaited = (None, "") if on_demand else find_delivered_version(run.lake, run.systems, dataset)
         note = describe_partitions(dataset)
         if version is not None:
-            log.warning(f"Version {version} of {dataset.name} is delivered, and this run leaves it out. {note}")
+            log.warning(f"Version {version} of {dataset.name} is delivered, but this run does not build it. {note}")
         else:
             log.info(note)
-        waiting[dataset.name] = f"version {version} is delivered" if version is not None else awaited or "not asked for"
+        waiting[dataset.name] = f"version {version} is delivered" if version is not None else awaited or "not requested"
     return waiting

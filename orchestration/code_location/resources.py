@@ -1,4 +1,4 @@
-"""A key-value table as a Dagster resource, whose secrets stay in the environment."""
+"""Dagster resources: the lake, and key-value tables whose secrets stay in environment variables."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ if TYPE_CHECKING:
 class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]
     """A key-value table of a lake, for the bodies of assets and ops: `with states.blocking() as table: …`.
 
-    With `partitions` it is made where it is not there, in its scope, which is made, too; without, it must be there.
-    `backend` says where it is made: {"backend": "postgres", "dsn_env": EnvVar("PLANT_DSN")}, for example. Kept is
-    the variable's name, and who connects reads it. Nothing is opened while a code location is loaded.
+    With `partitions` the table and its scope are created if they do not exist; without it, the table must exist.
+    `backend` chooses where it is created, for example {"backend": "postgres", "dsn_env": EnvVar("PLANT_DSN")}. Only
+    the variable's name is stored. Nothing is opened while a code location is loaded.
     """
 
     scope: str
     table: str
     lake: str | None = Field(default=None, description="The lake's URL. Default: ADJUNCT_LAKE, else .adjunct/lake.")
-    partitions: int | None = Field(default=None, description="Make the table with so many, where it is not there.")
-    backend: dict[str, Any] | None = Field(default=None, description="Where it is made; no secrets.")
-    key: str = Field(default="text", description="What keys are: text, json, int or bytes.")
-    value: str = Field(default="json", description="What values are: text, json, int or bytes.")
+    partitions: int | None = Field(
+        default=None, description="Create the table with this many partitions if it does not exist."
+    )
+    backend: dict[str, Any] | None = Field(default=None, description="Backend where it is created, without secrets.")
+    key: str = Field(default="text", description="Type of the keys: text, json, int or bytes.")
+    value: str = Field(default="json", description="Type of the values: text, json, int or bytes.")
 
     def __init__(self, **settings: Any) -> None:
-        # Here and not in a validator: Dagster sets the fields again to what it was given.
+        # Not in a validator, because Dagster sets the fields again to the original values.
         if isinstance(settings.get("backend"), Mapping):
             settings["backend"] = backend_without_secrets(settings["backend"])
         for name in ("key", "value"):
@@ -57,7 +59,7 @@ class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]
     def open(
         self, *, key: Serializer[Any] | None = None, value: Serializer[Any] | None = None
     ) -> KeyValueTable[Any, Any]:
-        """Return the table for code that is async; serializers that are given go before those that are named."""
+        """Return the table for async code; `key` and `value` override the declared serializers."""
         from dagster_adjunct.resources.key_value.manager import make_table
 
         manager = self.manager()
@@ -70,19 +72,19 @@ class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]
     def blocking(
         self, *, key: Serializer[Any] | None = None, value: Serializer[Any] | None = None
     ) -> BlockingKeyValueTable[Any, Any]:
-        """Return the table for the body of an asset or op, in a `with` block."""
+        """Return the table for use in a `with` block of an asset or op."""
         from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
 
         return BlockingKeyValueTable(self.open(key=key, value=value))
 
 
 def backend_without_secrets(backend: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a backend with the names of variables in place of `EnvVar`s."""
+    """Replace the `EnvVar`s in a backend's description with the names of their variables."""
     return {name: _without_secret(name, value) for name, value in backend.items()}
 
 
 def _without_secret(name: str, value: object) -> object:
-    """Return a setting of a backend: where it is to name variables, their names; other values are refused there."""
+    """Return a setting of a backend, with variable names for `*_env` settings. Raises ConfigurationError for others."""
     if not name.endswith("_env") or value is None:
         return value
     if isinstance(value, list | tuple):
@@ -91,20 +93,20 @@ def _without_secret(name: str, value: object) -> object:
 
 
 class KeyValueRowsResource(TableResource):
-    """A table whose records lie in a key-value table, as `KeyValueRows` is declared.
+    """A remote table whose records are stored in a key-value table (`KeyValueRows`).
 
-    `stored_in` describes the backend where it is made: {"backend": "postgres", "dsn_env": EnvVar("PLANT_DSN")}, for
-    example. Kept is the variable's name, and who connects reads it.
+    `stored_in` describes the backend where it is created, for example
+    {"backend": "postgres", "dsn_env": EnvVar("PLANT_DSN")}. Only the variable's name is stored.
     """
 
     lake: str = Field(description="The lake's URL, or its folder.")
     scope: str
     table: str
     columns: dict[str, str] = Field(description="Types of the columns by name.")
-    family: list[str] = Field(default_factory=list, description="The first of the key's columns that make its family.")
+    family: list[str] = Field(default_factory=list, description="The leading key columns that form the family.")
     create: bool = False
-    partitions: int = Field(default=4, description="How many the table is made with.")
-    stored_in: dict[str, Any] | None = Field(default=None, description="Where it is made; no secrets.")
+    partitions: int = Field(default=4, description="Number of partitions that the table is created with.")
+    stored_in: dict[str, Any] | None = Field(default=None, description="Backend where it is created, without secrets.")
 
     def __init__(self, **settings: Any) -> None:
         if isinstance(settings.get("family"), str):
@@ -128,9 +130,9 @@ class KeyValueRowsResource(TableResource):
 
 
 class LakeResource(ConfigurableResource):  # type: ignore[type-arg]
-    """Where streams, datasets and batch logs are. Without a URL: `ADJUNCT_LAKE`, else `.adjunct/lake`.
+    """The lake with its streams, datasets and batch logs. Without a URL: `ADJUNCT_LAKE`, else `.adjunct/lake`.
 
-    Nothing is opened, and no network touched, before `open` is called: loading a code location stays offline.
+    Nothing is opened before `open` is called, so loading a code location needs no network.
     """
 
     url: str | None = Field(default=None, description="s3://bucket/prefix or a folder.")
@@ -138,7 +140,7 @@ class LakeResource(ConfigurableResource):  # type: ignore[type-arg]
     _lake: Any = PrivateAttr(default=None)
 
     def open(self) -> Lake:
-        """Return the lake; its first opening ever probes the store."""
+        """Return the lake; the first call opens it and probes the store."""
         if self._lake is None:
             from dagster_adjunct.resources.objects.lake import open_lake
 

@@ -1,4 +1,8 @@
-"""A tick of a sensor: the job that it may launch, the lake that it looks at, and what it remembers from before."""
+"""One tick of a sensor: its cursor, run requests with back-off, and a scan of streams that may take several ticks.
+
+A scan counts the unread records of every stream first. Only if these are too few to launch a run, it asks partitions
+for the age of their first unread record.
+"""
 
 import hashlib
 import json
@@ -30,16 +34,11 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.resources.objects.lake import Lake
 
-# A look at an application's streams that may take several ticks: it stops at a deadline and goes on from there.
-#
-# First every stream is looked at once, for what waits in it. Only where that is too few records to launch a run,
-# partitions are asked, one after the other, for the age of their first unread record.
-
 
 class StreamFinding(StoredDocument):
-    """What a look has found in one stream: offsets to be read, a reason for a run without them, and its ends.
+    """The result of scanning one stream: unread offsets, a reason for a run without them, and its ends.
 
-    `ends` is a digest, of a stream that feeds a dataset; "" otherwise.
+    `ends` is a digest for a stream that feeds a dataset, "" otherwise.
     """
 
     lag: int = 0
@@ -48,10 +47,10 @@ class StreamFinding(StoredDocument):
 
 
 class StreamScan(StoredDocument):
-    """What a look has found so far.
+    """The progress of a scan.
 
-    `of` is the application's last commit: after another one the look begins anew. `streams` has what was found by
-    stream. `young` is the last partition whose first unread record was found young enough, in order of partitions.
+    `of` is the application's last commit; after another one the scan starts over. `streams` maps streams to findings.
+    `young` is the last partition, in order, whose first unread record is young enough.
     """
 
     of: str = ""
@@ -73,7 +72,7 @@ class StreamScan(StoredDocument):
 
 @dataclass
 class Deadline:
-    """Until when a tick works; `clock` is in seconds. What it begins with is never refused, so that each gets on."""
+    """The end of a tick; `clock` is in seconds. The first piece of work is always allowed."""
 
     at: float
     clock: Callable[[], float]
@@ -88,7 +87,7 @@ class Deadline:
 def scan_streams(
     look: "StreamScan", streams: Sequence[str], visit: "Callable[[str], StreamFinding]", deadline: "Deadline"
 ) -> "tuple[StreamScan, bool]":
-    """Visit the streams that were not looked at yet; return the look, and whether it has all of them."""
+    """Visit the streams that were not scanned yet; return the scan, and whether it is complete."""
     visited = dict(look.streams)
     for name in streams:
         if name in visited:
@@ -105,10 +104,10 @@ def scan_ages(
     is_old: Callable[[SystemStreamPartition, str], bool],
     deadline: "Deadline",
 ) -> "tuple[StreamScan, SystemStreamPartition | None, bool]":
-    """Ask partitions in which something waits for the age of the first; stop at one that is old.
+    """Check the age of the first unread record of each partition; stop at an old one.
 
-    `unread` gives a stream's partitions with the next offset of each. Returns the look, the partition with an old
-    record, and whether the deadline left nothing unasked.
+    `unread` returns a stream's partitions with the next offset of each. Returns the scan, the partition with an old
+    record, and whether the scan is complete.
     """
     done = SystemStreamPartition.parse(look.young) if look.young else None
     for name in sorted((name for name, stream in look.streams.items() if stream.lag), key=split_stream_name):
@@ -131,7 +130,7 @@ _MAX_LENGTH = 200
 
 
 class LastRequest(StoredDocument):
-    """What a sensor asked for last: for which state of things (a digest), how often, and when (epoch seconds)."""
+    """A sensor's last run request: the digest of its cause, the attempt, and when (epoch seconds)."""
 
     about: str = ""
     attempt: int = 0
@@ -140,7 +139,7 @@ class LastRequest(StoredDocument):
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """Launch a run under this key."""
+    """Launch a run with this key."""
 
     run_key: str
     asked: "LastRequest"
@@ -148,43 +147,38 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Launch nothing, and say why."""
+    """Launch nothing, for this reason."""
 
     reason: str
 
 
 def request_run(name: str, what: str, about: object, before: "LastRequest", now: float) -> "LaunchRequest | Skip":
-    """Ask for a run, or wait where one that was asked for has left things as they were.
+    """Request a run, or skip if a recent run for the same cause changed nothing.
 
-    `name` is how the run key begins, `what` says why a run is wanted, and `about` (JSON-able) is the state of things.
-    As long as that stays the same, the run is asked for again after one minute, then after two, four and so on, up to
-    an hour. A run key is consumed for ever, even by a failed run, so it holds the attempt.
+    `name` is the prefix of the run key, `what` describes why a run is needed, and `about` (JSON-able) is its cause. For
+    an unchanged cause the run is requested again after one minute, then two, four and so on, up to an hour. Dagster
+    never reuses a run key, even of a failed run, so the key contains the attempt.
     """
     stored = digest(about)
     attempt = before.attempt + 1 if stored == before.about else 1
     wait = 0.0 if attempt == 1 else before.asked_at + backoff_seconds(before.attempt) - now
     if wait > 0:
-        return Skip(
-            f"{what}; attempt {before.attempt} did not get past that (see its run), the next is in {wait:.0f} s."
-        )
+        return Skip(f"{what}; attempt {before.attempt} did not change that (see its run), the next is in {wait:.0f} s.")
     return LaunchRequest(f"{name}:{stored}:{attempt}", LastRequest(about=stored, attempt=attempt, asked_at=now))
 
 
 def backoff_seconds(attempt: int) -> float:
-    """Return how many seconds to wait after this attempt, counted from 1."""
+    """Return the seconds to wait after this attempt (the first is 1)."""
     return float(min(FIRST_WAIT * 2 ** min(attempt - 1, 30), LONGEST_WAIT))
 
 
 def digest(about: object) -> str:
-    """Return a short text that differs where `about` does."""
+    """Return a short digest of a JSON-able value."""
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def join_shortened(texts: Iterable[str], separator: str = ", ") -> str:
-    """Return distinct texts as one that a run's tag can hold and a person can read: the first ones, and how many more.
-
-    Dagster's storage indexes the values of tags, which bounds them.
-    """
+    """Join the first distinct texts, with the number of the others, within the length limit of Dagster's run tags."""
     every = list(dict.fromkeys(texts))
     shown: list[str] = []
     for text in every:
@@ -195,21 +189,21 @@ def join_shortened(texts: Iterable[str], separator: str = ", ") -> str:
     return separator.join(shown) + (f" and {more} more" if more else "")
 
 
-# A layout that an older release can't read gets another one.
+# Incremented when the cursor's layout changes.
 CURSOR_VERSION = 1
 
 C = TypeVar("C", bound=StoredDocument)
 
 
 def write_cursor(cursor: StoredDocument) -> str:
-    """Return the cursor as it is stored."""
+    """Serialize a cursor."""
     return json.dumps({"version": CURSOR_VERSION, **cursor.model_dump(mode="json")})
 
 
 def read_cursor(kind: "type[C]", text: str | None) -> "tuple[C, str]":
-    """Return the cursor, and "" or what to say of one that can't be read and so starts anew.
+    """Return the cursor, and "" or a note that it can't be read and starts over.
 
-    Starting anew harms nothing: at worst a run is asked for again, which then finds nothing to do.
+    Starting over is harmless: at worst an unnecessary run is requested.
     """
     if not text:
         return kind(), ""
@@ -219,11 +213,11 @@ def read_cursor(kind: "type[C]", text: str | None) -> "tuple[C, str]":
         if version != CURSOR_VERSION:
             return (
                 kind(),
-                f"The cursor is of version {version!r}, and this release writes {CURSOR_VERSION}: it starts anew.",
+                f"The cursor has version {version!r}, but this release writes {CURSOR_VERSION}: it starts over.",
             )
         return kind.model_validate(stored), ""
     except (ValueError, TypeError, AttributeError, ValidationError):
-        return kind(), "The cursor can't be read: it starts anew."
+        return kind(), "The cursor can't be read: it starts over."
 
 
 if TYPE_CHECKING:
@@ -232,7 +226,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One evaluation of a sensor, as Dagster began it."""
+    """One evaluation of a sensor."""
 
     context: SensorEvaluationContext
     job: str
@@ -240,26 +234,26 @@ class Tick:
 
     @property
     def lake(self) -> "Lake":
-        """The lake, opened when it is first asked for."""
+        """The lake, opened on first use."""
         return self.resource.open()
 
-    def recall(self, kind: type[C]) -> C:
-        """Return the cursor; one that can't be read starts anew, and the tick's log says so."""
+    def load_cursor(self, kind: type[C]) -> C:
+        """Return the cursor; an unreadable one starts over with a warning."""
         cursor, note = read_cursor(kind, self.context.cursor)
         if note:
             self.context.log.warning(note)
         return cursor
 
-    def remember(self, cursor: StoredDocument) -> None:
-        """Keep the cursor for the next tick."""
+    def save_cursor(self, cursor: StoredDocument) -> None:
+        """Store the cursor for the next tick."""
         self.context.update_cursor(write_cursor(cursor))
 
-    def in_progress(self, assets: Collection[AssetKey]) -> bool:
-        """Whether a run of the job, or to one of these assets, is on its way or waits in the queue."""
+    def has_active_run(self, assets: Collection[AssetKey]) -> bool:
+        """Whether a run of the job or of one of these assets is queued or in progress."""
         return has_active_run(self.context.instance, self.job, assets)
 
-    def switched_on(self) -> set[str]:
-        """Return the names of the code location's sensors that are on; of an instance that stores none, no names."""
+    def running_sensors(self) -> set[str]:
+        """Return the names of the code location's sensors that are on."""
         instance, here = self.context.instance, self.context.code_location_origin
         states = instance.all_instigator_state() if instance.schedule_storage is not None else ()
         on = [state for state in states if (state.status.value, state.instigator_type.value) == ("RUNNING", "SENSOR")]
@@ -270,25 +264,25 @@ class Tick:
             if here is None or place == here.location_name
         }
 
-    def who_runs(self, application: str) -> str:
-        """Return who holds the application's lease, "" for nobody; a run that Dagster knows has ended holds none."""
+    def lease_holder(self, application: str) -> str:
+        """Return the holder of the application's run lease, "" if there is none or its Dagster run has ended."""
         from dagster_adjunct.orchestration.batch_log.run_lease import describe_runner
 
         return describe_runner(self.lake, application, partial(has_ended, self.context.instance))
 
-    def ask(self, name: str, what: str, about: object, **options: Any) -> RunRequest | Skip:
-        """Return the run that is wanted, with these `options`, or why to wait with it; `run_requests.ask` says when."""
-        decision = request_run(name, what, about, self.recall(LastRequest), self.lake.now().timestamp())
+    def request_run(self, name: str, what: str, about: object, **options: Any) -> RunRequest | Skip:
+        """Return a run request with these `options`, or why to skip it (see `request_run`)."""
+        decision = request_run(name, what, about, self.load_cursor(LastRequest), self.lake.now().timestamp())
         if isinstance(decision, Skip):
             return decision
-        self.remember(decision.asked)
+        self.save_cursor(decision.asked)
         return RunRequest(run_key=decision.run_key, **options)
 
 
 def job_sensor(
     name: str, job: "LaunchedJob", description: str, evaluate: Callable[[Tick], RunRequest | Skip]
 ) -> SensorDefinition:
-    """Return a sensor that launches `job` as `evaluate` says; it is off until somebody switches it on."""
+    """Return a sensor that launches `job` as `evaluate` decides; it is off by default."""
 
     @sensor(
         name=name,

@@ -1,4 +1,7 @@
-"""The sensor that launches a failed run again, where that can help: with back-off, and not for ever."""
+"""Sensors that launch runs: for new records, startpoints, delivered versions, and restarts after failures.
+
+Decisions are pure functions over what a tick read (`decide_launch`, `decide_restart`).
+"""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -56,10 +59,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LaunchWhen:
-    """Launch a run as soon as so many `records` wait, or the first unread one of a partition is older than `age`.
+    """Launch a run when `records` are unread, or the first unread record of a partition is older than `age`.
 
-    With both, whichever comes first; with neither, one record is enough. What is smaller than the threshold waits for
-    more without limit where no `age` is given.
+    With both, whichever comes first; with neither, one record is enough. Without `age`, fewer records wait without
+    limit.
     """
 
     records: int | None = None
@@ -71,13 +74,13 @@ class LaunchWhen:
             check_whole_number(self.records, what, "1 or more", argument="records")
         if self.age is not None and (not isinstance(self.age, timedelta) or self.age <= timedelta(0)):
             raise ConfigurationError(
-                f"LaunchWhen has age={self.age!r}: expected a timedelta of more than nothing.",
-                "Write how long a record may wait: LaunchWhen(age=timedelta(minutes=10)), say.",
+                f"LaunchWhen has age={self.age!r}: expected a positive timedelta.",
+                "Say how long a record may wait, for example LaunchWhen(age=timedelta(minutes=10)).",
                 argument="age",
             )
 
     def enough(self, lag: int) -> bool:
-        """Whether so many records are enough, whatever their age."""
+        """Whether this many unread records are enough, whatever their age."""
         least = self.records or (1 if self.age is None else None)
         return lag > 0 and least is not None and lag >= least
 
@@ -90,25 +93,25 @@ class LaunchWhen:
 def launch_rules(
     given: "LaunchWhen | Mapping[str, LaunchWhen] | None", applications: tuple[str, ...]
 ) -> "dict[str, LaunchWhen]":
-    """Return the rule of each application. Raises ConfigurationError for one of an application that is not there."""
+    """Return the launch rule of each application. Raises ConfigurationError for an unknown application."""
     if given is None or isinstance(given, LaunchWhen):
         return dict.fromkeys(applications, given or LaunchWhen())
     unknown = sorted(given.keys() - set(applications))
     if unknown:
         raise ConfigurationError(
-            f"launch_when names {unknown[0]!r}, and the applications are {', '.join(applications)}.",
+            f"launch_when names an unknown application {unknown[0]!r}; the applications: {', '.join(applications)}.",
             "Correct the name.",
             argument="launch_when",
         )
     return {name: given.get(name, LaunchWhen()) for name in applications}
 
 
-# Dagster ends a tick after a minute; what remains is for looking at datasets and storing the cursor.
+# Dagster ends a tick after a minute; the rest is for checking datasets and storing the cursor.
 TICK_SECONDS = 40.0
 
 
 class NewRecordsCursor(StoredDocument):
-    """What was asked for last, and the look at the streams that the tick before did not finish."""
+    """The last run request, and an unfinished scan of the streams."""
 
     asked: LastRequest = LastRequest()
     look: StreamScan | None = None
@@ -116,7 +119,7 @@ class NewRecordsCursor(StoredDocument):
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What a look found: whether it is `complete`, and `old`, a partition whose first unread record is too old."""
+    """The result of a scan: whether it is `complete`, and `old`, a partition whose first unread record is too old."""
 
     look: StreamScan
     complete: bool
@@ -134,9 +137,9 @@ def decide_launch(
     waiting: Callable[[], Sequence[str]] = tuple,
     now: float,
 ) -> LaunchRequest | Skip:
-    """Decide whether to launch a run: when enough waits, and no dataset holds it back.
+    """Decide whether to launch a run: if enough records wait, and no dataset has to be built first.
 
-    `name` tells this application in this lake from others, `position` is where it stands, `now` is in epoch seconds.
+    `name` identifies the application and lake, `position` is the application's position, `now` is in epoch seconds.
     """
     look = stock.look
     due = (*unfinished, *look.due)
@@ -145,7 +148,7 @@ def decide_launch(
     old = f"{stock.old} holds one older than {rule.age}" if stock.old else ""
     what = "; ".join(filter(None, [f"{look.lag:,} new records" if look.lag else "", old, *due]))
     if not due and not stock.old and not rule.enough(look.lag):
-        return Skip(f"{what}, fewer than wanted: launched at {rule}.")
+        return Skip(f"{what}; a run is launched at {rule}.")
     held = waiting()
     if held:
         return Skip(f"{what}; {'; '.join(held)}.")
@@ -155,9 +158,9 @@ def decide_launch(
 def new_records_sensor(
     app: "Application", job: "LaunchedJob", assets: Collection[AssetKey], rule: LaunchWhen
 ) -> SensorDefinition:
-    """Return a sensor that launches `job` when input streams hold enough that no batch has committed.
+    """Return a sensor that launches `job` when input streams hold enough unread records.
 
-    `assets` are those that the job materialises; while a run is on its way to one of them, none is launched.
+    `assets` are those that the job materializes; while a run of one of them is in progress, none is launched.
     """
     own = frozenset(assets)
 
@@ -171,11 +174,11 @@ def new_records_sensor(
             position_to_json,
         )
 
-        if tick.in_progress(own):
+        if tick.has_active_run(own):
             return Skip("A run is already in progress.")
-        cursor, lake = tick.recall(NewRecordsCursor), tick.lake
+        cursor, lake = tick.load_cursor(NewRecordsCursor), tick.lake
         now = lake.now()
-        if who := tick.who_runs(app.name):
+        if who := tick.lease_holder(app.name):
             return Skip(f"The application is being run by {who}.")
         systems = systems_for(app, lake=lake)
         deadline = Deadline(time.monotonic() + TICK_SECONDS, time.monotonic)
@@ -185,9 +188,9 @@ def new_records_sensor(
         look = begun or StreamScan(of=commit.id if commit else "")
         stock = measure_backlog(systems, app, state, look, rule, now, deadline)
         if not stock.complete:
-            tick.remember(NewRecordsCursor(asked=cursor.asked, look=stock.look))
+            tick.save_cursor(NewRecordsCursor(asked=cursor.asked, look=stock.look))
             seen = f"{len(stock.look.streams)} streams" + (f", {stock.look.young}" if stock.look.young else "")
-            return Skip(f"The tick's {TICK_SECONDS:.0f} s are over after {seen}; the next one goes on there.")
+            return Skip(f"The tick's {TICK_SECONDS:.0f} s are over after {seen}; the next tick continues there.")
         decision = decide_launch(
             f"{app.name}:{lake.id}",
             cursor.asked,
@@ -199,9 +202,9 @@ def new_records_sensor(
             now=now.timestamp(),
         )
         asked = decision.asked if isinstance(decision, LaunchRequest) else cursor.asked
-        tick.remember(NewRecordsCursor(asked=asked))
+        tick.save_cursor(NewRecordsCursor(asked=asked))
         if isinstance(decision, Skip):
-            # A mistyped address looks like a lake that nobody has written to yet.
+            # A mistyped URL looks like an empty lake.
             nowhere = "" if lake.exists() else f" There is no lake at {lake.url}."
             return Skip(f"{decision.reason}{nowhere}")
         return RunRequest(run_key=decision.run_key, tags={"adjunct/lag": str(stock.look.lag)})
@@ -223,7 +226,7 @@ def measure_backlog(
     now: datetime,
     deadline: Deadline,
 ) -> Backlog:
-    """Go on with a look at the application's streams until it is complete or the deadline has passed."""
+    """Continue a scan of the application's streams until it is complete or the deadline has passed."""
     from dagster_adjunct.orchestration.step.progress import (
         describe_unfinished,
         list_dataset_streams,
@@ -266,7 +269,7 @@ def measure_backlog(
 
 
 MAX_RESTARTS = 5
-# A failure that nobody has restarted for so long is history: a sensor that is switched on leaves it alone.
+# Older failures are ignored when the sensor is switched on.
 _HORIZON = timedelta(days=1)
 _ASSET_JOB = "__ASSET_JOB"
 _OPEN = {DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED}
@@ -274,9 +277,9 @@ _OPEN = {DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED, DagsterRunStatus
 
 @dataclass(frozen=True, slots=True)
 class ApplicationRun:
-    """One run of an application as Dagster tells of it; times are epoch seconds.
+    """One run of an application as Dagster reports it; times are epoch seconds.
 
-    `began_at` is when its process began to work; where it never did, when it failed.
+    `began_at` is when its process started, or when it failed if it never started.
     """
 
     run_id: str
@@ -286,7 +289,7 @@ class ApplicationRun:
 
 
 class RestartCursor(StoredDocument):
-    """The failed run that was looked at last, and what its failure says of another one; "" for nothing."""
+    """The last failed run that was checked, and why its failure is permanent ("" if it is not)."""
 
     run_id: str = ""
     permanent: str = ""
@@ -294,7 +297,7 @@ class RestartCursor(StoredDocument):
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Launch `failed` again, the `number`th time since `first`, the first run that failed in a row."""
+    """Restart `failed`, for the `number`th time since `first`, the first of consecutive failures."""
 
     failed: str
     first: str
@@ -310,12 +313,11 @@ def decide_restart(
     now: float,
     busy: Callable[[], str] = str,
 ) -> Restart | Skip:
-    """Decide whether to launch the newest of an application's runs again; `attempts` begin with it.
+    """Decide whether to restart the newest of an application's runs; `attempts` are newest first.
 
-    `busy` says who else is running the application, as somebody by hand: then it is left to that one.
-    Only a run that failed before its commit is: one that closed no batch, or left one open. A newer run, whether in
-    progress, done or cancelled by somebody, ends the matter; so does a batch of anybody else's since. Failures in a row
-    count, whoever launched these runs: one is waited for a minute, two for two minutes, three for four.
+    Only a run that failed before its commit is restarted: it closed no batch, or left one open. A newer run, in any
+    state, prevents that, as does a batch that another run closed since. `busy` returns who else is running the
+    application ("" for nobody), which also prevents it. The wait is one minute, doubled with each failure.
     """
     failed = _failed_in_a_row(attempts, state)
     if not failed:
@@ -324,19 +326,19 @@ def decide_restart(
     assert newest.ended_at is not None
     what = f"Run {newest.run_id[:8]} failed"
     if permanent:
-        return Skip(f"{what} for good: {permanent}")
+        return Skip(f"{what} permanently: {permanent}")
     if len(failed) > limit:
-        return Skip(f"{what}, as did the {len(failed) - 1} before it: not restarted any more. See its run.")
+        return Skip(f"{what}, as did the {len(failed) - 1} before it: it is no longer restarted. See its run.")
     wait = newest.ended_at + backoff_seconds(len(failed)) - now
     if wait > 0:
         return Skip(f"{what} before its commit; restart {len(failed)} of {limit} is in {wait:.0f} s.")
     if who := busy():
-        return Skip(f"{what} before its commit, and the application is being run by {who}: left to that one.")
+        return Skip(f"{what} before its commit, but the application is being run by {who}: not restarted.")
     return Restart(newest.run_id, first.run_id, len(failed))
 
 
 def _failed_in_a_row(attempts: Sequence[ApplicationRun], state: "ApplicationState") -> list[ApplicationRun]:
-    """Return the newest runs as far as they failed before a commit, newest first."""
+    """Return the consecutive newest runs that failed before a commit, newest first."""
     failed: list[ApplicationRun] = []
     last = state.last
     for attempt in attempts:
@@ -350,7 +352,7 @@ def _failed_in_a_row(attempts: Sequence[ApplicationRun], state: "ApplicationStat
 
 
 def _closed_since(last: "ClosedBatch", attempt: ApplicationRun) -> bool:
-    """Whether the application's last batch is this run's own, or was closed by somebody else since it began."""
+    """Whether the application's last batch is this run's own, or was closed since it began."""
     return last.intent.run == attempt.run_id or last.closed_at.timestamp() > attempt.began_at
 
 
@@ -367,10 +369,9 @@ def _skip_reason(attempts: Sequence[ApplicationRun], state: "ApplicationState") 
 def restart_sensor(
     app: "Application", job: "LaunchedJob", assets: Collection[AssetKey], outputs: Collection[AssetKey]
 ) -> SensorDefinition:
-    """Return a sensor that launches a run of `job`, or of its `outputs`, again when it failed before its commit.
+    """Return a sensor that restarts runs of `job`, or of its `outputs`, that failed before their commit.
 
-    Not where the failure is permanent, as a run's events say of errors of ours, and not after a person has cancelled
-    the run. What is launched makes what the failed run was to make, of the `assets` of the job.
+    Permanent failures and cancelled runs are not restarted. The new run selects the same assets, of those in `assets`.
     """
     own, made = frozenset(assets), frozenset(outputs)
 
@@ -382,12 +383,12 @@ def restart_sensor(
         records = application_runs(instance, job.name, made, now - _HORIZON)
         attempts = [run_from_record(record) for record in records]
         state = application_state(lake, app.name)
-        cursor = tick.recall(RestartCursor)
+        cursor = tick.load_cursor(RestartCursor)
         if attempts and attempts[0].status is DagsterRunStatus.FAILURE and cursor.run_id != attempts[0].run_id:
             newest = attempts[0].run_id
             cursor = RestartCursor(run_id=newest, permanent=permanent_failure(instance, newest))
-            tick.remember(cursor)
-        busy = partial(tick.who_runs, app.name)
+            tick.save_cursor(cursor)
+        busy = partial(tick.lease_holder, app.name)
         decision = decide_restart(attempts, state, cursor.permanent, limit=MAX_RESTARTS, now=now.timestamp(), busy=busy)
         if isinstance(decision, Skip):
             return decision
@@ -412,7 +413,7 @@ def restart_sensor(
 
 
 def _without_take_over(run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a run without the word to take over, which somebody gave once, for what ran then."""
+    """Return a run's configuration without `take_over`, which was meant for the original run only."""
     ops = {
         name: {**op, "config": {key: value for key, value in op["config"].items() if key != "take_over"}}
         if isinstance(op, Mapping) and isinstance(op.get("config"), Mapping)
@@ -425,7 +426,7 @@ def _without_take_over(run_config: Mapping[str, Any]) -> dict[str, Any]:
 def application_runs(
     instance: DagsterInstance, job: str, outputs: Collection[AssetKey], since: datetime
 ) -> "list[RunRecord]":
-    """Return the runs of a job that make its outputs, or of these outputs by hand, newest first."""
+    """Return the runs that materialize outputs, of the job or by hand, newest first."""
     records = [
         record
         for name in (job, _ASSET_JOB)
@@ -436,16 +437,16 @@ def application_runs(
 
 
 def run_from_record(record: "RunRecord") -> ApplicationRun:
-    """Return what the decision needs of a run's record."""
+    """Convert a Dagster run record to an ApplicationRun."""
     run = record.dagster_run
     began_at = record.start_time or record.end_time or record.create_timestamp.timestamp()
     return ApplicationRun(run.run_id, run.status, began_at, record.end_time)
 
 
 def permanent_failure(instance: DagsterInstance, run_id: str) -> str:
-    """Return what makes a run's failure permanent, as `translate_errors` recorded it; "" where nothing does.
+    """Return why a run's failure is permanent, as `translate_errors` recorded it, or "".
 
-    A run that was killed has no such event, and an error that is not ours says nothing of a second time.
+    Killed runs and foreign exceptions do not count as permanent.
     """
     for record in instance.all_logs(run_id, of_type=DagsterEventType.STEP_FAILURE):
         event = record.dagster_event
@@ -456,16 +457,16 @@ def permanent_failure(instance: DagsterInstance, run_id: str) -> str:
 
 
 def _makes_outputs(run: DagsterRun, job: str, outputs: Collection[AssetKey]) -> bool:
-    """Whether a run is to make outputs: a selection of datasets alone has no batch to commit."""
+    """Whether a run materializes outputs; a selection of datasets alone commits no batch."""
     if run.asset_selection:
         return any(key in outputs for key in run.asset_selection)
     return run.job_name == job
 
 
 def unapplied_startpoints(fan_outs: "Mapping[str, Requests]", offsets: "OffsetState") -> "list[StartpointRequest]":
-    """Return what is fanned out and was not taken in by a commit: each startpoint once, in order of partitions.
+    """Return the startpoints handed to tasks that no commit has applied, each once, ordered by partition.
 
-    A run that died between its commit and removing what that has applied leaves it here; the next one removes it.
+    A run that died before removing applied ones leaves them here; the next run removes them.
     """
     left: dict[tuple[str, str], StartpointRequest] = {}
     for requests in fan_outs.values():
@@ -476,7 +477,7 @@ def unapplied_startpoints(fan_outs: "Mapping[str, Requests]", offsets: "OffsetSt
 
 
 def describe_waiting(requests: "Sequence[StartpointRequest]") -> str:
-    """Return in a few words how many startpoints wait, where, for whom and why."""
+    """Describe how many startpoints wait, where, by whom and why."""
     from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 
     texts = [f"{one.ssp} at {describe_startpoint(one.startpoint)}, {one.by}: {one.reason}" for one in requests]
@@ -484,7 +485,7 @@ def describe_waiting(requests: "Sequence[StartpointRequest]") -> str:
 
 
 def startpoint_tags(requests: "Sequence[StartpointRequest]") -> dict[str, str]:
-    """Return the tags of a run that applies these: their ids, who asked for them and why."""
+    """Return the tags of a run that applies these: their ids, who requested them and why."""
     return {
         "adjunct/startpoints": join_shortened(request.id for request in requests),
         "adjunct/startpoints_by": join_shortened(request.by for request in requests),
@@ -493,10 +494,10 @@ def startpoint_tags(requests: "Sequence[StartpointRequest]") -> dict[str, str]:
 
 
 def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection[AssetKey]) -> SensorDefinition:
-    """Return a sensor that hands requests for startpoints to tasks and launches one run of `job` that applies them.
+    """Return a sensor that hands startpoints to tasks and launches one run of `job` to apply them.
 
-    `assets` are those that the job materialises; while a run is on its way to one of them, requests wait for the next
-    one. Where a run leaves startpoints as they were, it is asked for again ever more rarely.
+    `assets` are those that the job materializes; while a run of one of them is in progress, startpoints wait. If a run
+    does not apply them, it is requested again with back-off.
     """
     own = frozenset(assets)
 
@@ -516,44 +517,44 @@ def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection
         pending = unapplied_startpoints(stored.handed, state.offsets)
         if not requested and not pending:
             return Skip("No startpoints wait.")
-        if tick.in_progress(own):
+        if tick.has_active_run(own):
             what = describe_waiting([*requested, *pending])
-            return Skip(f"{what}; a run is in progress: what it did not meet at its start is for the next one.")
-        if who := tick.who_runs(app.name):
+            return Skip(f"{what}; a run is in progress: startpoints requested after its start wait for the next one.")
+        if who := tick.lease_holder(app.name):
             what = describe_waiting([*requested, *pending])
-            return Skip(f"{what}; for the next run: the application is being run by {who}.")
+            return Skip(f"{what}; waiting for the next run: the application is being run by {who}.")
         systems = systems_for(app, lake=lake)
         planned = plan_application(app, systems=systems) if app.inputs else None
         fan_out = fan_out_requests(startpoints, systems, app, planned, state.offsets)
         pending = unapplied_startpoints(fan_out.tasks, state.offsets)
         for text in (*describe_dropped(fan_out), *describe_unapplied(fan_out)):
             tick.context.log.warning(text)
-        nobodys = [*fan_out.unknown, *(request for held in fan_out.stranded.values() for request in held.values())]
-        left = [f"{request.ssp}: no task reads it ({request.by}: {request.reason})" for request in nobodys]
-        left += [f"{ssp}: what was handed out can't be read" for ssps in fan_out.held.values() for ssp in sorted(ssps)]
+        unassigned = [*fan_out.unknown, *(request for held in fan_out.stranded.values() for request in held.values())]
+        left = [f"{request.ssp}: no task reads it ({request.by}: {request.reason})" for request in unassigned]
+        left += [f"{ssp}: its startpoint can't be read" for ssps in fan_out.held.values() for ssp in sorted(ssps)]
         if not pending:
-            return Skip(f"No startpoints wait that a task could apply. {join_shortened(left, '; ')}".rstrip())
+            return Skip(f"No waiting startpoint can be applied by a task. {join_shortened(left, '; ')}".rstrip())
         what = "; ".join([describe_waiting(pending), *left[:3]])
-        # Datasets that are not made yet hold the input back, and not what is asked of other datasets.
+        # Datasets that are not built yet block the inputs, but not startpoints of other datasets.
         waiting = describe_waiting_datasets(lake, systems, app)
         if waiting and planned is not None and fan_out.tasks.keys() <= {task.name for task in planned.tasks}:
             return Skip(f"{what}; {'; '.join(waiting)}.")
         ids = sorted({request.id for request in pending})
-        return tick.ask(f"{app.name}:{lake.id}:startpoints", what, ids, tags=startpoint_tags(pending))
+        return tick.request_run(f"{app.name}:{lake.id}:startpoints", what, ids, tags=startpoint_tags(pending))
 
     return job_sensor(
         f"{to_dagster_name(app.name)}_startpoints",
         job,
-        f"Runs {app.name} when somebody has asked for startpoints.",
+        f"Runs {app.name} when startpoints were requested.",
         evaluate,
     )
 
 
 def new_versions_sensor(member: "DatasetAsset", job: "LaunchedJob") -> SensorDefinition:
-    """Return a sensor that launches `job` for the next version that has been delivered whole, as its partition.
+    """Return a sensor that launches `job` for the next completely delivered version, as its partition.
 
-    Where names come as they come, the version's name becomes a partition. A run that did not build it is asked for
-    again ever more rarely.
+    Dynamic partitions are created for new names. If a run does not build the version, it is requested again with
+    back-off.
     """
     dataset = member.dataset
 
@@ -564,11 +565,11 @@ def new_versions_sensor(member: "DatasetAsset", job: "LaunchedJob") -> SensorDef
         if version is None:
             return Skip(f"No new version; {awaited}.")
         if not ensure_partitions(dataset, tick.context.instance, [version]):
-            return Skip(f"Version {version} is delivered, and is none of the partitions that are declared.")
+            return Skip(f"Version {version} is delivered, but is not among the declared partitions.")
         what = f"Version {version} is delivered"
-        if tick.in_progress({member.key}):
+        if tick.has_active_run({member.key}):
             return Skip(f"{what}; a run is already in progress.")
-        return tick.ask(f"{dataset.name}:{tick.lake.id}", what, {"version": version}, partition_key=version)
+        return tick.request_run(f"{dataset.name}:{tick.lake.id}", what, {"version": version}, partition_key=version)
 
     return job_sensor(
         f"{to_dagster_name(dataset.name)}_new_versions",
@@ -579,12 +580,12 @@ def new_versions_sensor(member: "DatasetAsset", job: "LaunchedJob") -> SensorDef
 
 
 def has_delivered_versions(dataset: "AdjunctDataset") -> bool:
-    """Whether versions of a dataset come by themselves, as markers or folders, and none of them is a partition."""
+    """Whether a dataset's versions are delivered by markers or folders, and are not partitions."""
     return not dataset.follows_changes and dataset.versions is None and not isinstance(dataset.input, QuerySource)
 
 
 class DeliveredCursor(StoredDocument):
-    """What was asked for last, and the version that was seen in the tick before."""
+    """The last run request, and the version seen in the previous tick."""
 
     asked: LastRequest = LastRequest()
     seen: str = ""
@@ -593,43 +594,43 @@ class DeliveredCursor(StoredDocument):
 def delivered_sensors(
     application: str, units: "Sequence[Sequence[DatasetAsset]]", job: "LaunchedJob"
 ) -> list[SensorDefinition]:
-    """Return sensors that materialise datasets' assets, within `job`, when versions of them are delivered whole.
+    """Return sensors that materialize datasets within `job` when versions of them are completely delivered.
 
-    All partitions of a stream then have their marker, or a folder is complete. There is one for each dataset; the
-    members of a version set, which are published together, share one: it waits until all of them have the version.
+    That is when all partitions of a stream have their marker, or a folder is complete. There is one sensor for each
+    dataset; members of a version set share one, which waits until all of them have the version.
 
-    One run takes all that is delivered: where several of these sensors are on, the first by name launches it for all. A
-    run that is launched for new records takes it, too: where the sensor for these is on, it has one look to launch it.
+    One run builds everything that is delivered: if several of these sensors are on, the first by name launches it. A
+    run for new records builds it too, so if that sensor is on, these wait for one more tick.
     """
     by_name = {f"{to_dagster_name(_group_name(unit))}_delivered": unit for unit in units}
     for_records = f"{to_dagster_name(application)}_new_records"
 
     def evaluate(tick: Tick, mine: str) -> RunRequest | Skip:
-        lake, unit, cursor = tick.lake, by_name[mine], tick.recall(DeliveredCursor)
+        lake, unit, cursor = tick.lake, by_name[mine], tick.load_cursor(DeliveredCursor)
         version, awaited = _next_delivered(lake, unit)
         if version is None:
             return Skip(f"No new version; {awaited}.")
         what = f"Version {version} is delivered"
-        if tick.in_progress({member.key for member in unit}):
+        if tick.has_active_run({member.key for member in unit}):
             return Skip(f"{what}; a run is already in progress.")
-        on = tick.switched_on()
+        on = tick.running_sensors()
         if for_records in on and cursor.seen != version:
-            tick.remember(cursor.model_copy(update={"seen": version}))
-            return Skip(f"{what}; {for_records} may launch a run that takes it, else the next look here does.")
+            tick.save_cursor(cursor.model_copy(update={"seen": version}))
+            return Skip(f"{what}; {for_records} may launch a run that builds it; otherwise the next tick here does.")
         together = {mine: version}
         for other in (by_name.keys() & on) - {mine}:
-            with suppress(AdjunctError):  # its own sensor tells it
+            with suppress(AdjunctError):  # reported by its own sensor
                 there, _ = _next_delivered(lake, by_name[other])
                 together |= {other: there} if there is not None else {}
         first = min(together)
         if first != mine:
-            return Skip(f"{what}; {first} launches the run that takes it, too.")
+            return Skip(f"{what}; {first} launches the run that builds it too.")
         decision = request_run(
             f"{_group_name(unit)}:{lake.id}:delivered", what, together, cursor.asked, lake.now().timestamp()
         )
         if isinstance(decision, Skip):
             return decision
-        tick.remember(DeliveredCursor(asked=decision.asked, seen=version))
+        tick.save_cursor(DeliveredCursor(asked=decision.asked, seen=version))
         keys = [member.key for name in sorted(together) for member in by_name[name]]
         return RunRequest(run_key=decision.run_key, asset_selection=keys)
 

@@ -1,4 +1,4 @@
-"""Deletes streams and datasets for good, unless something reads them."""
+"""Delete streams and datasets permanently, unless something reads them."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Who reads a stream or dataset, in words.
+    """Descriptions of the readers of a stream or dataset.
 
-    Those of `holding` would lose or mix something if it went; those of `told` find at their next look that it is gone,
-    or another one, and say so.
+    Readers in `holding` would lose or mix up data if it were deleted. Readers in `told` would only fail at their next
+    read, with an error that says what happened.
     """
 
     holding: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
 
-    def refuse(self, *, force: bool) -> bool:
-        """Whether they stand in the way: those that are told do only where it is not forced."""
+    def blocks(self, *, force: bool) -> bool:
+        """Whether the readers prevent a deletion; `force` overrides those in `told`."""
         return bool(self.holding or (self.told and not force))
 
-    def words(self) -> str:
-        """Return all of them in one line."""
+    def describe(self) -> str:
+        """Return all readers in one line."""
         return "; ".join((*self.holding, *self.told))
 
 
 def find_stream_readers(lake: Lake, name: str) -> Readers:
-    """Return who reads a stream of the lake, and which open batches write to it."""
+    """Return the readers of a stream of the lake, including open batches that write to it."""
     qualified, holding = f"lake.{name}", []
     told: list[str] = []
     streams = LakeStreams(lake)
@@ -77,7 +77,7 @@ def find_stream_readers(lake: Lake, name: str) -> Readers:
 
 
 def find_dataset_readers(lake: Lake, name: str) -> Readers:
-    """Return who reads a dataset: leases, holds, applications and builds."""
+    """Return the readers of a dataset: leases, holds, applications and builds."""
     now = read_lake_clock(lake, name)
     holding = [
         f"{lease.holder} holds {', '.join(lease.versions)} until {lease.expires_at:%Y-%m-%d %H:%M:%S %Z}"
@@ -88,14 +88,14 @@ def find_dataset_readers(lake: Lake, name: str) -> Readers:
         if state.open is not None and name in state.open.versions:
             holding.append(f"batch {state.open.batch} of application {application} is open and reads it")
         elif state.last is not None and name in state.last.intent.versions:
-            told.append(f"application {application} met it in its last batch")
+            told.append(f"application {application} read it in its last batch")
     running = [attempt for attempt in list_attempts(lake, name) if now - attempt.renewed < RUNNING_WITHIN]
-    told += [f"a build of it is on record as running ({attempt.id})" for attempt in running]
+    told += [f"a build of it is recorded as running ({attempt.id})" for attempt in running]
     return Readers(tuple(holding), tuple(told))
 
 
 def find_followers(lake: Lake, stream: str) -> tuple[dict[str, DatasetManifest], tuple[str, ...]]:
-    """Return the manifests of the datasets that follow this stream ("lake.orders"), and in words who may follow it."""
+    """Return the manifests of the datasets on this stream ("lake.orders"), and descriptions of unreadable ones."""
     followers: dict[str, DatasetManifest] = {}
     unknown = []
     for dataset in list_datasets(lake):
@@ -118,11 +118,10 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class DeletionReport:
-    """What a deletion did, or (`dry_run`) would do. `objects` and `size` (bytes) are what is deleted.
+    """What a deletion did, or (`dry_run`) would do. `objects` and `size` (bytes) count what is deleted.
 
-    `told` are readers that find out at their next look, which only a forced deletion accepts, and `holding` those that
-    no deletion accepts. `repeated` says that it had been deleted before, and `left` that somebody made it anew
-    meanwhile: its upkeep collects what is left of the one before.
+    `told` are readers that only a forced deletion accepts, `holding` those that no deletion accepts. `repeated` means
+    that it had been deleted before, `left` that it was recreated meanwhile.
     """
 
     kind: str
@@ -142,7 +141,7 @@ class DeletionReport:
             left = f"{self.objects:,} objects that it had left {verb}" if self.objects else "nothing is left of it"
             return f"{self.kind} {self.name} was deleted before: {left}"
         if self.left:
-            return f"{self.kind} {self.name} deleted, and made anew meanwhile: stream maintain collects what is left"
+            return f"{self.kind} {self.name} deleted, but recreated meanwhile: stream maintain collects the rest"
         return f"{self.kind} {self.name}: {self.objects:,} objects, {self.size:,} bytes {verb}"
 
     def to_json(self) -> dict[str, Any]:
@@ -153,15 +152,15 @@ class DeletionReport:
 def delete_stream(
     lake: Lake, name: str, *, reason: str, by: str, force: bool = False, dry_run: bool = False
 ) -> DeletionReport:
-    """Delete a stream of the lake for good; repeat it where it was interrupted.
+    """Delete a stream of the lake permanently; safe to repeat after an interruption.
 
-    Raises StillReadError while an open batch of an application reads it or writes to it, and, unless `force`, while an
-    application has a checkpoint on it or a dataset follows it: these are refused by their next run then, which
-    says what to do. What is declared under the name later is another stream. Raises StreamNotFoundError.
+    Raises StillReadError while an open batch of an application reads or writes it, and, unless `force`, while an
+    application has a checkpoint on it or a dataset follows it; after a forced deletion their next run fails with
+    advice. A stream declared later under the name is a different stream. Raises StreamNotFoundError.
     """
     streams = LakeStreams(lake)
 
-    def look() -> Commit:
+    def read_commit() -> Commit:
         commit = streams.log(name).current()
         if commit is None:
             raise StreamNotFoundError(
@@ -175,7 +174,7 @@ def delete_stream(
     return _delete(
         "stream",
         name,
-        look,
+        read_commit,
         lambda: find_stream_readers(lake, name),
         lambda: streams_deleting.list_deletable_objects(streams, name),
         lambda seen: streams_deleting.delete_stream(streams, name, seen, reason=reason, by=by),
@@ -188,15 +187,15 @@ def delete_stream(
 def delete_dataset(
     lake: Lake, name: str, *, reason: str, by: str, force: bool = False, dry_run: bool = False
 ) -> DeletionReport:
-    """Delete a dataset for good, with all versions, served and retained; repeat it where it was interrupted.
+    """Delete a dataset and all its versions permanently; safe to repeat after an interruption.
 
     Raises StillReadError while a reader's lease, a hold or an open batch needs a version, and, unless `force`, while an
-    application met it in its last batch or a build of it is on record as running. A member of a version set is a
-    DatasetError. Its stream stays. Raises DatasetNotFoundError.
+    application read it in its last batch or a build of it is recorded as running. Raises DatasetError for a member of a
+    version set, and DatasetNotFoundError. Its stream is kept.
     """
     log = DatasetLog(lake, name).log
 
-    def look() -> Commit:
+    def read_commit() -> Commit:
         commit = log.current()
         if commit is None:
             raise DatasetNotFoundError(
@@ -211,7 +210,7 @@ def delete_dataset(
     return _delete(
         "dataset",
         name,
-        look,
+        read_commit,
         lambda: find_dataset_readers(lake, name),
         lambda: list_log_objects(log),
         lambda seen: datasets.delete_dataset_objects(lake, name, seen, reason=reason, by=by),
@@ -224,7 +223,7 @@ def delete_dataset(
 def _delete(
     kind: str,
     name: str,
-    look: Callable[[], Commit],
+    read_commit: Callable[[], Commit],
     readers: Callable[[], Readers],
     objects: Callable[[], dict[str, int]],
     delete: Callable[[Commit], DeletedObjects],
@@ -235,11 +234,13 @@ def _delete(
 ) -> DeletionReport:
     if not reason.strip():
         raise ConfigurationError(
-            f"{kind} {name!r} can't be deleted without a reason.", "Say why: it is kept.", argument="reason"
+            f"{kind} {name!r} can't be deleted without a reason.",
+            "Pass a reason, which is recorded.",
+            argument="reason",
         )
 
-    def decide() -> Callable[[], DeletionReport]:  # again after a conflict: who committed may be a new reader
-        seen = look()
+    def decide() -> Callable[[], DeletionReport]:  # called again after a conflict, because there may be a new reader
+        seen = read_commit()
         repeated = is_deletion_commit(seen)
         reading = Readers() if repeated else readers()
         if dry_run:
@@ -247,7 +248,7 @@ def _delete(
             size = sum(there.values())
             report = DeletionReport(kind, name, len(there), size, reading.holding, reading.told, repeated, dry_run)
             return lambda: report
-        if reading.refuse(force=force):
+        if reading.blocks(force=force):
             raise _still_read_error(kind, name, reading)
 
         def commit() -> DeletionReport:
@@ -264,16 +265,16 @@ def _delete(
 def _still_read_error(kind: str, name: str, reading: Readers) -> StillReadError:
     if reading.holding:
         step = (
-            "Let them end: run the application, or give its batch up (adjunct checkpoint abandon); close the readers. "
-            "A lease that nobody renews runs out within minutes."
+            "Run the application, or abandon its batch (adjunct checkpoint abandon); close the readers. A lease that "
+            "nobody renews expires within minutes."
         )
     else:
         step = (
-            "Take it out of these first. Or force it (--force, force=True): nothing is mixed up by that, their next "
-            "run is refused and says what to do."
+            "Remove it from these first. Or force the deletion (--force, force=True): no data is mixed up, and their "
+            "next run fails with advice."
         )
     return StillReadError(
-        f"{kind} {name!r} is still read: {reading.words()}.",
+        f"{kind} {name!r} is still read: {reading.describe()}.",
         step,
         stream=f"lake.{name}" if kind == "stream" else None,
         dataset=name if kind == "dataset" else None,

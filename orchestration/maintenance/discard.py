@@ -1,4 +1,4 @@
-"""Discards what datasets do not need any more, sparing what open batches of applications will read again."""
+"""Delete old versions of datasets, except those that open batches of applications will read again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.retention.discard import DiscardReport
-from dagster_adjunct.assets.retention.discard import discard as discard_sparing
+from dagster_adjunct.assets.retention.discard import discard as discard_unneeded
 from dagster_adjunct.assets.unbounded.transient import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, list_applications
@@ -25,13 +25,12 @@ if TYPE_CHECKING:
 def discard(
     lake: Lake, dataset: str, policy: DiscardPolicy | None = None, *, by: str, dry_run: bool = False
 ) -> DiscardReport:
-    """Discard the versions of one dataset that the policy lets go, and what failed attempts left; safe to repeat.
+    """Delete versions of one dataset that the policy does not keep, and what failed builds left; safe to repeat.
 
-    Without `policy` it goes by the one that was declared at the last advance. What is served, pinned, leased, or
-    needed by an open batch of an application stays. With `dry_run` the report says what would go. Raises
-    DatasetNotFoundError.
+    The default policy is the one declared at the last advance. Versions that are served, pinned, leased, or needed by
+    an open batch are kept. With `dry_run` nothing is deleted. Raises DatasetNotFoundError.
     """
-    return discard_sparing(
+    return discard_unneeded(
         lake, dataset, policy, by=by, roots=partial(_needed_versions_of, lake, dataset), dry_run=dry_run
     )
 
@@ -44,12 +43,11 @@ def discard_all(
     datasets: Sequence[str] | None = None,
     dry_run: bool = False,
 ) -> list[DiscardReport]:
-    """Discard in these datasets (None: all of the lake), by the policies of `specs`, else by those declared last.
+    """Delete old versions of these datasets (default: all), by the policies of `specs` or those declared last.
 
-    An open batch is run again with the versions that it was begun with, so these stay however old they are, as those
-    do that a recorded replay is to meet. A dataset that fails keeps no other from being discarded in: the first error
-    is raised in the end, and names the rest. What the lake's metadata (requests for startpoints, for
-    one) does not reach any more is deleted, too.
+    Versions that an open batch or a recorded replay will read are kept, however old they are. If a dataset fails, the
+    others are still processed, and the first error is raised at the end with notes about the rest. Unreferenced
+    objects of the lake's metadata, such as startpoints, are deleted too.
     """
     policies = {name: spec.discard for name, spec in (specs or {}).items()}
     reports: list[DiscardReport] = []
@@ -68,14 +66,14 @@ def discard_all(
 
 
 def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:
-    """Return, by dataset and version id, which batch needs the version: an open one, or one that was given up and that
-    the next run takes out of the application's local tables."""
+    """Return, by dataset and version id, which batch needs the version: an open one, or an abandoned one that the next
+    run removes from the application's local tables."""
     needed: dict[str, dict[str, str]] = {}
     for application in list_applications(lake):
         state = BatchLog(lake, application).read()[1]
         intent = state.open
         if state.given_up is not None:
-            why = f"batch {state.given_up} of application {application}, which was given up; its next run takes it out"
+            why = f"batch {state.given_up} of application {application}, which was abandoned; its next run removes it"
             for dataset, before in _versions_before_batch(lake, application, state.given_up):
                 needed.setdefault(dataset, {})[before] = why
         if intent is not None:
@@ -90,7 +88,7 @@ def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:
 def needed_versions(lake: Lake) -> dict[str, dict[str, str]]:
     """Return, by dataset and version id, what needs the version: an open batch, or a recorded replay."""
     needed: dict[str, dict[str, str]] = {}
-    # Replays first: one whose last batch is opened meanwhile is then in one of both, or in both.
+    # Replays first: if the last batch of one is opened meanwhile, it is found in at least one of the two.
     replays = [find_held_versions(lake, application) for application in list_applications(lake)]
     for versions_of in (*replays, versions_in_open_batches(lake)):
         for dataset, versions in versions_of.items():
@@ -99,7 +97,7 @@ def needed_versions(lake: Lake) -> dict[str, dict[str, str]]:
 
 
 def _versions_before_batch(lake: Lake, application: str, batch: int) -> Iterator[tuple[str, str]]:
-    """Yield the local tables that a batch has written, each with the version from before it."""
+    """Yield the local tables that a batch wrote, each with the version before it."""
     for dataset in list_datasets(lake):
         manifest = DatasetLog(lake, dataset).read()[1]
         written = manifest.written if manifest is not None else None

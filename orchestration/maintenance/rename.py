@@ -1,14 +1,14 @@
-"""Renames an application: its batch log, startpoints and local tables go on under the new name.
+"""Rename an application, with its batch log, startpoints and local tables.
 
-What its outputs know it by stays the old name, as producer of streams, in the marks of remote tables and in the names
-of its tables of state: so what comes next follows what is there (`ApplicationState.writes_as`).
+Its outputs still know it by the old name: as producer of streams, in the idempotency marks of remote tables and in the
+names of its state tables (`ApplicationState.writes_as`).
 
-    fence       the log says where the application goes, and no run goes on under the old name
-    startpoints, recorded plans, local tables
-    log         with its whole history; from here on the new name runs
-    leave       nothing is left under the old name but where the application went
+    fence       the old log records the new name, and no run continues under the old name
+    copy        startpoints, recorded plans, local tables
+    log         is copied with its history; from here on the new name can run
+    leave       only the new name is left under the old one
 
-Who dies on the way repeats it.
+After a crash the rename is repeated.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RenameReport:
-    """What was renamed: the application, after so many batches, and the local tables that are the new one's."""
+    """A renamed application with its number of batches, and the local tables that it owns now."""
 
     old: str
     new: str
@@ -48,7 +48,7 @@ class RenameReport:
     def summary(self) -> str:
         """Return the report in one line."""
         tables = f", with {', '.join(self.local_tables)}" if self.local_tables else ""
-        return f"application {self.old} is {self.new} now{tables}: it goes on after batch {self.batches}"
+        return f"application {self.old} is renamed to {self.new}{tables}: it continues after batch {self.batches}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""
@@ -56,22 +56,22 @@ class RenameReport:
 
 
 def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) -> RenameReport:
-    """Let an application go on under a new name: with its checkpoint, history, startpoints and local tables.
+    """Rename an application, with its checkpoint, history, startpoints and local tables.
 
-    Its outputs go on to know it by the old one. Safe to repeat after a crash. Raises ConfigurationError for a name that
-    has never run, for a new one that has, and while a batch is open; ApplicationBusyError while a run is alive.
+    Its outputs still know it by the old name. Safe to repeat after a crash. Raises ConfigurationError if the old name
+    has never run, if the new name has, and while a batch is open; ApplicationBusyError while a run is alive.
     """
     log, after = BatchLog(lake, old), BatchLog(lake, new)
     lake.application_prefix(new)
     if not reason.strip():
         raise ConfigurationError(
             f"application {old!r} can't be renamed without a reason.",
-            "Say why (reason=…): it is kept with the change.",
+            "Pass reason=…, which is recorded with the change.",
             argument="reason",
             application=old,
         )
     if old == new:
-        raise _rename_error(old, new, "it is called so")
+        raise _rename_error(old, new, "that is its name already")
     if log.read().commit is None:
         raise ConfigurationError(
             f"application {old!r} has never run in {lake.url}; {describe_similar_names(old, list_applications(lake))}.",
@@ -94,18 +94,18 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
 
 
 def _fence_log(log: BatchLog, after: BatchLog, old: str, new: str, *, by: str, note: str) -> LoggedState:
-    """Return the old log, which says where its application goes."""
+    """Record the new name in the old log, and return the log."""
     logged, there = log.read(), after.read()
     if logged.state.renamed_to == new:
-        return logged  # begun before
+        return logged  # an interrupted rename
     if logged.state.renamed_to is not None:
-        raise _rename_error(old, new, f"it is {logged.state.renamed_to!r} by now")
+        raise _rename_error(old, new, f"it was renamed to {logged.state.renamed_to!r}")
     if there.commit is not None:
         raise _rename_error(old, new, f"{new!r} has run already")
     if logged.state.open is not None:
         raise ConfigurationError(
             f"application {old!r} can't be renamed while its batch {logged.state.open.batch} is open.",
-            f"Run it once more under its name, or give the batch up (adjunct checkpoint abandon {old} --reason …).",
+            f"Run it once more under the old name, or abandon the batch (adjunct checkpoint abandon {old} --reason …).",
             application=old,
         )
     return log.fence(logged, new, by=by, note=note)
@@ -113,14 +113,14 @@ def _fence_log(log: BatchLog, after: BatchLog, old: str, new: str, *, by: str, n
 
 def _rename_error(old: str, new: str, problem: str) -> ConfigurationError:
     return ConfigurationError(
-        f"application {old!r} can't be renamed {new!r}: {problem}.",
-        "Name one that has no log in this lake; a name that was given up is not used again.",
+        f"application {old!r} can't be renamed to {new!r}: {problem}.",
+        "Choose a name that has no batch log in this lake; old names can't be reused.",
         application=old,
     )
 
 
 def _copy_recorded(lake: Lake, old: str, new: str) -> None:
-    """Copy the plans of replays that meet recorded versions."""
+    """Copy the plans of replays that read recorded versions."""
     prefix = f"{lake.application_prefix(old)}/recorded/"
     for item in [*lake.store.list(prefix)]:
         with suppress(ObjectExistsError):

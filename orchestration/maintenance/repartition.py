@@ -1,4 +1,4 @@
-"""Rewrites a stream into another number of partitions, once everybody who follows it has read all of it."""
+"""Rewrite streams and datasets into another number of partitions."""
 
 from __future__ import annotations
 
@@ -39,11 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RepartitionReport:
-    """What a rewriting did, or (`dry_run`) would do. `rows` are records.
+    """What a repartitioning did, or (`dry_run`) would do. `rows` are records.
 
-    `carried` are the applications and `datasets` the datasets that go on where they were; `told` find at their next
-    run that the stream is another one, which only a forced rewriting accepts; `holding` are those that no rewriting
-    accepts.
+    `carried` applications and `datasets` continue at their positions; `told` are readers whose next run fails, which
+    only a forced repartitioning accepts; `holding` are readers that none accepts.
     """
 
     name: str
@@ -72,19 +71,19 @@ class RepartitionReport:
 def repartition_stream(
     lake: Lake, name: str, partitions: int, *, reason: str, by: str, force: bool = False, dry_run: bool = False
 ) -> RepartitionReport:
-    """Rewrite a keyed stream of the lake into another number of partitions, in one commit; a crash leaves the old one.
+    """Rewrite a keyed stream of the lake into another number of partitions, atomically.
 
-    The order of each key's records stays, and markers stay between the same records. Offsets begin anew: applications,
-    datasets and named readers who had read all of it go on at what comes after. Raises StillReadError while an open
-    batch reads or writes it or a startpoint waits on it, and, unless `force`, while a reader or dataset has not read
-    all of it: these are refused by their next run then, which says what to do. Raises ConfigurationError for a stream
-    without key, or with markers that do not stand in all partitions alike.
+    The order of each key's records is kept, and markers stay between the same records. Offsets start again at 0;
+    applications, datasets and named readers that have read all of it continue with later records. Raises
+    StillReadError while an open batch reads or writes it or a startpoint waits on it, and, unless `force`, while a
+    reader or dataset has not read all of it; after a forced rewrite their next run fails with advice. Raises
+    ConfigurationError for a stream without key, or with markers that differ between partitions.
     """
     streams = LakeStreams(lake)
     if not reason.strip():
         raise ConfigurationError(
             f"stream {name!r} can't be repartitioned without a reason.",
-            "Say why: it is kept.",
+            "Pass a reason, which is recorded.",
             argument="reason",
             stream=f"lake.{name}",
         )
@@ -98,18 +97,18 @@ def repartition_stream(
 
     def check(state: StreamState) -> None:
         readers = _inspect_readers(lake, name, state)[2]
-        if readers.refuse(force=force):
+        if readers.blocks(force=force):
             step = (
-                "Let them end, give up their batches (adjunct checkpoint abandon), or take startpoints back (adjunct "
+                "Let their runs end, abandon their batches (adjunct checkpoint abandon) or clear startpoints (adjunct "
                 "startpoint clear), and repeat it."
             )
             if not readers.holding:
                 step = (
-                    "Run what has not read all, and repeat it. Or force it (--force, force=True): nothing is lost or "
-                    "doubled by that; they are refused by their next run, which says what to do."
+                    "Run the readers that have not read all of it, and repeat it. Or force it (--force, force=True): "
+                    "no record is lost or read twice, and the readers' next run fails with advice."
                 )
             raise StillReadError(
-                f"stream {name!r} can't be repartitioned now: {readers.words()}.",
+                f"stream {name!r} can't be repartitioned now: {readers.describe()}.",
                 step,
                 stream=f"lake.{name}",
                 readers=(*readers.holding, *readers.told),
@@ -125,13 +124,12 @@ def repartition_stream(
 def repartition_dataset(
     lake: Lake, name: str, partitions: int, *, reason: str, by: str, dry_run: bool = False
 ) -> RebucketReport:
-    """Rewrite a dataset into another number of partitions, in one commit; `dry_run` says what would be done.
+    """Rewrite a dataset into another number of partitions, atomically; with `dry_run` only report it.
 
-    Of a bounded one every retained version, under a new id; of an unbounded one the served table, while versions before
-    it keep their partitions until they are discarded. Entries, names and offsets stay. A crash leaves the dataset as it
-    was. Readers by lease keep what they read until they leave. Raises StillReadError while an open batch of an
-    application needs a version, DatasetError while a bootstrap is not finished, and ConfigurationError for a broadcast
-    dataset.
+    Rewrites every retained version of a bounded dataset, under a new id, or the served table of an unbounded one, whose
+    earlier versions keep their partitions. Entries, names and offsets are kept. Readers with a lease keep their version
+    until they release it. Raises StillReadError while an open batch of an application needs a version, DatasetError
+    while a bootstrap is not finished, and ConfigurationError for a broadcast dataset.
     """
     manifest = DatasetLog(lake, name).read()[1]
     rewrite = repartition_table if isinstance(manifest, UnboundedManifest) else repartition_versions
@@ -147,7 +145,7 @@ def repartition_dataset(
 
 
 def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...], tuple[str, ...], Readers]:
-    """Return the applications and the datasets that go on at its end, and who does not."""
+    """Return the applications and datasets that have read all of the stream, and the readers that have not."""
     stream = f"lake.{name}"
     carried: list[str] = []
     told: list[str] = []
@@ -169,7 +167,7 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[s
         for namespace in (REQUESTS, FAN_OUTS):
             waiting = MetadataStore(lake).namespace(namespace, application).read()
             if any(concerns_stream(stream, key, value) for key, value in waiting.items()):
-                # Its offset would be found among other records than those that it was asked for.
+                # Its offset would refer to other records after the rewrite.
                 holding.append(f"a startpoint of application {application} waits on it")
                 break
     for reader in list_readers(lake, name):
@@ -187,7 +185,10 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[s
 
 
 def _carry_positions(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Commit the positions of those who had read all, and return them; who is missed here does so at its next run."""
+    """Move applications and datasets that had read everything to the new stream, and return them.
+
+    Those missed here are moved by their next run.
+    """
     info = LakeStreams(lake).info(name)
     carried = []
     for application in list_applications(lake):

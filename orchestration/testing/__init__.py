@@ -1,1 +1,1 @@
-"""Applications in the tests of those who write them: planned, and run, without a lake and without a server."""
+"""Testing of applications, without a lake or a server."""

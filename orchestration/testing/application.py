@@ -1,8 +1,7 @@
-"""`TestApplication`: an application on records of a test, with no server and no lake of its own.
+"""`TestApplication`: run an application on records of a test, without a server.
 
-It is the code that runs in production, over a lake in memory (a folder of `/dev/shm`, where the system has that, for
-Spark's workers are processes of their own) and twins of what lies outside. So what a test sees of batches, datasets,
-state and errors is what a run does.
+It runs the production code over a temporary lake (in `/dev/shm` if it exists, because Spark's workers are separate
+processes) and fakes of external systems, so tests see the batches, datasets, state and errors of real runs.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ if TYPE_CHECKING:
 def assert_plannable(app: Application, streams: Streams) -> ExecutionPlan:
     """Return the plan of an application over these streams, which are named "system.stream".
 
-    Inputs, and the inputs of datasets, have to be given; an output need not exist. It takes milliseconds, and neither
-    Spark nor a lake. Raises PlanningError for what a run would refuse before it begins.
+    Inputs of the application and its datasets must be given, outputs need not. It takes milliseconds, without Spark or
+    a lake. Raises PlanningError for what a run would reject before it begins.
     """
     return build_plan(app, catalog_from_streams(streams))
 
@@ -70,8 +69,8 @@ _MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class TestResult:
-    """What one run has done: the records that it has sent to each output stream, and the deletions, all records of
-    each table that it writes or asks by their keys, its counters by output and join, and the run's report and plan."""
+    """The result of one run: records and deletions sent to each output stream, all records by key of each table that it
+    reads or writes, counters by output and join, and the run's report and plan."""
 
     __test__: ClassVar[bool] = False
     outputs: Mapping[str, Records]
@@ -82,12 +81,14 @@ class TestResult:
     plan: ExecutionPlan
 
     def output(self, name: str) -> Records:
-        """Return the records that this run has sent to an output stream, by partition and offset."""
+        """Return the records that this run sent to an output stream, ordered by partition and offset."""
         return self.outputs[_require_known("output", name, self.outputs)]
 
     def deleted(self, name: str) -> Records:
-        """Return the deletions that this run has sent to an output stream, by partition and offset: key columns, and
-        null in the others where the stream had none."""
+        """Return the deletions that this run sent to an output stream, ordered by partition and offset.
+
+        They have the key columns, and null in columns without a value.
+        """
         return self.deletions[_require_known("output", name, self.deletions)]
 
     def table(self, name: str) -> Mapping[Any, dict[str, Any]]:
@@ -97,17 +98,17 @@ class TestResult:
 
 
 class TestApplication:
-    """An application that a test gives records, runs, and asks for what it has written.
+    """An application under test: give it records, run it, and inspect what it wrote.
 
         with TestApplication(app, streams) as test:
             test.dataset("members", [{"visitor": "ann", "level": "gold"}])
             test.input("lake.visits", [{"visitor": "ann", "shop": "north", "spent": 3.5}])
             assert test.run(spark).output("lake.known-visits") == [...]
 
-    `streams` describes those that exist (see `TestStream`); one that is not described has the columns of its first
-    records, no key and one partition. Whatever systems they are of, they lie in the test's own lake; remote tables are
-    twins in memory, with the contract of those declared. Runs go on from each other. Functions of the user are called
-    as they are. It ends with its block, or with `close()`.
+    `streams` describes existing streams (see `TestStream`); one that is not described has the columns of its first
+    records, no key and one partition. Streams of all systems are stored in a temporary lake; remote tables are replaced
+    by fakes with the same contract. Each run continues after the previous one. User functions are called unchanged.
+    Data is deleted at the end of the block, or by `close()`.
     """
 
     __test__ = False
@@ -141,27 +142,27 @@ class TestApplication:
         self.close()
 
     def close(self) -> None:
-        """Forget all records."""
+        """Delete all records."""
         self._close()
 
     def input(self, stream: str, records: Rows, *, deleted: Rows = ()) -> None:
-        """Append records to the stream "system.stream", then deletions of the keys of `deleted`."""
+        """Append records to the stream "system.stream", then deletions for the keys in `deleted`."""
         split_stream_name(stream)
         self._append(stream, records, deleted, None)
 
     def dataset(self, name: str, records: Rows, *, deleted: Rows = (), valid_from: datetime | None = None) -> None:
-        """Deliver records to a dataset, for the next run.
+        """Deliver records of a dataset's input, for the next run.
 
-        To a bounded one they are a whole new version; to an unbounded one changes of these keys, and deletions of those
-        of `deleted`. They are records as its input has them. `valid_from` (with its zone) is since when the version of
-        a bounded dataset is valid that declares what tells it, whatever that is.
+        For a bounded dataset they are a complete new version; for an unbounded one they are changes, followed by
+        deletions for the keys in `deleted`. `valid_from` (with its zone) is the time from which the version is valid,
+        if the bounded dataset declares such a time.
         """
         dataset = self._datasets[_require_known("dataset", name, self._datasets)]
         _check_valid_from(dataset, valid_from)
         if dataset.stream is None:
             raise ConfigurationError(
-                f"dataset {name!r} takes no records: it is made from {dataset.input}.",
-                "What an application writes to it gets there by running it.",
+                f"dataset {name!r} can't be given records: it is built from {dataset.input}.",
+                "Give records to its inputs, and run the application.",
                 dataset=name,
             )
         if dataset.follows_changes:
@@ -169,26 +170,26 @@ class TestApplication:
             return
         if deleted:
             raise ConfigurationError(
-                f"dataset {name!r} is bounded, and each delivery is a whole version.",
-                "Leave those out that are not in it any more.",
+                f"dataset {name!r} is bounded: each delivery is a complete version, without deletions.",
+                "Omit the deleted records from the version instead.",
                 argument="deleted",
                 dataset=name,
             )
         self._append(dataset.stream, records, (), f"v{self._sequence + 1:06d}", valid_from)
 
     def table(self, name: str, records: Mapping[Any, Mapping[str, Any]]) -> None:
-        """Put records into a remote table, each under its key (a tuple where the key has several columns)."""
+        """Put records into a remote table by key (a tuple if the key has several columns)."""
         table = self._tables[_require_known("remote table", name, self._tables)]
-        whole = {key: {**_key_columns(table.key, key), **record} for key, record in records.items()}
-        self._twin(name).fill(whole)
+        records_with_keys = {key: {**_key_columns(table.key, key), **record} for key, record in records.items()}
+        self._twin(name).fill(records_with_keys)
 
     def run(
         self, spark: SparkSession | Callable[[], SparkSession] | None = None, *, max_batches: int | None = None
     ) -> TestResult:
         """Bring the datasets up to date and run batches until the inputs are read, or `max_batches` of them.
 
-        `spark` is a session, or a function that gives one; left out, a local one is started, once a process. Raises
-        what a run raises in production.
+        `spark` is a session or a function that returns one; by default a local session is started once per process.
+        Raises the same errors as in production.
         """
         plan = plan_application(self._declared if self._same_inputs() else self._app, systems=self._systems)
         before = {name: self._ends(name) for name in self._app.outputs}
@@ -208,10 +209,8 @@ class TestApplication:
         return TestResult(outputs, deletions, tables, report.step.counters, report, plan)
 
     def output(self, name: str) -> Records:
-        """Return all records of an output stream, by partition and offset, without deletions."""
+        """Return all records of an output stream, ordered by partition and offset, without deletions."""
         return self._records(_require_known("output", name, self._app.outputs), {})[0]
-
-    # -- what it is made of
 
     def _system(self, name: str) -> FakeStreams:
         described = {split_stream_name(stream): given for stream, given in self._described.items()}
@@ -251,7 +250,8 @@ class TestApplication:
         system, stream = split_stream_name(name)
         if system not in self._systems:
             raise ConfigurationError(
-                f"application {self._app.name!r} names no stream of system {system!r}.",
+                f"application {self._app.name!r} uses no stream of system {system!r}; its systems: "
+                f"{', '.join(self._systems) or 'none'}.",
                 "Correct the name.",
                 stream=name,
             )
@@ -275,7 +275,7 @@ class TestApplication:
             return {}
 
     def _records(self, name: str, start: Mapping[SystemStreamPartition, str]) -> tuple[Records, Records]:
-        """Return the records of an output from these positions on, and the deletions."""
+        """Return the records and the deletions of an output from these positions on."""
         system = self._systems[split_stream_name(name)[0]]
         ends = self._ends(name)
         if not ends:
@@ -283,49 +283,49 @@ class TestApplication:
         oldest = system.oldest(ends)
         ranges = {ssp: OffsetRange(start.get(ssp, oldest[ssp]), end) for ssp, end in ends.items()}
         arrow_records = system.read_arrow(ranges)
-        told = arrow_records.drop_columns([n for n in RECORD_META if n in arrow_records.column_names]).to_pylist()
+        rows = arrow_records.drop_columns([n for n in RECORD_META if n in arrow_records.column_names]).to_pylist()
         gone = (
             arrow_records.column(TOMBSTONE).to_pylist()
             if TOMBSTONE in arrow_records.column_names
-            else [False] * len(told)
+            else [False] * len(rows)
         )
         kept, deleted = (
-            [row for row, is_gone in zip(told, gone, strict=True) if is_gone is of] for of in (False, True)
+            [row for row, is_gone in zip(rows, gone, strict=True) if is_gone is of] for of in (False, True)
         )
         return kept, deleted
 
 
 def _with_stream_input(dataset: AdjunctDataset) -> AdjunctDataset:
-    """Return a dataset that is made from files or a query as one that is made from a stream."""
+    """Return the dataset with a stream as its input instead of files or a query."""
     if dataset.stream is not None or dataset.follows_changes:
         return dataset
     if dataset.versions is not None:
         raise ConfigurationError(
-            f"dataset {dataset.name!r} has versions that are Dagster's partitions, which a test does not run.",
-            "Test the application with a dataset that is declared without them.",
+            f"dataset {dataset.name!r} has versions that are Dagster's partitions, which tests do not support.",
+            "Test the application with a dataset that is declared without versions=.",
             dataset=dataset.name,
         )
     return replace(dataset, input=f"lake.{dataset.name}-of-the-test")
 
 
 def _with_marker_times(dataset: AdjunctDataset) -> AdjunctDataset:
-    """Return a dataset whose versions are dated as one whose markers say it, which is how a test does."""
+    """Return the dataset with valid_from times given by markers, as a test delivers them."""
     return dataset if dataset.valid_from is None else replace(dataset, valid_from=MARKER)
 
 
 def _check_valid_from(dataset: AdjunctDataset, valid_from: datetime | None) -> None:
-    """Raise ConfigurationError where a version lacks its time, or something has one that takes none."""
+    """Raise ConfigurationError if `valid_from` is missing, or given for a dataset without such times."""
     if (valid_from is None) == (dataset.valid_from is None):
         return
     if valid_from is None:
-        problem = f"dataset {dataset.name!r} has a time of each version, and this one has none."
-        next_step = "Say since when it is valid: valid_from=datetime(2026, 1, 31, tzinfo=UTC)."
+        problem = f"dataset {dataset.name!r} declares valid_from, but this version has no time."
+        next_step = "Pass the time from which it is valid: valid_from=datetime(2026, 1, 31, tzinfo=UTC)."
     elif dataset.follows_changes:
-        problem = f"dataset {dataset.name!r} follows changes, and valid_from={valid_from!r} is for whole versions."
-        next_step = "Leave it out: each change says its own time, in the column that the dataset's valid_from names."
+        problem = f"dataset {dataset.name!r} is unbounded, but valid_from={valid_from!r} is for bounded ones."
+        next_step = "Omit it: each change has its own time, in the column that the dataset's valid_from names."
     else:
-        problem = f"dataset {dataset.name!r} got valid_from={valid_from!r}: it declares nothing that tells such a time."
-        next_step = "Leave it out, or declare the dataset with valid_from=…."
+        problem = f"dataset {dataset.name!r} got valid_from={valid_from!r}, but does not declare valid_from."
+        next_step = "Omit it, or declare the dataset with valid_from=…."
     raise ConfigurationError(problem, next_step, argument="valid_from", dataset=dataset.name)
 
 
@@ -346,7 +346,7 @@ def _require_known(kind: str, name: str, known: Mapping[str, object]) -> str:
 
 @cache
 def _local_session() -> SparkSession:
-    """A session for small data, which ends with the process."""
+    """Return a local session for small data, which ends with the process."""
     from dagster_adjunct.resources.spark.session import new_session
 
     return new_session({"spark.sql.shuffle.partitions": "4"}, master="local[2]")

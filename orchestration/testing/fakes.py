@@ -1,4 +1,4 @@
-"""A twin of a remote table: the same contract over records in one file, which Spark's workers see, too."""
+"""Fakes of streams and remote tables for tests, stored in files that Spark's workers can read."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TestStream:
-    """A stream that exists, as far as a test says: its columns (None: not known), those that choose the partition, how
-    many partitions, by which hash ("spark-murmur3", "kafka-murmur2" or "unknown"), and whether offsets are numbers."""
+    """A stream of a test: its columns (None: unknown), key columns, number of partitions, partitioner
+    ("spark-murmur3", "kafka-murmur2" or "unknown"), and whether offsets are numbers."""
 
     __test__: ClassVar[bool] = False
     schema: Schema | None = None
@@ -45,7 +45,7 @@ Streams: TypeAlias = Mapping[str, TestStream]
 
 
 def catalog_from_streams(streams: Streams) -> Catalog:
-    """Return the facts of these streams, for the planner. Raises ConfigurationError for a wrong name or key."""
+    """Return the planner's catalog of these streams. Raises ConfigurationError for an invalid name or key."""
     facts = {}
     for name, stream in streams.items():
         system, _ = split_stream_name(name)
@@ -59,13 +59,13 @@ def catalog_from_streams(streams: Streams) -> Catalog:
 
 
 class FakeStreams(LakeStreams):
-    """The streams of a lake as the system `name`; `partitioners` say how those of some streams hash, as it is said."""
+    """Streams of a lake under the system name `name`; `partitioners` overrides the partitioner of some streams."""
 
     def __init__(self, lake: Lake, name: str, partitioners: Mapping[str, Partitioner]) -> None:
         super().__init__(lake)
         self.name = name
         if name != LAKE:
-            self.new_streams = NewStreams()  # what the system itself would say is not known here
+            self.new_streams = NewStreams()  # the real system's settings are unknown here
         self._partitioners = dict(partitioners)
 
     def info(self, stream: str) -> StreamInfo:
@@ -73,17 +73,17 @@ class FakeStreams(LakeStreams):
         return replace(described, partitioner=self._partitioners.get(stream, described.partitioner))
 
     def snapshot(self, stream: str) -> StreamSystem:
-        """Nobody else writes to the streams of a test."""
+        """Return itself, because nobody else writes to the streams of a test."""
         return self
 
 
 def stream_schema(stream: str, given: TestStream | None, rows: Sequence[Mapping[str, Any]]) -> Schema:
-    """Return the columns that a test gives a stream, else those of its first records as Python has them."""
+    """Return the declared columns of a stream, or else those of its first records."""
     if given is not None and given.schema is not None:
         return given.schema
     if not rows:
         raise ConfigurationError(
-            f"stream {stream!r} has no columns: none are given, and no records to take them from.",
+            f"stream {stream!r} has no columns: neither a schema nor records are given.",
             "Describe it: TestApplication(app, {…: TestStream(Schema.of(…))}).",
             stream=stream,
         )
@@ -95,7 +95,7 @@ def stream_schema(stream: str, given: TestStream | None, rows: Sequence[Mapping[
 def arrow_table(
     stream: str, schema: Schema, rows: Sequence[Mapping[str, Any]], deleted: Sequence[Mapping[str, Any]]
 ) -> pa.Table:
-    """Return records, then tombstones, as the stream takes them. Raises ConfigurationError with the record's number."""
+    """Return records, then tombstones, as a table. Raises ConfigurationError with the number of an invalid record."""
     import pyarrow as pa
 
     everything = [*rows, *deleted]
@@ -126,7 +126,7 @@ Record = dict[str, Any]
 
 
 class FakeTable(StoreFunction[Hashable, Record, Any]):
-    """Records in a file, for as long as a test lives. It can do what the function says that it stands for."""
+    """A table function over records in a file, with the capabilities of the function that it replaces."""
 
     def __init__(
         self,
@@ -160,13 +160,13 @@ class FakeTable(StoreFunction[Hashable, Record, Any]):
             return table.records()
 
     def fill(self, records: Mapping[Hashable, Record]) -> None:
-        """Put these records, in place of those of the same keys."""
+        """Put these records, replacing those of the same keys."""
         with _locked_table(self.path) as table:
             table.fill(records)
 
 
 def fake_table(table: RemoteTable[Any, Any, Any], path: Path) -> RemoteTable[Any, Any, Any]:
-    """Return a table with the contract of another one, and its records in a file."""
+    """Return a table with the contract of `table`, and its records in a file."""
     return RemoteTable(
         table.name,
         key=table.key,
@@ -192,7 +192,7 @@ def _fake_function(function: Any, path: Path) -> FakeTable:
 
 @contextmanager
 def _locked_table(path: str) -> Iterator[MemoryTable]:
-    """The table of a file, which nobody else sees until it is written again."""
+    """Open the table of a file under a lock, and write it back at the end."""
     with Path(f"{path}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         table = MemoryTable(path)

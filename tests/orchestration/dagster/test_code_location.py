@@ -236,7 +236,7 @@ def test_two_things_of_one_asset_key_and_two_jobs_of_one_name_are_refused_in_our
     ):
         build_definitions(reading("a"), translator=OneKey())
     for other in ("a_b", "a-b"):
-        with pytest.raises(ConfigurationError, match=f"'a-b' and '{other}' would both have the job 'a_b'"):
+        with pytest.raises(ConfigurationError, match=f"'a-b' and '{other}' have the same job name 'a_b'"):
             build_definitions(reading("a-b"), reading(other))
 
 

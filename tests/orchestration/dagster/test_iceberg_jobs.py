@@ -81,7 +81,7 @@ def test_what_is_new_is_compacted_and_registered_and_what_is_there_is_left_alone
     again = hand_over(lab, PRICES)
     assert again.success
     assert again.observed == {}
-    assert f"version {served.version} was there already in reference.prices" in again.log
+    assert f"version {served.version} is already registered in reference.prices" in again.log
     assert lab.store("prices").require_current().version == served.version
 
 
@@ -109,5 +109,5 @@ def test_the_schedule_is_off_and_a_table_needs_a_dataset(lab: Lab) -> None:
     assert schedules["shop_iceberg_daily"].job_name == "shop_iceberg"
     without = definitions(lab, PRICES, tables={})
     assert not any("iceberg" in schedule.name for schedule in without.schedules or ())
-    with pytest.raises(ConfigurationError, match=r"the dataset 'price', which no application.*there are: prices"):
+    with pytest.raises(ConfigurationError, match=r"the dataset 'price', which no application.*known datasets: prices"):
         definitions(lab, PRICES, tables={"price": TABLES["prices"]})

@@ -88,7 +88,7 @@ def test_a_join_has_a_check_of_its_match_rate_which_fails_below_what_is_declared
     counts = {"rows": 200, "unmatched": 20}
     finished = run(lab, {"join-2-items": counts, "join-3-other": {"rows": 200, "unmatched": 190}})
     assert finished.passed == {"copy match_rate_items": True, "copy match_rate_other": True}, (
-        "no rate is demanded of other"
+        "no minimum is declared of other"
     )
     facts = plain(finished.checks["copy match_rate_items"].metadata)
     assert (facts["adjunct/match_rate"], facts["adjunct/unmatched"], facts["adjunct/min_match_rate"]) == (0.9, 20, 0.9)
@@ -98,7 +98,7 @@ def test_a_join_has_a_check_of_its_match_rate_which_fails_below_what_is_declared
     finished = run(lab, {"join-2-items": {"rows": 200, "unmatched": 21}, "a": {}, "b": {}})
     failed = finished.checks["copy match_rate_items"]
     assert (failed.passed, failed.severity.value) == (False, "ERROR")
-    assert failed.description == "89.50% of 200 records met an entry of items; at least 90.0% is demanded"
+    assert failed.description == "89.50% of 200 records matched an entry of items; at least 90.0% is required"
     assert finished.success
     assert "did not yield" not in finished.log
 

@@ -95,15 +95,13 @@ def test_one_record_is_enough_unless_said_otherwise() -> None:
 
 def test_a_threshold_in_records_is_met_exactly() -> None:
     rule = LaunchWhen(records=100)
-    assert decided(99, rule=rule) == Skip("99 new records, fewer than wanted: launched at 100 records.")
+    assert decided(99, rule=rule) == Skip("99 new records; a run is launched at 100 records.")
     assert isinstance(decided(100, rule=rule), LaunchRequest)
 
 
 def test_with_an_age_alone_no_number_of_young_records_is_enough() -> None:
     rule = LaunchWhen(age=timedelta(minutes=10))
-    assert decided(10**9, rule=rule) == Skip(
-        "1,000,000,000 new records, fewer than wanted: launched at one older than 0:10:00."
-    )
+    assert decided(10**9, rule=rule) == Skip("1,000,000,000 new records; a run is launched at one older than 0:10:00.")
     assert isinstance(decided(1, rule=rule, old="lake.orders.1"), LaunchRequest)
 
 
@@ -131,7 +129,9 @@ def test_thresholds_are_for_all_applications_or_by_name() -> None:
     rule = LaunchWhen(records=7)
     assert launch_rules(rule, ("a", "b")) == {"a": rule, "b": rule}
     assert launch_rules({"b": rule}, ("a", "b")) == {"a": LaunchWhen(), "b": rule}
-    with pytest.raises(ConfigurationError, match="launch_when names 'c', and the applications are a, b"):
+    with pytest.raises(
+        ConfigurationError, match="launch_when names an unknown application 'c'; the applications: a, b"
+    ):
         launch_rules({"c": rule}, ("a", "b"))
 
 
@@ -239,7 +239,7 @@ def test_ticks_follow_the_lake_and_never_ask_twice_for_one_position(lake: Lake, 
         assert request.run_key is not None
         assert request.run_key.startswith(f"order-totals:{lake.id}:")
         assert request.tags["adjunct/lag"] == "10"
-        assert "attempt 1 did not get past that" in sensor.skipped()
+        assert "attempt 1 did not change that" in sensor.skipped()
 
         small.append(lake, "items", 2, small.ITEMS, marker="v2")
         assert sensor.asked().run_key != request.run_key, "another version may let the run get on"
@@ -256,7 +256,7 @@ def test_records_of_a_time_are_waited_for_until_the_first_is_old(lake: Lake) -> 
     with DagsterInstance.ephemeral() as instance:
         there = on_clock(lake, lambda: written + passed)
         sensor = Ticker(there, copying(), instance, "copy_new_records", launch_when={"copy": rule})
-        assert sensor.skipped().startswith("10 new records, fewer than wanted: launched at 11 records or one older")
+        assert sensor.skipped().startswith("10 new records; a run is launched at 11 records or one older")
         passed = timedelta(minutes=11)
         sensor.asked()
 
@@ -442,7 +442,7 @@ def test_a_cursor_of_a_later_release_starts_anew_and_says_so_in_the_log(
         sensor = Ticker(lake, copying(), instance, "copy_new_records")
         sensor.cursor = '{"version": 99, "asked": "?"}'
         sensor.asked()
-    assert "The cursor is of version 99" in capfd.readouterr().err
+    assert "The cursor has version 99" in capfd.readouterr().err
 
 
 def _no_spark() -> object:

@@ -240,7 +240,7 @@ def test_the_applications_job_says_loudly_which_delivered_version_it_leaves_out(
     with steps_run_by(lambda context: ran):
         finished = FinishedRun(defs.resolve_job_def("shop").execute_in_process(instance=lab.instance), lab.instance)
     assert (
-        "30 Version v2 of items is delivered, and this run leaves it out. Dataset items has its versions"
+        "30 Version v2 of items is delivered, but this run does not build it. Dataset items has its versions"
         in finished.log
     )
     assert "the Dagster job items_versions does, launched by the sensor items_new_versions" in finished.log
@@ -254,4 +254,4 @@ def test_a_partition_that_is_not_delivered_is_not_materialised_and_the_log_says_
     finished = build(lab, "v1", ON_STREAM)
     assert finished.success
     assert finished.made == {}
-    assert "Partition v1 of items is not materialised: it is not delivered whole yet" in finished.log
+    assert "Partition v1 of items is not materialized: it is not completely delivered yet" in finished.log

@@ -95,7 +95,7 @@ def test_a_batch_of_somebody_elses_since_ends_the_matter_and_one_from_before_doe
 
 def test_a_permanent_failure_is_left_to_people() -> None:
     skip = decided(failed("a"), permanent="the column is missing. Add it.")
-    assert skip == Skip("Run a failed for good: the column is missing. Add it.")
+    assert skip == Skip("Run a failed permanently: the column is missing. Add it.")
 
 
 def test_restarts_wait_ever_longer_and_end_at_the_limit() -> None:
@@ -103,7 +103,7 @@ def test_restarts_wait_ever_longer_and_end_at_the_limit() -> None:
     while len(runs) < 10:
         decision = decided(failed(*runs), now=1000.0)
         assert isinstance(decision, Skip)
-        if "not restarted any more" in decision.reason:
+        if "it is no longer restarted" in decision.reason:
             break
         wait = next(
             seconds
@@ -113,7 +113,7 @@ def test_restarts_wait_ever_longer_and_end_at_the_limit() -> None:
         waits.append(wait)
         runs.insert(0, f"r{len(runs)}")
     assert waits == [60, 120, 240, 480, 960]
-    assert decision.reason == "Run r5 failed, as did the 5 before it: not restarted any more. See its run."
+    assert decision.reason == "Run r5 failed, as did the 5 before it: it is no longer restarted. See its run."
 
 
 def test_failures_count_in_a_row_whoever_launched_the_runs() -> None:
@@ -128,9 +128,7 @@ def test_a_run_is_left_to_whoever_else_runs_the_application() -> None:
     who = "run cli-1 on host a (pid 7), since 2026-01-02 00:00:00 UTC"
     skip = decide_restart(failed("a"), ApplicationState(), "", limit=5, now=10_000.0, busy=lambda: who)
     assert isinstance(skip, Skip)
-    assert (
-        skip.reason == f"Run a failed before its commit, and the application is being run by {who}: left to that one."
-    )
+    assert skip.reason == f"Run a failed before its commit, but the application is being run by {who}: not restarted."
 
 
 # -- runs that really failed
@@ -241,8 +239,8 @@ def test_what_fails_again_until_something_is_changed_is_not_restarted(
     run_id = fail(instance, error)
     pass_time(timedelta(hours=1))
     sensor = Ticker(lake, copying(), instance, "copy_restart")
-    assert sensor.skipped() == f"Run {run_id[:8]} failed for good: {error}"
-    assert sensor.skipped() == f"Run {run_id[:8]} failed for good: {error}", "as the cursor has it"
+    assert sensor.skipped() == f"Run {run_id[:8]} failed permanently: {error}"
+    assert sensor.skipped() == f"Run {run_id[:8]} failed permanently: {error}", "as the cursor has it"
 
 
 @pytest.mark.parametrize("error", [TransientError("the store did not answer."), ValueError("a bug, or bad luck")])

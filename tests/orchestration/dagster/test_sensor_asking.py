@@ -53,7 +53,7 @@ def test_what_has_changed_is_asked_for_at_once() -> None:
 def test_the_reason_for_waiting_says_what_waits_which_attempt_and_how_long() -> None:
     first = asked("x", LastRequest(), 0.0)
     skip = request_run("app:lake", "5 new records", "x", first.asked, 20.0)
-    assert skip == Skip("5 new records; attempt 1 did not get past that (see its run), the next is in 40 s.")
+    assert skip == Skip("5 new records; attempt 1 did not change that (see its run), the next is in 40 s.")
 
 
 def test_a_very_late_attempt_waits_an_hour() -> None:
@@ -86,12 +86,12 @@ def test_without_a_cursor_nothing_is_said() -> None:
 def test_a_cursor_of_another_version_starts_anew_and_says_so(version: int) -> None:
     cursor, notice = read_cursor(LastRequest, f'{{"version": {version}, "about": "a", "attempt": 1, "asked_at": 0}}')
     assert cursor == LastRequest()
-    assert notice == f"The cursor is of version {version}, and this release writes 1: it starts anew."
+    assert notice == f"The cursor has version {version}, but this release writes 1: it starts over."
 
 
 @pytest.mark.parametrize("text", ["nonsense", "[]", "3", '{"version": 1, "about": 7}', '{"version": 1, "more": 1}'])
 def test_a_cursor_that_cannot_be_read_starts_anew_and_says_so(text: str) -> None:
-    assert read_cursor(LastRequest, text) == (LastRequest(), "The cursor can't be read: it starts anew.")
+    assert read_cursor(LastRequest, text) == (LastRequest(), "The cursor can't be read: it starts over.")
 
 
 def test_a_tag_shows_the_first_of_many_texts_and_counts_the_others() -> None:

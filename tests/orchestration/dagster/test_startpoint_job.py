@@ -50,7 +50,10 @@ def test_a_whole_stream_is_asked_for_with_who_and_why_and_what_it_will_do(
     streams = LakeStreams(lake)
     for ssp, end in streams.upcoming(ORDERS).items():
         assert f"{ssp} (Partition {ssp.partition}): from 0; {end} offsets to read: begins here" in finished.log
-    assert "asked for; the sensor copy_all_startpoints, or the next run of copy-all, applies it." in finished.log
+    assert (
+        "requested; the next run of copy-all applies it, which the sensor copy_all_startpoints launches if it is on."
+        in finished.log
+    )
 
 
 def test_a_bounded_replay_is_asked_for_by_time_and_offset(
@@ -83,7 +86,7 @@ def test_a_dry_run_shows_all_that_and_writes_nothing(
     finished = launch(lake, instance, partitions=["lake.orders.0-1"], position="offset", value="2", dry_run=True)
     assert finished.success, finished.log
     assert startpoints.read().waiting == []
-    assert "dry run: nothing is written." in finished.log
+    assert "Dry run: nothing was written." in finished.log
     (event,) = [event for event in finished.events if event.event_type_value == "STEP_OUTPUT"]
     shown = event.step_output_data.metadata["adjunct/startpoints"].value
     assert [(partition["partition"], partition["start"], partition["tasks"]) for partition in shown["partitions"]] == [
@@ -108,16 +111,16 @@ def test_what_waits_is_taken_back(lake: Lake, instance: DagsterInstance, startpo
     [
         ({"position": "oldest", "partitions": ["lake.nothing"]}, "does not read lake.nothing"),
         ({"position": "oldest", "partitions": []}, "no partition is named"),
-        ({"partitions": ["lake.orders"]}, "a startpoint without a position"),
+        ({"partitions": ["lake.orders"]}, "action set needs a position"),
         ({"partitions": ["lake.orders"], "position": "timestamp"}, "position timestamp needs a value"),
-        ({"partitions": ["lake.orders"], "position": "oldest", "until_value": "3"}, "until is not given"),
+        ({"partitions": ["lake.orders"], "position": "oldest", "until_value": "3"}, "needs until"),
         ({"partitions": ["lake.orders"], "position": "oldest", "versions": "recorded"}, "is for a bounded replay"),
         (
             {"partitions": ["lake.orders"], "position": "oldest", "until": "upcoming", "versions": "as_of"},
             "no join of application 'copy-all' is as-of",
         ),
         ({"partitions": ["lake.orders"], "position": "offset", "value": "999"}, "nothing is written"),
-        ({"partitions": ["lake.orders"], "action": "clear", "dry_run": True}, "a dry run takes nothing back"),
+        ({"partitions": ["lake.orders"], "action": "clear", "dry_run": True}, "action clear has no dry run"),
         ({"partitions": [], "action": "clear"}, "no partition is named"),
         ({"partitions": ["lake.orders"], "position": "oldest", "reason": " "}, "reason=' '"),
     ],

@@ -79,7 +79,7 @@ def test_requests_are_fanned_out_and_launch_one_run_that_names_them(lake: Lake, 
     assert {ssp: asked.startpoint.id for held in fanned_out.values() for ssp, asked in held.items()}.keys() == {*ORDERS}
     again = sensor.skipped()
     assert "2 startpoints wait (lake.orders.0 at offset 3, ann: the rates were wrong; lake.orders.1" in again
-    assert "attempt 1 did not get past that" in again
+    assert "attempt 1 did not change that" in again
 
 
 def test_what_a_failed_run_left_is_asked_for_again_under_the_next_attempt(
@@ -113,8 +113,8 @@ def test_a_request_written_while_a_run_is_in_progress_waits_for_the_next_one(
     ask_for(lake, ORDERS[0])
     sensor = Ticker(lake, copying(), instance, "copy_startpoints")
     assert sensor.skipped() == (
-        "1 startpoint waits (lake.orders.0 at offset 3, ann: the rates were wrong); a run is in progress: what it did "
-        "not meet at its start is for the next one."
+        "1 startpoint waits (lake.orders.0 at offset 3, ann: the rates were wrong); a run is in progress: "
+        "startpoints requested after its start wait for the next one."
     )
     startpoints = StartpointManager(MetadataStore(lake), "copy")
     assert len(startpoints.read().waiting) == 1
@@ -129,7 +129,7 @@ def test_requests_that_no_task_can_apply_are_told_and_not_launched_for(lake: Lak
     ask_for(lake, ORDERS[0], task="Partition 9")
     sensor = Ticker(lake, copying(), instance, "copy_startpoints")
     assert sensor.skipped() == (
-        "No startpoints wait that a task could apply. lake.orders.9: no task reads it (ann: the rates were wrong); "
+        "No waiting startpoint can be applied by a task. lake.orders.9: no task reads it (ann: the rates were wrong); "
         "lake.orders.0: no task reads it (ann: the rates were wrong)"
     )
     wanted = ask_for(lake, ORDERS[1])

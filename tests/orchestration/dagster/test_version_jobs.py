@@ -83,7 +83,7 @@ def test_an_older_version_is_forced_beside_the_one_served_or_in_its_place(lab: L
 def test_an_action_that_lacks_something_fails_and_says_what(lab: Lab) -> None:
     defs = lab.definitions(ITEMS)
     deliver(lab, defs, 1)
-    assert "names no version" in act(lab, defs, action="force").failure.description
+    assert "needs a version" in act(lab, defs, action="force").failure.description
     assert "no dataset 'item' here" in act(lab, defs, action="unpin", dataset="item").failure.description
     failure = act(lab, defs, action="pin", version="v9").failure
     assert "has no version 'v9'" in failure.description

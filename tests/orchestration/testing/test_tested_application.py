@@ -156,10 +156,10 @@ def test_a_time_is_asked_for_where_versions_have_one_and_refused_elsewhere() -> 
     now = datetime(2026, 1, 1, tzinfo=UTC)
     with TestApplication(app) as test:
         for name, valid_from, refused in [
-            ("dated", None, "has a time of each version, and this one has none"),
+            ("dated", None, "declares valid_from, but this version has no time"),
             ("dated", datetime(2026, 1, 1), "expected a version that ends, and a time with its zone"),
-            ("prices", now, "follows changes, and valid_from=.* is for whole versions"),
-            ("plain", now, "declares nothing that tells such a time"),
+            ("prices", now, "is unbounded, but valid_from=.* is for bounded ones"),
+            ("plain", now, "does not declare valid_from"),
         ]:
             with pytest.raises(ConfigurationError, match=refused):
                 test.dataset(name, [{"k": "a"}], valid_from=valid_from)
@@ -218,7 +218,7 @@ def test_mistakes_are_told_as_in_production_and_before_spark(tmp_path: Path) -> 
             test.input("kafka.visits", [])
     with (
         TestApplication(known_visits(), STREAMS) as test,
-        pytest.raises(ConfigurationError, match="bounded, and each delivery is a whole version"),
+        pytest.raises(ConfigurationError, match="bounded: each delivery is a complete version"),
     ):
         test.dataset("members", [], deleted=[{"visitor": "ann"}])
 
