@@ -16,10 +16,11 @@ from dagster_adjunct.assets.declaration.sources import FileSource
 from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
 from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg
 from dagster_adjunct.assets.reading.dataset import open_dataset
-from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime, to_micros
+from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.assets.versions.version import KeptHistory
+from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -84,7 +85,7 @@ def test_a_table_is_handed_over_as_it_is_was_and_over_time(lake: Lake, engine: s
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_ended_before_the_edge_is_left_out_whether_compacted_or_not(lake: Lake, engine: str) -> None:
     reader, expected = table(lake, 9)
-    pruned = reader.sealed.after(history=KeptHistory(pruned=to_micros(day(6))))
+    pruned = reader.sealed.after(history=KeptHistory(pruned=to_microseconds(day(6))))
     kept = [row for row in expected if row.end is None or row.end > 6]
     over_time = EntriesOverTime(VersionReader(lake.store, "prices", pruned))
     assert days(ENGINES[engine](over_time)) == sorted(joined(kept), key=repr)

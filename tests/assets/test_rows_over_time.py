@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime, to_micros
+from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, KeptHistory
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from tests.assets.histories import (
@@ -137,7 +138,7 @@ def test_a_version_without_history_and_times_out_of_reach_are_refused(lake: Lake
         EntriesOverTime(VersionReader(lake.store, "prices", plain))
     with pytest.raises(ConfigurationError, match="expected a time with its zone"):
         EntriesAt(reader, dt.datetime(2026, 1, 1))
-    kept = KeptHistory(pruned=to_micros(day(3)))
+    kept = KeptHistory(pruned=to_microseconds(day(3)))
     pruned = VersionReader(lake.store, "prices", reader.sealed.after(history=kept))
     with pytest.raises(DatasetError, match=r"its history begins at 2026-01-04 00:00:00\+00:00"):
         EntriesAt(pruned, day(2))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arriving_records, "column", lambda name: name)
+    monkeypatch.setattr(arriving_records, "named_column", lambda name: name)
 
 
 class Records:

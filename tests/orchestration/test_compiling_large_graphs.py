@@ -63,7 +63,7 @@ class UnreadStreams(LakeStreams):
 @pytest.fixture(autouse=True)
 def without_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Marks are expressions of Spark's, which can't be made without a session."""
-    monkeypatch.setattr(rehearsing, "marked", lambda operator, frame: frame)
+    monkeypatch.setattr(rehearsing, "mark_operator", lambda operator, frame: frame)
 
 
 def run(context: StepContext, inputs: BatchInputs) -> None:

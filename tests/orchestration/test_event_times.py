@@ -59,8 +59,8 @@ def test_each_record_is_behind_what_came_before_it_in_its_partition_however_batc
         (120, 0, 0),
     ):
         app.few_records = few
-        monkeypatch.setattr(records_behind, "AT_ONCE", looked_at)
-        monkeypatch.setattr(records_behind, "BLOCK", 8)
+        monkeypatch.setattr(records_behind, "DRIVER_LIMIT", looked_at)
+        monkeypatch.setattr(records_behind, "BLOCK_LENGTH", 8)
         step_world.send("clicks", *rows[begin : begin + 60])
         step_world.run(app)
 

@@ -45,7 +45,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
         seen.append(set(physical_plan.joins))
         return physical_plan
 
-    monkeypatch.setattr(rehearsal, "plan_of", counted)
+    monkeypatch.setattr(rehearsal, "inspect_spark_plan", counted)
     return seen
 
 

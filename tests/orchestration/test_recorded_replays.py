@@ -169,7 +169,7 @@ def new_trips() -> Trips:
 
 def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """No plan is young: it holds for what needs it alone."""
-    monkeypatch.setattr(plan_module, "_YOUNG", timedelta(0))
+    monkeypatch.setattr(plan_module, "_GRACE", timedelta(0))
 
 
 def test_each_record_meets_the_version_that_it_met_first_wherever_the_range_is_cut(trips: Trips) -> None:

@@ -32,7 +32,7 @@ from dagster_adjunct.resources.errors import (
     RunLeaseLostError,
     StoreUnavailableError,
 )
-from dagster_adjunct.resources.objects import holds as renewal_module
+from dagster_adjunct.resources.objects import heartbeat as renewal_module
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -274,7 +274,7 @@ def test_who_has_lost_the_lease_or_has_none_is_ended_by_anothers_commit(new_trip
 def test_work_that_the_store_broke_off_is_begun_again_before_anybody_hears_of_it(
     new_trips, monkeypatch: pytest.MonkeyPatch, broken: int
 ) -> None:
-    monkeypatch.setattr(outputs_module, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(outputs_module, "_RETRY_PAUSES", (0.0, 0.0))
     trips = new_trips()
     trips.publish(1)
     tried = 0

@@ -123,7 +123,7 @@ def test_few_of_many_texts_are_found_by_halves(monkeypatch: pytest.MonkeyPatch) 
 
     looks = []
     looked = module._has_unreadable
-    monkeypatch.setattr(module, "_is_unreadable", lambda column: looks.append(None) or looked(column))
+    monkeypatch.setattr(module, "_has_unreadable", lambda column: looks.append(None) or looked(column))
     assert unreadable_values(texts([b"ok"] * 100_000)) == {}
     assert len(looks) == 1
     place = random.Random(7).randrange(100_000)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from dagster_adjunct import LakeStreams, Schema, open_lake
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.orchestration.step import run as sessions
+from dagster_adjunct.resources.spark import scope as sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
