@@ -207,7 +207,7 @@ def test_by_a_column_the_highest_still_wins_and_what_may_be_deleted_is_refused(s
     rewind(world, table(65), {part(p): at(0) for p in (0, 1)})
     assert {key for _, key, _ in stored(world, table(65))} == {"a"}, "what is forgotten stays so"
     before = StoredVersions(world.lake, NAME).read()[0]
-    with pytest.raises(DatasetError, match="1 of the changes to apply again are at or below position 90"):
+    with pytest.raises(DatasetError, match="1 of the changes to apply again have keys that it does not hold, at or below position 90"):
         rewind(world, table(100), everything_again := {part(p): at(0) for p in (0, 1)})
     assert StoredVersions(world.lake, NAME).read()[0] == before
     assert all("/attempts/" in key for key in left_over(world, table(100)))
@@ -230,7 +230,7 @@ def test_entries_whose_key_is_computed_are_rewound_only_by_force_and_stay(sparkl
     right = table("concat('y', k)")
     plan = plan_rewind(right, lake=world.lake, systems=world.systems, positions={part(0): at(1)})
     assert "computes the key (k)" in str(plan.refusal)
-    with pytest.raises(DatasetError, match=r"entries that they do not make any more would stay"):
+    with pytest.raises(DatasetError, match=r"entries that they no longer make would stay"):
         rewind(world, right, {part(0): at(1)})
     rewind(world, right, {part(0): at(1)}, force=True)
     assert served(world, right) == {"xa": 1, "xb": 2, "yb": 2}

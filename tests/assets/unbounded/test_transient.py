@@ -120,7 +120,7 @@ def test_non_persistent_and_marked_always_forces_bootstrap(runs: Runs) -> None:
         decision = runs.report.decision
         assert decision is not None
         assert (decision.action, decision.store) == ("bootstrap", "none")
-        assert "built anew in each" in decision.reason
+        assert "bootstrapped in each run" in decision.reason
 
 
 def test_non_persistent_and_not_marked_continues_from_last_offset(runs: Runs) -> None:
