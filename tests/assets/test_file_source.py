@@ -401,7 +401,7 @@ def test_a_folder_whose_files_changed_is_another_delivery_when_it_is_completed_a
     assert re.search(
         r"v1/_SUCCESS was written again at 2033.*with other contents", in_order(spec, manifest)[1].notes[0]
     )
-    assert "build it again as a partition" in in_order(daily, manifest)[1].notes[0]
+    assert "rebuild it as a partition" in in_order(daily, manifest)[1].notes[0]
     assert asked().action == "unchanged", "it was built again: of no records, as before"
     assert asked().action == "up-to-date"
     assert in_order(daily, StoredVersions(world.lake, "planes").require_manifest())[1].idle

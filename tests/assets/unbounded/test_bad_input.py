@@ -183,7 +183,7 @@ def test_a_stream_that_was_made_anew_is_refused(quick: World) -> None:
     quick.advance(table_of())
     make_anew(quick)
     facts.send(quick, [("a", 2, 2)])
-    with pytest.raises(OffsetOutOfRangeError, match="deleted and made anew"):
+    with pytest.raises(OffsetOutOfRangeError, match="deleted and recreated"):
         quick.advance(table_of())
     assert content(quick.view(table_of())) == {"a": 1, "b": 1, "c": 1, "d": 1}
 
@@ -194,7 +194,7 @@ def test_a_stream_that_was_made_anew_and_has_grown_past_the_table_is_not_mixed_w
     make_anew(quick)
     for number in range(3):
         facts.send(quick, [(key, number, number) for key in facts.KEYS])
-    with pytest.raises(OffsetOutOfRangeError, match="deleted and made anew"):
+    with pytest.raises(OffsetOutOfRangeError, match="deleted and recreated"):
         quick.advance(table_of())
     assert content(quick.view(table_of())) == {"a": 1, "b": 1}
 
@@ -204,7 +204,7 @@ def test_a_stream_made_anew_with_more_partitions_is_refused_and_what_is_served_s
     quick.advance(table_of())
     make_anew(quick, partitions=3)
     facts.send(quick, [(key, 2, 2) for key in ("a", "b", "c", "d", "e")])
-    with pytest.raises(OffsetOutOfRangeError, match="made anew"):
+    with pytest.raises(OffsetOutOfRangeError, match="recreated"):
         quick.advance(table_of())
     assert content(quick.view(table_of())) == {"a": 1, "b": 1}
 

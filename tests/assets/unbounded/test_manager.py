@@ -105,7 +105,7 @@ def test_bounded_datasets_and_version_sets_are_fed_as_well(feed: World) -> None:
 
 
 def test_an_unknown_dataset_is_named(feed: World) -> None:
-    with pytest.raises(ConfigurationError, match="there is no dataset 'three' here: there are one"):
+    with pytest.raises(ConfigurationError, match="the manager has no dataset 'three': it has one"):
         manager(feed, following("one")).frame("three", IN_PROCESS)
 
 

@@ -243,7 +243,7 @@ def test_what_can_not_be_rewritten_is_refused_and_a_dry_run_changes_nothing() ->
     answers = iter([{}, holds])
     with pytest.raises(StillReadError):
         rewrite(world, roots=lambda: next(answers))
-    with pytest.raises(ConfigurationError, match="has 2 partitions, and is to have 2"):
+    with pytest.raises(ConfigurationError, match="has 2 partitions and can't be rewritten into 2"):
         rewrite(world, 2)
     with pytest.raises(ConfigurationError, match="without a reason"):
         rewrite(world, reason=" ")
