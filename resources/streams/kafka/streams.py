@@ -33,8 +33,15 @@ from dagster_adjunct.resources.streams.kafka.client import (
     TopicDescription,
     check_client_settings,
 )
-from dagster_adjunct.resources.streams.kafka.consume import TopicRange, count_topic_records, find_offsets_at_time
-from dagster_adjunct.resources.streams.kafka.formats import Format, Raw
+from dagster_adjunct.resources.streams.kafka.consume import (
+    KafkaReadPlan,
+    TopicRange,
+    count_topic_records,
+    find_offsets_at_time,
+    records_frame,
+)
+from dagster_adjunct.resources.streams.kafka.formats import Format, Json, KeyText, Raw
+from dagster_adjunct.resources.streams.kafka.markers import read_markers
 from dagster_adjunct.resources.streams.kafka.record_formats import topic_schema
 from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
@@ -100,8 +107,6 @@ class KafkaTopic:
 
     def schema(self) -> Schema:
         """Return the columns of a record: those only in the key, those of the value, then the headers."""
-        from dagster_adjunct.resources.streams.kafka.record_formats import topic_schema
-
         return topic_schema(self)
 
 
@@ -186,8 +191,6 @@ class _CreatedStream(StoredDocument):
     declaration: _Declaration
 
     def known(self) -> ResolvedTopic:
-        from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
-
         schema, key = self.declaration.schema_, self.declaration.key
         text = KeyText(schema.select(key).ddl()) if key else None
         partitioner: Literal["kafka-murmur2", "unknown"] = "kafka-murmur2" if key else "unknown"
@@ -405,8 +408,6 @@ class KafkaStreams(NumberedOffsets):
         Offsets may be missing within a range. A task fails with OffsetOutOfRangeError if records have been removed by
         retention, or by recreating the topic, since the ranges were checked.
         """
-        from dagster_adjunct.resources.streams.kafka.consume import KafkaReadPlan, records_frame
-
         if wants_latest_epochs(epochs):
             raise ConfigurationError(
                 f'stream system {self.name!r} can\'t read epochs="latest": a topic does not store which ranges were '
@@ -422,8 +423,6 @@ class KafkaStreams(NumberedOffsets):
 
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
         """Return the markers at or after these offsets, by reading all records from there on."""
-        from dagster_adjunct.resources.streams.kafka.markers import read_markers
-
         return read_markers(self, stream, since)
 
     def append(

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, conform_to_layout
-from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
+from dagster_adjunct.resources.bucketing.writer import ROW, BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
     ManifestMismatchError,
@@ -29,7 +29,6 @@ from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 from dagster_adjunct.resources.objects.retention_holds import delete_holds, holder_prefix
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.streams.lake.manifest import (
-    ROW,
     CompactionPolicy,
     DroppedKey,
     FileEntry,

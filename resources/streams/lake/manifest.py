@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 from pydantic import Field, ValidationError, field_serializer, field_validator, model_validator
 
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, bucket_file_name
+from dagster_adjunct.resources.bucketing.writer import ROW
 from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
 from dagster_adjunct.resources.objects.commit_log import PageRef, is_deletion_commit, read_page, write_page
@@ -151,7 +152,6 @@ def _merge_adjacent(spans: Iterable[ReplayedRange]) -> tuple[ReplayedRange, ...]
 
 
 STREAM_KIND = "stream"
-ROW = "__row"
 HIDDEN_COLUMNS = (
     (ROW, "bigint"),
     (TIMESTAMP, "timestamp"),

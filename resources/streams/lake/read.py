@@ -9,6 +9,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucket_file_suffix, bucketed_frame
+from dagster_adjunct.resources.bucketing.writer import ROW
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import StoreDescriptor
@@ -16,7 +17,6 @@ from dagster_adjunct.resources.schemas.column_sql import bigint_array, quote_nam
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
 from dagster_adjunct.resources.streams.lake.manifest import (
     HIDDEN_COLUMNS,
-    ROW,
     FileEntry,
     Pages,
     Segment,

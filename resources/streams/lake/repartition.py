@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.bucketing.files import conform_to_layout
-from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions
+from dagster_adjunct.resources.bucketing.writer import ROW, BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.streams.checksum import parse_records_checksum
 from dagster_adjunct.resources.streams.lake.maintenance import find_position_columns
 from dagster_adjunct.resources.streams.lake.manifest import (
-    ROW,
     DroppedKey,
     FileEntry,
     LakeStreamDeclaration,
