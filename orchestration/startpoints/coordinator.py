@@ -157,9 +157,9 @@ def _rewind_dataset(runtime: Runtime, dataset: AdjunctDataset, requests: Request
     bounded = [ssp for ssp, request in requests.items() if request.until is not None]
     if bounded:
         raise DatasetError(
-            f"dataset {dataset.name!r}: the startpoint of {bounded[0]} is to be followed up to an end (until), and a "
-            "table is what its stream says up to where it has read: there is nothing to replay beside it.",
-            "Take the request back, and ask for the startpoint without an end.",
+            f"dataset {dataset.name!r}: the startpoint of {bounded[0]} has an end (until), and the table of a dataset "
+            "can't be replayed: it always holds what its stream says up to its position.",
+            "Take the request back, and request a startpoint without an end.",
             dataset=dataset.name,
         )
     reasons = [f"{request.reason} (asked for by {request.by})" for request in requests.values()]
@@ -180,7 +180,7 @@ def _unreadable_error(name: str, task: str, handed: FanOut) -> MalformedDocument
     ]
     why = [entry.error for entry in in_the_way]
     return MalformedDocumentError(
-        f"dataset {name!r} was handed a startpoint that can't be read, and is left as it is. {why[0] if why else ''}",
+        f"dataset {name!r} was handed a startpoint that can't be read, and does not advance. {why[0] if why else ''}",
         f"Take it back (adjunct startpoint clear MODULE:APP {min(ssps).qualified_stream} --reason …), or upgrade.",
         dataset=name,
     )
@@ -230,18 +230,6 @@ def fan_out_for_run(runtime: Runtime, app: Application, plan: ExecutionPlan | No
     startpoints = open_startpoints(runtime.lake, app)
     offsets = application_state(runtime.lake, app.name).offsets
     return fan_out_requests(startpoints, runtime.systems, app, plan, offsets)
-
-
-# The start of a run: every input partition gets a position, and every startpoint that waits at a task its offset.
-#
-# In this order:
-#
-#     checkpoint       the next offset to read, as the last commit of offsets left it
-#     reset streams    forget theirs
-#     startpoints      what was asked for and fanned out: resolved once, stored before anything is read
-#     defaults         the input's own setting, the stream's, the system's, else upcoming
-#
-# A checkpoint counts only for the stream that it was made of, and only within what that still holds.
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +283,7 @@ def start_run(
     made_anew = [name for name, stream in streams.items() if stream.info.was_recreated(known.streams.get(name))]
     times = state.times.without_streams(made_anew)
     paused = [
-        f"{replay.ssp}: startpoints are switched off: the replay from {replay.position} stays at offset "
+        f"{replay.ssp}: startpoints are disabled: the replay from {replay.position} stays at offset "
         f"{replay.next} ({replay.by}: {replay.reason})"
         for replay in (() if app.startpoints else offsets.replays.values())
     ]

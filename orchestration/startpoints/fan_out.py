@@ -17,7 +17,7 @@ from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 Requests = Mapping[SystemStreamPartition, StartpointRequest]
-# Whether a commit has taken in this request, which is still there, for this task.
+# Returns whether a commit has applied this request for this task.
 Taken = Callable[[str, StartpointRequest], bool]
 
 
@@ -126,7 +126,7 @@ def decide_fan_out(
     settled: dict[Target, int] = {}
     unknown, expired, again, behind, finished = [], [], [], [], []
     stuck = {(entry.ssp, entry.task) for entry in state.unreadable if entry.at is None}
-    # In the store's order, so that the outcome does not depend on how they are kept.
+    # In the order of their sequences, so that the result does not depend on the storage.
     for request in sorted(requests, key=lambda request: request.sequence):
         takers = find_target_tasks(request, tasks, owners)
         if state.settled.get(request.target) == request.sequence:
@@ -272,12 +272,9 @@ class _Distribution:
 def describe_dropped(fan_out: FanOut) -> list[str]:
     """Return what was deleted and will not be applied, a line each."""
     lines = [f"{_describe(request)} has expired: no run has taken it up in time" for request in fan_out.expired]
-    lines += [
-        f"{_describe(request)} is passed over: one that was asked for later waits there"
-        for request in fan_out.passed_over
-    ]
+    lines += [f"{_describe(request)} is skipped: a later request waits there" for request in fan_out.passed_over]
     return lines + [
-        f"{_describe(request)} had been applied already, and each request is applied once: ask with a new one"
+        f"{_describe(request)} had been applied already, and each request is applied once: write a new one"
         for request in fan_out.again
     ]
 
@@ -308,7 +305,7 @@ def describe_unapplied(fan_out: FanOut) -> list[str]:
 def describe_left_alone(fan_out: FanOut) -> list[str]:
     """Return what is left alone because startpoints are disabled, a line each."""
     return [
-        f"{request.ssp}: startpoints are switched off: {describe_startpoint(request.startpoint)} is left alone "
+        f"{request.ssp}: startpoints are disabled: {describe_startpoint(request.startpoint)} is left alone "
         f"({request.by}: {request.reason})"
         for request in fan_out.left_alone
     ]

@@ -39,7 +39,7 @@ class OtherWriter:
         shown = ", ".join(self.outputs[:_SHOWN]) + (", …" if len(self.outputs) > _SHOWN else "")
         return (
             f"application {app!r} has never run, and application {self.name!r} has written {shown} from {streams} "
-            f"({self.batches:,} batches): what it has read is read and written again"
+            f"({self.batches:,} batches): a run would read and write these records again"
         )
 
 
@@ -49,7 +49,7 @@ def describe_other_writers(lake: Lake, app: Application) -> list[str]:
         return []
     commit, state = BatchLog(lake, app.name).read()
     if state.renamed_to is not None:
-        return [f"application {app.name!r} was renamed {state.renamed_to!r}: under this name no run begins."]
+        return [f"application {app.name!r} was renamed {state.renamed_to!r}: no run starts under its former name."]
     writers = [] if commit is not None else _find_writers(app, _read_other_states(lake, app))
     return [f"{writer.words(app.name)} (adjunct app rename)." for writer in writers]
 
@@ -66,8 +66,8 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
     for name, other in others.items():
         if other.renamed_to == app.name:
             raise ConfigurationError(
-                f"application {name!r} is being renamed {app.name!r}, and that has not ended.",
-                f"Repeat it: adjunct app rename {name} {app.name} --reason ….",
+                f"application {name!r} is being renamed {app.name!r}, and the rename has not finished.",
+                f"Finish it: adjunct app rename {name} {app.name} --reason ….",
                 application=app.name,
             )
     writers = [] if adopt else list(_find_writers(app, others))
@@ -81,10 +81,12 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
             stream = writer.partitions[0].qualified_stream
             raise ConfigurationError(
                 f"{writer.words(app.name)}.",
-                f"Where it is the same application, take over its log: adjunct app rename {writer.name} {app.name} "
-                f"--reason …. Else say where it begins (adjunct startpoint set MODULE:APP {stream} --upcoming --reason "
-                "…), or that its outputs get all of it beside what is there: --adopt (adopt=True; adopt in the op's "
-                "config in Dagster).",
+                f"If it is the same application, take over its log: adjunct app rename {writer.name} {app.name} "
+                f"--reason …. "
+                f"Otherwise set where it begins (adjunct startpoint set MODULE:APP {stream} --upcoming --reason …), "
+                f"or let "
+                "it add all records to the existing outputs: --adopt (adopt=True; adopt in the config of the Dagster "
+                "op).",
                 application=app.name,
                 stream=stream,
             )
@@ -99,7 +101,7 @@ def _find_writers(app: Application, others: Mapping[str, ApplicationState]) -> I
     targets = (operator.spec.target(app) for operator in app.operators)
     outputs = sorted({target.name for target in targets if target is not None and target.kind in _SHARED})
     for name, state in others.items():
-        # What is only lost is counted under the name of an input.
+        # "lost_offsets" are counted under the name of an input.
         written = tuple(output for output in outputs if state.totals.get(output, {}).keys() - {"lost_offsets"})
         read = tuple(sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in app.inputs))
         if written and read:

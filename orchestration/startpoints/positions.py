@@ -48,7 +48,7 @@ def choose_first_positions(
         fresh = [ssp for ssp in stream.partitions if ssp not in kept]
         choice = choose_default_offset(source, stream.info, stream.system)
         if kept and fresh:
-            # These came after the others: what they held before anybody looked is new, whatever the default.
+            # Partitions that were added later have only new records, whatever the default.
             _check_added(app, source, stream.info, [ssp for ssp in fresh if ssp not in resolved])
             choice = "oldest"
         edges = stream.oldest if choice == "oldest" else stream.upcoming
@@ -65,10 +65,10 @@ def _check_added(app: Application, source: Input, info: StreamInfo, added: Seque
     if info.key and added:
         names = " ".join(map(str, sorted(added)))
         raise ConfigurationError(
-            f"{names}: added to {source.stream}, whose key ({', '.join(info.key)}) chooses the partition, since "
-            f"application {app.name!r} began to read it: records of one key lie in two partitions now.",
-            "Write a startpoint for each to accept that (adjunct startpoint set MODULE:APP "
-            f"{names} --oldest --reason …), or read the stream anew from its oldest offset.",
+            f"{names}: added to {source.stream}, which is partitioned by key ({', '.join(info.key)}), after "
+            f"application {app.name!r} began to read it: records of one key are in two partitions now.",
+            "Set a startpoint for each to accept that (adjunct startpoint set MODULE:APP "
+            f"{names} --oldest --reason …), or read the stream again from its oldest offset.",
             application=app.name,
         )
 
@@ -108,7 +108,7 @@ def input_positions(
     past_end: dict[SystemStreamPartition, tuple[str, str]] = {}
     for stream in streams.values():
         if stream.info.was_recreated(state.offsets.streams.get(stream.name)):
-            continue  # offsets of another stream say nothing in this one
+            continue  # offsets of the former stream mean nothing in this one
         for ssp in stream.partitions:
             if ssp not in state.checkpoint or ssp in held:
                 continue
@@ -151,9 +151,9 @@ def _describe_stuck(replay: Replay, streams: Mapping[str, StreamSnapshot]) -> st
     if stream is None:
         return f"the application does not read {ssp.qualified_stream} any more"
     if stream.info.was_recreated(replay.stream) or ssp not in stream.oldest:
-        return "the stream was deleted and made anew"
+        return "the stream was deleted and recreated"
     if stream.system.compare(replay.next, stream.oldest[ssp]) < 0:
-        return f"retention has passed it: the oldest offset left is {stream.oldest[ssp]}"
+        return f"retention has deleted its records: the oldest offset left is {stream.oldest[ssp]}"
     if stream.system.compare(replay.until, stream.upcoming[ssp]) > 0:
         return f"the stream ends before {stream.upcoming[ssp]}: it has lost records"
     return ""
@@ -180,8 +180,9 @@ def check_same_streams(
         without = [str(ssp) for ssp in stream.partitions if ssp not in resolved]
         if without:
             raise OffsetOutOfRangeError(
-                f"{name} was {info.change_since(before)} (it is {info.identity}, and was {before}): the checkpoint of "
-                f"application {app.name!r} is of the stream before, in {', '.join(without[:3])}"
+                f"{name} was {info.change_since(before)} (its identity is {info.identity}, and was {before}): the "
+                f"checkpoint of "
+                f"application {app.name!r} is of the former stream, in {', '.join(without[:3])}"
                 f"{', …' if len(without) > 3 else ''}.",
                 _describe_new_start(name, info, before),
                 application=app.name,
@@ -213,10 +214,10 @@ def check_positions(
 
 
 def describe_loss(ssp: SystemStreamPartition, span: OffsetRange, whose: str = "") -> str:
-    """Return what retention deleted of an input that continues from the oldest offset left; `whose` precedes the
-    offset.
-    """
-    return f"{ssp}: retention has passed {whose}offset {span.start}; the input goes on from {span.end}, the oldest left"
+    """Return what retention deleted before an input that continues; `whose` precedes the offset."""
+    return (
+        f"{ssp}: retention has deleted {whose}offset {span.start}; the input continues from {span.end}, the oldest left"
+    )
 
 
 def check_open_batch(app: Application, intent: Intent, lost: Mapping[SystemStreamPartition, OffsetRange]) -> None:
@@ -237,8 +238,8 @@ def check_open_batch(app: Application, intent: Intent, lost: Mapping[SystemStrea
     which = f"{stream}.{','.join(str(ssp.partition) for ssp in there)}"
     if intent.replays:
         step = (
-            f"Give the batch up ({give_up}), then cancel the replay (adjunct startpoint clear MODULE:APP {which} "
-            "--reason …) and ask again from what is there."
+            f"Abandon the batch ({give_up}), then cancel the replay (adjunct startpoint clear MODULE:APP {which} "
+            "--reason …) and request it again from an existing offset."
         )
     else:
         step = (
@@ -247,7 +248,7 @@ def check_open_batch(app: Application, intent: Intent, lost: Mapping[SystemStrea
             f"MODULE:APP {which} --oldest --reason …. A startpoint alone changes nothing while the batch is open."
         )
     raise OffsetOutOfRangeError(
-        f"retention has passed batch {intent.batch} of application {app.name!r}, which is open, in "
+        f"retention has deleted records of batch {intent.batch} of application {app.name!r}, which is open, in "
         f"{_describe_spans(there)}: the records in between are lost.",
         step,
         application=app.name,
@@ -264,9 +265,9 @@ def past_end_of_batch_error(
     """Return the error of an open batch that reads offsets which its stream does not have."""
     return OffsetOutOfRangeError(
         f"{ssp}: batch {batch} of application {app.name!r}, which is open, reads up to offset {end}, and the stream "
-        f"ends before {upcoming}: it has lost records, or is another stream than it was.",
-        f"Restore the stream; or give the batch up (adjunct checkpoint abandon {app.name} --reason …), then say where "
-        f"to begin: adjunct startpoint set MODULE:APP {ssp} --oldest --reason ….",
+        f"ends before {upcoming}: it has lost records, or is a different stream.",
+        f"Restore the stream; or abandon the batch (adjunct checkpoint abandon {app.name} --reason …), then set a "
+        f"startpoint: adjunct startpoint set MODULE:APP {ssp} --oldest --reason ….",
         stream=ssp.qualified_stream,
         partition=ssp.partition,
         offset=end,
@@ -278,11 +279,11 @@ def past_end_of_batch_error(
 def _past_end_error(
     app: Application, ssp: SystemStreamPartition, start: str, upcoming: str, startpoint: ResolvedStartpoint | None
 ) -> OffsetOutOfRangeError:
-    who = _describe_owner(startpoint) or f"application {app.name!r} goes on at "
+    who = _describe_owner(startpoint) or f"application {app.name!r} continues at "
     return OffsetOutOfRangeError(
         f"{ssp}: {who}offset {start}, and the stream ends before {upcoming}: it has lost records, or is "
-        "another stream than it was.",
-        f"Restore the stream, or say where to begin: adjunct startpoint set MODULE:APP {ssp} --oldest --reason ….",
+        "a different stream.",
+        f"Restore the stream, or set a startpoint: adjunct startpoint set MODULE:APP {ssp} --oldest --reason ….",
         stream=ssp.qualified_stream,
         partition=ssp.partition,
         offset=start,
@@ -328,9 +329,10 @@ def _describe_spans(lost: Mapping[SystemStreamPartition, OffsetRange]) -> str:
 
 def _stuck_replay_error(app: Application, replay: Replay, why: str) -> OffsetOutOfRangeError:
     return OffsetOutOfRangeError(
-        f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) has come to offset {replay.next} of "
-        f"{replay.until} and can't go on: {why}.",
-        f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …), then ask again from what is there.",
+        f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) is at offset {replay.next} of "
+        f"{replay.until} and can't continue: {why}.",
+        f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …), then request it again from an "
+        f"existing offset.",
         stream=replay.ssp.qualified_stream,
         partition=replay.ssp.partition,
         offset=replay.next,
@@ -346,9 +348,9 @@ def _describe_owner(startpoint: ResolvedStartpoint | None) -> str:
 
 
 def _describe_new_start(stream: str, info: StreamInfo, before: str | None) -> str:
-    begin = f"Say where to begin in the new one: adjunct startpoint set MODULE:APP {stream} --oldest --reason …."
+    begin = f"Set a startpoint in the new stream: adjunct startpoint set MODULE:APP {stream} --oldest --reason …."
     if info.was_repartitioned(before):
-        return f"Run again: who had read all of it before goes on at what came since. Otherwise: {begin}"
+        return f"Run again: a reader that had read all of the former stream continues. Otherwise: {begin}"
     return begin
 
 
@@ -403,7 +405,7 @@ def carry_over_stream(state: ApplicationState, stream: str, info: StreamInfo) ->
 
 def describe_carry_over(stream: str, info: StreamInfo) -> str:
     """Return the note for the history."""
-    return f"{stream} was repartitioned into {info.partitions}: goes on where it had read to"
+    return f"{stream} was repartitioned into {info.partitions}: continues where it had read to"
 
 
 def has_pending_startpoints(state: ApplicationState, stream: str) -> bool:

@@ -127,7 +127,7 @@ def _preview_move(shown: Preview, state: ApplicationState, stream: StreamSnapsho
     ssp, checkpoint = shown.request.ssp, shown.checkpoint
     distance, end = partial(stream.system.distance, ssp), stream.upcoming[ssp]
     moved = None
-    # Of a stream that was made anew, the checkpoint is in the one before.
+    # The checkpoint of a recreated stream is in the former one.
     if checkpoint is not None and not stream.info.was_recreated(state.offsets.streams.get(stream.name)):
         moved = distance(checkpoint, start) - distance(start, checkpoint)
     return replace(shown, start=start, end=end, offsets=distance(start, end), moved=moved)
@@ -155,8 +155,7 @@ def describe_remote_tables(plan: ExecutionPlan | None, requests: Sequence[Startp
 def describe_state_effects(app: Application) -> tuple[str, ...]:
     """Return what stateful operators do with records that are read again, a line each."""
     return tuple(
-        f"{operator.id} keeps state: records that the application has read before are left out there, and counted "
-        "(again)"
+        f"{operator.id} keeps state: it leaves out records that were read before, and counts them (again)"
         for operator in app.operators
         if operator.spec.states
     )
@@ -188,18 +187,19 @@ def check_previews(previews: Sequence[Preview]) -> None:
     """Raise ConfigurationError for requests that can't be applied now, and for replays that would read nothing."""
     wrong = [shown for shown in previews if shown.error and not shown.falls_back]
     if wrong:
-        more = "" if len(wrong) == 1 else f" So for {len(wrong) - 1} more of the {len(previews)} partitions."
+        more = "" if len(wrong) == 1 else f" The same goes for {len(wrong) - 1} more of the {len(previews)} partitions."
         raise ConfigurationError(
-            f"the startpoint can't be followed as things are, and nothing is written. {wrong[0].error}{more}",
-            "See what each would do with --dry-run; in Python: preview(…).",
+            f"the startpoint can't be applied now, and nothing is written. {wrong[0].error}{more}",
+            "See what each would do: --dry-run, or preview(…) in Python.",
             stream=wrong[0].request.ssp.qualified_stream,
         )
     if all(shown.request.until is not None and shown.offsets == 0 for shown in previews):
         first, others = previews[0], "" if len(previews) == 1 else ", nor in the other partitions"
         raise ConfigurationError(
-            f"{first.request.ssp}: nothing lies between the startpoint (offset {first.start}) and the end of the "
+            f"{first.request.ssp}: there are no records between the startpoint (offset {first.start}) and the end of "
+            f"the "
             f"replay (offset {first.end}){others}; nothing is written.",
-            "Choose an end that lies after the start.",
+            "Choose an end after the start.",
             stream=first.request.ssp.qualified_stream,
         )
 
@@ -227,9 +227,9 @@ def check_same_kinds(replaced: Sequence[tuple[PendingStartpoint, StartpointReque
             what = "a bounded replay" if request.until is not None else "a startpoint that moves the position"
             other = "a startpoint that moves the position" if request.until is not None else "a bounded replay"
             raise ConfigurationError(
-                f"{what} would take the place of {other}: {held.summary()}.",
-                "Let a run apply that first, take it back (adjunct startpoint clear), or replace it with --replace; "
-                "in Python: replace=True.",
+                f"{what} would replace {other}: {held.summary()}.",
+                "Let a run apply that first, take it back (adjunct startpoint clear), or replace it with --replace "
+                "(replace=True in Python).",
                 stream=request.ssp.qualified_stream,
             )
 

@@ -56,16 +56,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.store import ObjectInfo
     from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
-# What a recorded replay reads and meets, written down when it is asked for; it holds the versions as long as it lasts.
-#
-#     applications/{name}/recorded/{id}.json      pieces of each partition, and the versions of each piece
-#
-# It is written before the requests that name it, and looks then whether its versions are retained; who discards dooms
-# first and reads the plans then. So one of the two always sees the other, as with leases. A plan counts while it is
-# young, while a request or a fan-out names it, and while one of its replays is under way.
-
-
-# From the plan to the requests that name it: a few requests to the store.
+# Long enough to write the requests that name a plan.
 _GRACE = timedelta(minutes=10)
 
 
@@ -136,8 +127,9 @@ def read_plan(lake: Lake, application: str, plan: str) -> RecordedPlan:
         return RecordedPlan.model_validate_json(lake.store.get(key).data)
     except ValidationError as error:
         raise MalformedDocumentError(
-            f"what a recorded replay reads can't be read in {key}: {first_validation_problem(error)}.",
-            "Take the replay back (adjunct startpoint clear) and ask again, or upgrade if a newer version wrote it.",
+            f"the plan of a recorded replay can't be read in {key}: {first_validation_problem(error)}.",
+            "Take the replay back (adjunct startpoint clear) and request it again, or upgrade if a newer version "
+            "wrote it.",
             document=key,
         ) from error
 
@@ -179,11 +171,11 @@ def _find_gone_versions(lake: Lake, plan: RecordedPlan) -> Iterator[_GoneVersion
             continue
         met = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
         error = VersionDiscardedError(
-            f"dataset {dataset!r}: version {version}, which {met} of application {plan.application!r} met, is gone: "
+            f"dataset {dataset!r}: version {version}, which {met} of application {plan.application!r} read, is gone: "
             f"{why}.",
-            "Nothing can meet it again. Replay with versions=as-of, where joins are as-of, or with versions=current "
-            "(--versions). A policy that keeps more keeps earlier versions longer: discard=DiscardPolicy(keep=…, "
-            "grace=…).",
+            "Replay with versions=as-of, if joins are as-of, or versions=current (--versions). To keep earlier "
+            "versions "
+            "longer, change the policy: discard=DiscardPolicy(keep=…, grace=…).",
             dataset=dataset,
             version=version,
         )
@@ -256,7 +248,7 @@ def _live_plans(lake: Lake, application: str) -> list[RecordedPlan]:
     if not stored:
         return []
     now = read_store_clock(lake.store, f"{lake.application_prefix(application)}/clock")
-    # In the order in which they go from one to the next, so that one that moves meanwhile is met where it comes to.
+    # In the order in which a request moves, so that one that moves meanwhile is found later.
     startpoints = StartpointManager(MetadataStore(lake), application).read()
     replays = BatchLog(lake, application).read().state.offsets.replays.values()
     waiting = {request.recorded for request in (*startpoints.waiting, *startpoints.expired)}
@@ -288,15 +280,12 @@ def _key(lake: Lake, application: str, plan: str) -> str:
 
 
 Span = tuple[str, str]
-# Below 0, 0 or above 0, as the first of two offsets of one partition lies before, at or after the second.
+# Compares two offsets of one partition: below 0, 0 or above 0.
 Compare = Callable[["SystemStreamPartition", str, str], int]
-# How many offsets lie between two of one partition.
+# Counts the offsets between two of one partition.
 Distance = Callable[["SystemStreamPartition", str, str], int]
 
-_NEXT = (
-    "Ask for offsets that batches have read, or leave versions=recorded out: as-of, where joins are as-of, or current "
-    "(--versions)."
-)
+_NEXT = "Request offsets that batches have read, or other versions (--versions): as-of, if joins are as-of, or current."
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +363,7 @@ def _build_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: d
     spans: dict[SystemStreamPartition, Range] = {}
     for ssp, (start, end) in asked.spans.items():
         read_pieces = [RecordedPiece(end=upto, batch=batch) for upto, batch in reads.pieces[ssp]]
-        if read_pieces:  # offsets without records behind them may follow: the last piece ends where the replay does
+        if read_pieces:  # offsets without records may follow: the last piece ends with the replay
             read_pieces[-1] = read_pieces[-1].model_copy(update={"end": end})
         pieces[ssp] = tuple(read_pieces)
         spans[ssp] = Range(start=start, end=end if read_pieces else start)
@@ -503,7 +492,7 @@ def explain_unread(asked: AskedOffsets, reads: FirstReads, history: ReadHistory)
             why = f"the batch log's history from before its commit {history.oldest} is gone"
         errors[ssp] = str(
             OffsetOutOfRangeError(
-                f"{ssp}: nothing says which versions offsets {start} up to {end} met: {why}.",
+                f"{ssp}: it is unknown which versions were read with offsets {start} up to {end}: {why}.",
                 _NEXT,
                 stream=ssp.qualified_stream,
                 partition=ssp.partition,
@@ -526,9 +515,10 @@ def explain_cut(
     return {
         ssp: str(
             OffsetOutOfRangeError(
-                f"{ssp}: only a part of batch {reads.cut[0]} is asked for, and its joins met in "
+                f"{ssp}: only a part of batch {reads.cut[0]} is requested, and its joins read in "
                 f"{min(met_after_sends)!r} what the whole batch had sent there before.",
-                "Ask for whole batches, of all their partitions at once: adjunct checkpoint history has their offsets.",
+                "Request whole batches, of all their partitions at once: adjunct checkpoint history lists their "
+                "offsets.",
                 stream=ssp.qualified_stream,
                 partition=ssp.partition,
             )

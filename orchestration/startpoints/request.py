@@ -94,7 +94,7 @@ def partitions_by_dataset_task(
     tasks = {}
     for dataset in list_rewindable_datasets(app):
         system, stream = dataset.system_stream
-        with suppress(StreamNotFoundError):  # the application itself may write it, from its first batch on
+        with suppress(StreamNotFoundError):  # the application may create it in its first batch
             tasks[dataset_task_name(dataset.name)] = frozenset(systems[system].partitions(stream))
     return tasks
 
@@ -183,8 +183,8 @@ def describe_unread(request: StartpointRequest, tasks: Mapping[str, frozenset[Sy
 def _describe_replay_refusal(request: StartpointRequest, tasks: Sequence[str]) -> str:
     """Return why a request with an end can't be for datasets."""
     return (
-        f"{request.ssp} is read by {', '.join(tasks)}, and a table has no replay beside it: it is what its stream says "
-        "up to where it has read. Leave the end (until) out."
+        f"{request.ssp} is read by {', '.join(tasks)}, and the table of a dataset can't be replayed: it always holds "
+        "what its stream says up to its position. Leave the end (until) out."
     )
 
 
@@ -206,17 +206,17 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
     if request.until is None and asked != default:
         raise ConfigurationError(
             f"{request.ssp}: versions={asked} is for a bounded replay, and this request has no end: it moves the main "
-            "position, whose batches meet "
+            "position, whose batches are joined with "
             + ("the entries that were valid at each record's time." if default == AS_OF else "what is served then."),
-            "Give it an end (--until-timestamp, --until-offset, --until-upcoming; in Python until=…), or leave it out.",
+            "Give it an end (--until-timestamp, --until-offset, --until-upcoming; until=… in Python), or leave "
+            "versions out.",
             argument="versions",
             application=app.name,
         )
     if asked == AS_OF and default != AS_OF:
         raise ConfigurationError(
-            f"{request.ssp}: versions=as-of, and no join of application {app.name!r} is as-of: none of them asks for "
-            "the time of a record.",
-            "Declare one (join(…, as_of=…)), or say versions=current, or recorded.",
+            f"{request.ssp}: versions=as-of, and no join of application {app.name!r} is as-of.",
+            "Declare one (join(…, as_of=…)), or use versions=current or recorded.",
             argument="versions",
             application=app.name,
         )
@@ -253,15 +253,10 @@ def broadcast_task_error(request: StartpointRequest) -> ConfigurationError:
     return ConfigurationError(
         f"{request.ssp} is of a broadcast input, which all tasks read with one position: {request.task!r} alone can't "
         "start elsewhere.",
-        "Ask for it without a task, and all of them start there; what waits is taken back with "
+        "Leave the task out, so that all tasks start there; take a waiting request back with "
         f"adjunct startpoint clear MODULE:APP {request.ssp} --reason ….",
         stream=request.ssp.qualified_stream,
     )
-
-
-# What people ask of startpoints, in their words: positions and partitions.
-#
-# Shared by the command line and the job in Dagster. Nothing here writes.
 
 
 POSITIONS = ("oldest", "upcoming", "timestamp", "offset")
@@ -284,7 +279,6 @@ def parse_position(kind: str, value: str | None = None) -> Startpoint:
     if kind not in POSITIONS:
         raise ConfigurationError(
             f"position {kind!r} is unknown: expected one of {', '.join(POSITIONS)}.",
-            "Choose one of them.",
             argument="position",
         )
     text = (value or "").strip()
@@ -339,7 +333,7 @@ def _parse_timestamp(text: str) -> int:
             )
         return int(text)
     if _FINER.fullmatch(text):
-        return int(text)  # microseconds, or nanoseconds: no startpoint takes that, and it says what to do
+        return int(text)  # micro- or nanoseconds: the startpoint rejects them
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -386,7 +380,7 @@ def _parse_numbers(text: str, spans: str, count: int) -> list[int]:
         if last >= count:
             raise ConfigurationError(
                 f"{text!r} names partition {last}, and the stream has {count} partitions, 0 to {count - 1}.",
-                "Name partitions that it has.",
+                "Name existing partitions.",
                 argument="partitions",
             )
         numbers += range(first, last + 1)
@@ -403,19 +397,20 @@ def _check_stream_read(app: Application, stream: str) -> None:
         known = ", ".join(sorted({*app.inputs, *goes_back})) or "no stream"
         raise ConfigurationError(
             f"application {app.name!r} does not read {stream}; it reads: {known}.",
-            "Correct the name.",
+            "Check the name.",
             application=app.name,
         )
     name = fed[stream].name
     if not fed[stream].follows_changes:
         raise ConfigurationError(
-            f"{stream} is the input of dataset {name!r}, which is bounded: it goes back to a version, not an offset.",
+            f"{stream} is the input of dataset {name!r}, which is bounded: it rolls back to a version, not to an "
+            f"offset.",
             f"Choose one (adjunct dataset versions {name}), then: adjunct dataset rollback {name} VERSION --reason ….",
             dataset=name,
         )
     raise ConfigurationError(
-        f"{stream} is the input of dataset {name!r}, whose table lives for one run: there is nothing to go back in.",
-        "Run the application again: the table is made anew.",
+        f"{stream} is the input of dataset {name!r}, whose table lives for one run, so it can't be rewound.",
+        "Run the application again: it rebuilds the table.",
         dataset=name,
     )
 
@@ -426,7 +421,7 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 _TASK_LENGTH = 500
 _TEXT_LENGTH = 1_000
 
-# What a request is for: a partition, and one task or (None) every task that reads it.
+# A partition, and one task or (None) every task that reads it.
 Target = tuple[SystemStreamPartition, str | None]
 
 
@@ -481,13 +476,13 @@ class StartpointRequest:
             raise ConfigurationError(
                 f"the startpoint request for {self.ssp} has recorded={self.recorded!r:.80} and "
                 f"versions={self.versions!r}: expected the id of a plan, of a request for recorded versions.",
-                "Leave it out: asking for recorded versions gives it.",
+                "Leave it out: Startpoints.request sets it for versions=recorded.",
                 argument="recorded",
             )
         if not isinstance(self.sequence, int) or isinstance(self.sequence, bool):
             raise ConfigurationError(
                 f"the startpoint request for {self.ssp} has sequence={self.sequence!r:.80}: expected an integer.",
-                "Leave it out: the store gives it.",
+                "Leave it out: the store sets it.",
                 argument="sequence",
             )
         if self.id == "":
@@ -591,7 +586,7 @@ def check_task(task: str) -> str:
     """Return `task` if it is a valid task name: any text, as in "Partition 3"."""
     if not isinstance(task, str) or not 0 < len(task) <= _TASK_LENGTH or not _storable(task):
         raise InvalidNameError(
-            f"task name {task!r} can't be kept: expected a text of 1 to {_TASK_LENGTH} characters.",
+            f"task name {task!r} can't be stored: expected a text of 1 to {_TASK_LENGTH} characters.",
             "Name the task as the plan does, as in 'Partition 3'.",
             argument="task",
         )
@@ -605,7 +600,7 @@ def _storable(text: str) -> bool:
 def _malformed(where: str, problem: str) -> MalformedDocumentError:
     return MalformedDocumentError(
         f"{where} can't be read: {problem.rstrip('.')}.",
-        "Take it back and ask again (adjunct startpoint clear), or upgrade if a newer version wrote it.",
+        "Take it back (adjunct startpoint clear) and request it again, or upgrade if a newer version wrote it.",
         document=where,
     )
 

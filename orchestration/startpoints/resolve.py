@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 if TYPE_CHECKING:
-    # By their ids; instead of one that can't be followed any more, why.
+    # By id; an error instead of a plan that can't be used any more.
     Plans = Mapping[str, RecordedPlan | PermanentError]
 
 
@@ -65,7 +65,7 @@ def resolve_request(
         raise OffsetOutOfRangeError(
             f"{ssp}: a replay from {position} (offset {start}) until "
             f"{describe_startpoint(request.until)} (offset {end}) would end before it begins.",
-            "Choose an end that lies after the start.",
+            "Choose an end after the start.",
             stream=ssp.qualified_stream,
             partition=ssp.partition,
             offset=start,
@@ -78,7 +78,7 @@ def resolve_request(
         position=position,
         start=start,
         next=start,
-        # In one way of writing: whether there is anything in between is told by comparing them.
+        # The same text as the start, by which an empty replay is recognized.
         until=start if order == 0 else end,
         by=request.by,
         reason=request.reason,
@@ -95,14 +95,14 @@ def _find_plan(stream: StreamSnapshot, request: StartpointRequest, plans: Plans)
         raise plan
     if plan is None or ssp not in plan.spans or request.until is None:
         raise ConfigurationError(
-            f"the request for {ssp} holds no recorded versions: it was written without looking for them.",
-            "Ask for it by Startpoints(…).request(…), by the command or by the job.",
+            f"the request for {ssp} has no plan of recorded versions: it was written without one.",
+            "Request it with Startpoints(…).request(…), the command or the job, which write the plan.",
             argument="versions",
         )
     if stream.info.was_recreated(plan.streams.get(ssp.qualified_stream)):
         raise OffsetOutOfRangeError(
-            f"{ssp} is of another stream than the one of which recorded versions were asked for.",
-            "What batches met is known for the stream before only.",
+            f"{ssp} is of a recreated stream; the recorded versions were requested for the former one.",
+            "Request a replay with versions=as-of or current.",
             stream=ssp.qualified_stream,
             partition=ssp.partition,
         )
@@ -184,12 +184,12 @@ def resolve_handed(
         else:
             startpoints[ssp] = start
         offset = start.start if isinstance(start, Replay) else start.offset
-        told.append(f"{ssp}: to start at {start.position}, found at offset {offset} ({start.by}: {start.reason})")
+        told.append(f"{ssp}: starts at {start.position}, which is offset {offset} ({start.by}: {start.reason})")
     for without in unresolved:
         asked = without.request
-        told.append(f"{asked.ssp}: goes on from its checkpoint ({asked.by}: {asked.reason}): {without.error}")
+        told.append(f"{asked.ssp}: continues from its checkpoint ({asked.by}: {asked.reason}): {without.error}")
 
-    # Done with: what was taken in, what a newer one takes the place of, and what the replays were asked for by.
+    # Done: applied requests, those replaced by a newer one, and those of the replays that begin.
     begun = {replay.ssp for replay in replays}
     done: dict[str, dict[SystemStreamPartition, str]] = {}
     for task, request in handed.taken:
@@ -229,9 +229,9 @@ def _resolve_or_skip(
     except PermanentError as error:
         if request.on_unresolved != "fail":
             return Unresolved(request, str(error))
-        what = "can't be followed" if request.versions is not None else "has no offset"
+        what = "can't be applied" if request.versions is not None else "has no offset"
         raise error.reworded(
             f"the startpoint of {request.by} ({request.reason}) at {request.ssp} {what}: {error.problem}",
             f"{error.next_step} Or take it back: adjunct startpoint clear MODULE:APP {request.ssp} --reason …. With "
-            "--on-unresolved checkpoint it would have gone on from the checkpoint.",
+            "--on-unresolved checkpoint it would have continued from the checkpoint.",
         ) from error

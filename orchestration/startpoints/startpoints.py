@@ -82,7 +82,7 @@ def collect_startpoints(
         _request_row(request) | {"task": task, "offset": _find_offset(state.offsets, request)}
         for task, requests in stored.handed.items()
         for request in requests.values()
-        if not state.offsets.has_taken(request.ssp, request.id)  # a crash may have left it there
+        if not state.offsets.has_taken(request.ssp, request.id)  # a crash may have left applied ones
     ]
     applied = [
         {"partition": str(ssp), **start.model_dump(mode="json", exclude={"id"})}
@@ -139,7 +139,7 @@ def _replay_row(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str
         "per_cent": None,
     }
     ssp = replay.ssp
-    if ssp.system not in systems:  # the application is declared without it now
+    if ssp.system not in systems:  # the application no longer uses this system
         return facts
     left, whole = (systems[ssp.system].distance(ssp, start, replay.until) for start in (replay.next, replay.start))
     return facts | {"left": left, "per_cent": 100 * (whole - left) // max(whole, 1)}
@@ -195,7 +195,7 @@ def take_back_startpoints(
     wanted = None if ssps is None else dict.fromkeys(ssps)
 
     def chosen(held: PendingStartpoint) -> bool:
-        # Of a broadcast input, all tasks hold what is for all of them: one does not give it back alone.
+        # Of a broadcast input all tasks hold the same request, so one task can't give it back alone.
         one = held.request.task if held.at is None or is_broadcast(app, held.request.ssp) else held.at
         return (wanted is None or held.request.ssp in wanted) and (task is None or task == one)
 
@@ -210,7 +210,7 @@ def take_back_startpoints(
         ),
         by=by,
     )
-    # More than once: a fan-out that has read a request before it was deleted may still hand it out.
+    # Repeated, because a fan-out that has read a request before its deletion may still hand it out.
     for _ in range(_MAX_REMOVALS):
         handed = [held for held in iter_unapplied(startpoints.get_fan_outs(), state) if chosen(held)]
         idle = [held for held in handed if not has_begun(held, state)]
@@ -218,7 +218,7 @@ def take_back_startpoints(
             break
         _remove_handed(startpoints, idle)
         taken += idle
-    # Again: a run may have begun there before it was removed.
+    # Read again: a run may have begun with a request before its removal.
     state = log.read().state
     used = [held for held in dict.fromkeys([*taken, *handed]) if has_begun(held, state)]
     taken = [held for held in taken if held not in used]
@@ -231,19 +231,19 @@ def take_back_startpoints(
     )
     left += [
         f"{replay.ssp}: the replay from {replay.position} ({replay.by}: {replay.reason}): the open batch is reading "
-        "it; repeat this after its end, or abandon the batch (adjunct checkpoint abandon)"
+        "it; try again after the batch, or abandon it (adjunct checkpoint abandon)"
         for replay in going
     ]
     if task is not None:
         still = iter_unapplied(startpoints.get_fan_outs(), state)
         for ssp, held in {held.request.ssp: held for held in still}.items():
             if ssp not in known and is_broadcast(app, ssp) and (wanted is None or ssp in wanted):
-                left.append(f"{held.summary()}: it is for all tasks, and taken back from all of them or none")
+                left.append(f"{held.summary()}: it is for all tasks, and can't be taken back from one")
                 known.add(ssp)
         for held in map(PendingStartpoint, stored.waiting):
             ssp = held.request.ssp
             if ssp not in known and held.request.task is None and (wanted is None or ssp in wanted):
-                left.append(f"{held.summary()}: it is for every task that reads the partition; name no task")
+                left.append(f"{held.summary()}: it is for every task that reads the partition; leave the task out")
                 known.add(ssp)
     left += [_describe_nothing(ssp, state) for ssp in wanted or () if ssp not in known]
     return TakenBack(tuple(taken), tuple(stopped), tuple(left), tuple(unread))
@@ -269,14 +269,14 @@ def _stop_replays(
 def _describe_nothing(ssp: SystemStreamPartition, state: ApplicationState) -> str:
     last = state.offsets.applied.get(ssp)
     if last is None:
-        return f"{ssp}: nothing is asked for"
+        return f"{ssp}: there is no request"
     return (
-        f"{ssp}: nothing is asked for; {last.position} ({last.by}: {last.reason}) was applied at "
-        f"{last.applied_at:%Y-%m-%d %H:%M} UTC, and is moved from by another startpoint only"
+        f"{ssp}: there is no request; {last.position} ({last.by}: {last.reason}) was applied at "
+        f"{last.applied_at:%Y-%m-%d %H:%M} UTC, and only another startpoint moves the position again"
     )
 
 
-# "lake.flights.3", "lake.flights.0-3,7", "lake.flights" for all, a partition, or several of these.
+# "lake.flights.3", "lake.flights.0-3,7", "lake.flights" for all, a SystemStreamPartition, or several of these.
 Partitions: TypeAlias = str | SystemStreamPartition | Iterable[str | SystemStreamPartition]
 Rows: TypeAlias = list[dict[str, Any]]
 
@@ -324,7 +324,7 @@ class Startpoints:
     def __post_init__(self) -> None:
         if not isinstance(self.lake, Lake):
             raise ConfigurationError(
-                f"Startpoints got the lake {self.lake!r}.", "Pass what open_lake(…) returned.", argument="lake"
+                f"Startpoints got {self.lake!r} for a lake.", "Pass what open_lake(…) returned.", argument="lake"
             )
         if not isinstance(self.app, Application):
             known = (
@@ -504,7 +504,7 @@ def request_startpoints(
     """
     if not requests:
         raise ConfigurationError(
-            "a startpoint is asked for at no partition.",
+            "a startpoint is requested for no partition.",
             "Name one, as in lake.flights.3, or a stream: lake.flights.",
             argument="partitions",
         )
@@ -517,7 +517,7 @@ def request_startpoints(
     allowed = allow_requests(app, readers, requests)
     versions = describe_versions(app, requests)
 
-    look = cache(partial(snapshot_stream, systems))  # each stream is looked at once
+    look = cache(partial(snapshot_stream, systems))  # one snapshot of each stream
     tables, keeping_state = describe_remote_tables(plan, requests), describe_state_effects(app)
     previews = preview_requests(look, state, allowed, stored.at)
     previews = preview_rewinds(lake, systems, app, previews)
@@ -529,7 +529,7 @@ def request_startpoints(
         if not replace:
             check_same_kinds(replaced)
         if recorded.plan is not None:
-            write_plan(lake, recorded.plan)  # from here on its versions are held
+            write_plan(lake, recorded.plan)  # retains its versions from here on
             requests = recorded.with_plan(requests)
         startpoints.write_startpoints(requests)
     taken_over = tuple(dict.fromkeys(old for old, _ in replaced))

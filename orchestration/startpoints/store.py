@@ -48,13 +48,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.metadata import Namespace, NamespaceSnapshot
     from dagster_adjunct.resources.objects.lake import Lake
 
-# How requests and fan-outs are stored: as entries of two namespaces, by key. What can't be read is set apart.
-#
-# requests    [SSP, TASK or null]                 a request
-# fan-outs    ["task", TASK]                      pending: requests; handed: sequences by partition
-#             ["settled", SSP, TASK or null]      a sequence
-
-
 _NEXT = "Take it back (adjunct startpoint clear MODULE:APP --all …), or upgrade if a newer release of Adjunct wrote it."
 
 
@@ -255,7 +248,7 @@ class StartpointEntries:
                 try:
                     held = self.stored.task(key, snapshot.get(key))
                 except MalformedDocumentError:
-                    continue  # it stays as it is
+                    continue  # unreadable entries stay
                 changes[key] = task_to_json(remove_pending(held, ssps, ids))
             return changes, None
 
@@ -464,9 +457,10 @@ class StartpointManager:
                 self._stored.request(key, there)
         except MalformedDocumentError as error:
             raise ConfigurationError(
-                f"nothing is written: what waits there can't be read, and would be lost. {error.problem}",
-                "Take it back first (adjunct startpoint clear MODULE:APP PARTITION --reason …; in Python "
-                "delete_startpoint), or upgrade where a newer version wrote it.",
+                f"nothing is written: it would replace a request that can't be read. {error.problem}",
+                "Take that back first (adjunct startpoint clear MODULE:APP PARTITION --reason …, or delete_startpoint "
+                "in "
+                "Python), or upgrade if a newer version wrote it.",
                 application=self.application,
             ) from error
 
@@ -474,9 +468,9 @@ class StartpointManager:
         """Raise ConfigurationError if the application disables startpoints."""
         if not self._is_on:
             raise ConfigurationError(
-                f"application {self.application!r} has startpoints switched off (startpoints=False): nothing is "
-                "written, and no run would follow it.",
-                "Switch them on in the Application; what is stored can be listed and taken back.",
+                f"application {self.application!r} has startpoints disabled (startpoints=False): nothing is "
+                "written, and no run would apply it.",
+                "Enable them in the Application; stored requests can be listed and taken back.",
                 argument="startpoints",
                 application=self.application,
             )
@@ -485,7 +479,7 @@ class StartpointManager:
         """Return all requests and fan-outs."""
         at = self.lake.now()
         now = (at - _EPOCH) // _MS
-        # Requests first: what a fan-out moves meanwhile is then in one of both, or in both.
+        # Requests first, so that what a fan-out moves meanwhile is in at least one of both.
         asked, handed = self._checked(self._requests.read()), self._fan_outs.read()
         requests, unread = self._stored.requests(asked.items())
         state = self._stored.state(handed.items())
@@ -571,7 +565,7 @@ class StartpointManager:
         """
         if not tasks:
             raise ConfigurationError(
-                f"a fan-out for application {self.application!r} names no tasks, and would drop all that is pending.",
+                f"a fan-out for application {self.application!r} names no tasks, and would drop all pending requests.",
                 "Pass every task of the plan with the partitions it reads.",
                 argument="tasks",
                 application=self.application,
@@ -583,10 +577,10 @@ class StartpointManager:
         reserved = frozenset(named_only)
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], tuple[int | None, FanOutDecision]]:
-            has_taken = taken or self._applied()  # anew where another coordinator came between
+            has_taken = taken or self._applied()  # read again if another coordinator came between
             before = self._stored.state(snapshot.items())
-            # After the fan-outs, never before: a request that is still there now was not handed out and forgotten
-            # before they were read. The swap then makes sure that they have not changed since.
+            # Requests after the fan-outs: a request that is still there was not handed out and removed before the
+            # fan-outs were read; the compare-and-swap ensures that they have not changed since.
             asked, now = self._checked(self._requests.read()), self._now_ms()
             requests, unreadable = self._stored.requests(asked.items())
             decision = decide_fan_out(before, requests, reading, now, self._expiry_ms, reserved, has_taken, complete)
@@ -595,7 +589,7 @@ class StartpointManager:
             return changes, (None if changes else snapshot.version, replace(decision, report=report))
 
         unchanged, decision = self._fan_outs.transact(decide, by="fan-out")
-        # Nothing to change is no swap, which would have met a fan-out that came between the two looks.
+        # Without a change there is no swap that would detect a fan-out between the two reads.
         while unchanged is not None and self._fan_outs.read().version != unchanged:
             unchanged, decision = self._fan_outs.transact(decide, by="fan-out")
         self._entries.delete({request.target: request.sequence for request in decision.finished}, by="fan-out")
@@ -668,7 +662,7 @@ class StartpointManager:
 
 
 def _check_request(request: object) -> StartpointRequest:
-    if isinstance(request, StartpointRequest) and type(request) is StartpointRequest:  # nobody reads a subclass again
+    if isinstance(request, StartpointRequest) and type(request) is StartpointRequest:  # a subclass can't be read back
         return request
     raise ConfigurationError(
         f"{request!r:.200} is no StartpointRequest, and can't be written as one.",

@@ -71,7 +71,7 @@ def test_an_application_that_has_read_all_goes_on_in_the_new_partitions(lake: La
     assert texts(state.checkpoint) == {"lake.other.0": "5"} | {
         f"lake.s.{p}": end for p, end in enumerate(ends(streams))
     }
-    assert state.note == "lake.s was repartitioned into 5: goes on where it had read to"
+    assert state.note == "lake.s was repartitioned into 5: continues where it had read to"
     assert state.offsets.streams == {"lake.s": streams.info("s").identity}
     assert set(state.offsets.epochs.values()) == {3}
     assert len(state.offsets.epochs) == 5

@@ -189,7 +189,7 @@ def test_clear_takes_back_what_is_not_applied_and_says_what_is(world: OffsetsWor
     text = printed(world, "startpoint", "clear", "shop:app", "lake.orders", *WHY)
     assert "taken back: lake.orders.1: oldest, waiting (ada: ticket 7)" in text
     assert "stopped: lake.orders.0: the replay from oldest (ada: ticket 7) at offset 2" in text
-    assert "not removed: lake.orders.2: nothing is asked for" in text
+    assert "not removed: lake.orders.2: there is no request" in text
     assert world.delivered(app) == []
     assert "replays cancelled: ticket 7" in printed(world, "checkpoint", "history", "order-totals")
     assert "nothing to remove" in printed(world, "startpoint", "clear", "shop:app", "--all", *WHY)
@@ -284,7 +284,7 @@ def test_a_startpoint_on_a_datasets_stream_is_for_the_dataset(world: OffsetsWorl
 @pytest.mark.usefixtures("rates")
 def test_what_would_leave_gaps_in_a_table_is_refused_without_force(world: OffsetsWorld) -> None:
     assert "it would skip the changes in between" in refused(world, *ask("lake.rates.1", "--upcoming"))
-    assert "a table has no replay beside it" in refused(world, *ask("lake.rates", "--oldest", "--until-offset", "1"))
+    assert "can't be replayed" in refused(world, *ask("lake.rates", "--oldest", "--until-offset", "1"))
     fallen = ["--upcoming", "--on-unresolved", "checkpoint"]
     assert "it would skip the changes in between" in refused(world, *ask("lake.rates.1", *fallen))
     assert listed(world) == {}
@@ -303,7 +303,7 @@ def test_where_startpoints_are_switched_off_they_are_refused_listed_and_taken_ba
     off.input_stream("lake.orders", default_offset="oldest")
     monkeypatch.setattr(sys.modules["shop"], "app", off)
     for more in ([], ["--dry-run"]):
-        assert "switched off (startpoints=False)" in refused(world, *ask("lake.orders.0", "--oldest", *more))
+        assert "disabled (startpoints=False)" in refused(world, *ask("lake.orders.0", "--oldest", *more))
     assert "are switched off (startpoints=False): runs ignore these" in printed(world, "startpoint", "list", "shop:app")
     assert document(world, "startpoint", "list", "shop:app")["switched_off"] is True
     assert "taken back: lake.orders.1" in printed(world, "startpoint", "clear", "shop:app", "--all", *WHY)

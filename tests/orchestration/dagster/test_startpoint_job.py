@@ -103,7 +103,7 @@ def test_what_waits_is_taken_back(lake: Lake, instance: DagsterInstance, startpo
     assert "taken back: lake.orders.0: oldest" in finished.log
     assert [request.ssp for request in startpoints.read().waiting] == [ORDERS[1]]
     again = launch(lake, instance, action="clear", partitions=["lake.orders.0"])
-    assert "stays: lake.orders.0: nothing is asked for" in again.log
+    assert "stays: lake.orders.0: there is no request" in again.log
 
 
 @pytest.mark.parametrize(
@@ -147,5 +147,5 @@ def test_an_application_with_startpoints_switched_off_has_no_sensor_for_them_and
     )
     finished = FinishedRun(result, instance)
     assert not finished.success
-    assert "switched off" in finished.failure.description
+    assert "disabled" in finished.failure.description
     assert startpoints.read().waiting == []

@@ -70,7 +70,7 @@ def test_one_task_alone_can_not_start_elsewhere(world: OffsetsWorld, app: Applic
     write_startpoint(manager, RULES, StartpointOldest(), task="Partition 1", on_unresolved="checkpoint", **WHO)
     startpoints.request("lake.s.1", StartpointOldest(), **WHO)
     report = world.run(app)
-    assert any("lake.rules.0: goes on from its checkpoint" in text for text in report.startpoints)
+    assert any("lake.rules.0: continues from its checkpoint" in text for text in report.startpoints)
     assert startpoints.take_back("lake.rules", task="Partition 1", **WHO).startpoints
     write_startpoint(manager, RULES, StartpointOldest(), task="Partition 1", **WHO)
     with pytest.raises(ConfigurationError, match="'Partition 1' alone"):
@@ -85,7 +85,7 @@ def test_what_is_for_all_is_taken_back_from_all_tasks_or_none(world: OffsetsWorl
     world.begin(app)
     kept = startpoints.take_back("lake.rules", task="Partition 1", **WHO)
     assert (kept.startpoints, len(world.fanned_out(app))) == ((), 3)
-    assert "it is for all tasks, and taken back from all of them or none" in kept.left[0]
+    assert "it is for all tasks, and can't be taken back from one" in kept.left[0]
     assert len(startpoints.take_back("lake.rules", **WHO).startpoints) == 3
     assert world.reads(app) == []
 

@@ -279,7 +279,7 @@ def test_a_replay_up_to_an_end_is_refused(world: World) -> None:
     app = app_of(followed("one"))
     until = StartpointSpecific(offset="1")
     startpoints = ask(world, app, request("one", 0, StartpointOldest(), until=until))
-    assert "nothing to replay beside it" in str(apply(world, app, startpoints).failed["one"])
+    assert "can't be replayed" in str(apply(world, app, startpoints).failed["one"])
 
 
 def test_a_dataset_that_was_handed_what_can_not_be_read_fails_alone_and_stays_as_it_is(world: World) -> None:

@@ -240,7 +240,7 @@ def cut_off(world: OffsetsWorld) -> None:
 @pytest.mark.parametrize(
     ("happens", "why"),
     [
-        (lambda world: world.fake.retain_from("s", 0, 2), "retention has passed it: the oldest offset left is @2"),
+        (lambda world: world.fake.retain_from("s", 0, 2), "deleted its records: the oldest offset left is @2"),
         (cut_off, r"ends before @3"),
         (fill, "deleted and recreated"),
     ],

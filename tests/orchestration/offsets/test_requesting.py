@@ -100,10 +100,10 @@ def test_all_are_asked_for_or_none(world: OffsetsWorld, app: Application) -> Non
     with pytest.raises(ConfigurationError) as error:
         asked(world, app, StartpointSpecific(offset="@90"), 0, 1, 2)
     assert "nothing is written. fake.s.0: the startpoint's offset @90" in str(error.value)
-    assert "So for 2 more of the 3 partitions" in str(error.value)
+    assert "The same goes for 2 more of the 3 partitions" in str(error.value)
     with pytest.raises(ConfigurationError, match=r"'Partition 9' is no task that reads fake\.s\.1"):
         asked(world, app, StartpointOldest(), 1, task="Partition 9")
-    with pytest.raises(ConfigurationError, match="at no partition"):
+    with pytest.raises(ConfigurationError, match="for no partition"):
         asked(world, app, StartpointOldest())
     assert waiting(world, app) == {}
     assert asked(world, app, StartpointOldest(), 0, 1).written
@@ -168,7 +168,7 @@ def test_a_replay_and_a_startpoint_replace_each_other_only_when_told_to(
     before = waiting(world, app)
     with pytest.raises(ConfigurationError) as error:
         asked(world, app, StartpointSpecific(offset="@2"), 0, 1, until=ends[1])
-    assert "would take the place of" in str(error.value)
+    assert "would replace" in str(error.value)
     assert "--replace" in str(error.value)
     assert waiting(world, app) == before
     assert len(asked(world, app, StartpointSpecific(offset="@2"), 0, until=ends[1], replace=True).replaced) == 1
@@ -267,7 +267,7 @@ def test_what_the_open_batch_begins_with_stays(world: OffsetsWorld, app: Applica
     assert world.state(app).offsets.applied[S[0]].offset == "@7"
     (text,) = back(world, app, 0).left
     assert "offset @7 (ada: ticket 7) was applied at" in text
-    assert back(world, app, 3).left == ("fake.s.3: nothing is asked for",)
+    assert back(world, app, 3).left == ("fake.s.3: there is no request",)
 
 
 def test_replays_stop_where_they_are_but_not_in_the_middle_of_a_batch(world: OffsetsWorld, app: Application) -> None:
@@ -338,6 +338,6 @@ def test_what_is_taken_back_while_a_coordinator_decides_is_not_handed_out(
 
 
 def test_a_replay_of_nothing_is_refused(world: OffsetsWorld, app: Application) -> None:
-    with pytest.raises(ConfigurationError, match=r"fake\.s\.0: nothing lies between .* nor in the other partitions"):
+    with pytest.raises(ConfigurationError, match=r"there are no records between .* nor in the other"):
         asked(world, app, StartpointSpecific(offset="@3"), 0, 1, until=StartpointSpecific(offset="@3"))
     assert waiting(world, app) == {}

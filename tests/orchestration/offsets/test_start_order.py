@@ -158,7 +158,7 @@ def test_partitions_added_to_a_keyed_stream_are_refused_by_name(world: OffsetsWo
     world.run(app)
     world.fake.add_partitions("s", 1)
     world.fake.write("s", 2, 5)
-    with pytest.raises(ConfigurationError, match=r"fake\.s\.2: added to fake\.s, whose key \(k\)") as refused:
+    with pytest.raises(ConfigurationError, match=r"added to fake\.s, which is partitioned by key \(k\)") as refused:
         world.run(app)
     assert f"startpoint set MODULE:APP {S2} --oldest" in refused.value.next_step
     world.ask(app, S2, StartpointOldest)
@@ -251,7 +251,7 @@ def test_a_position_above_upcoming_is_an_error(world: OffsetsWorld) -> None:
     app = reader(on_lost="oldest")
     world.run(app)
     del world.fake.streams["s"].partitions[1].times[1:]
-    with pytest.raises(OffsetOutOfRangeError, match=r"fake\.s\.1: .* goes on at offset @3, .* ends before @1"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"fake\.s\.1: .* continues at offset @3, .* ends before @1"):
         world.run(app)
 
 

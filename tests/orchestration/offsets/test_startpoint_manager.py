@@ -428,7 +428,7 @@ def test_one_that_loses_to_a_later_one_at_its_task_is_told(manager: StartpointMa
     write_startpoint(manager, S0, made(clock, hours=1), task=T0, **WHO)
     report = manager.fan_out({T0: [S0]})
     assert [request.task for request in report.passed_over] == [T0]
-    assert "is passed over: one that was asked for later waits there" in describe_dropped(report)[0]
+    assert "is skipped: a later request waits there" in describe_dropped(report)[0]
 
 
 def test_what_was_applied_and_not_removed_does_not_count_against_one_whose_clock_is_behind(

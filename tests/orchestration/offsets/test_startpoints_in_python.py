@@ -80,7 +80,7 @@ def test_a_waiting_startpoint_is_replaced_by_a_replay_only_when_that_is_said(
 ) -> None:
     startpoints = Startpoints(app, lake=world.lake)
     startpoints.request("lake.s.0", StartpointOldest(), **WHO)
-    with pytest.raises(ConfigurationError, match="a bounded replay would take the place"):
+    with pytest.raises(ConfigurationError, match="a bounded replay would replace"):
         startpoints.request("lake.s", StartpointOldest(), until=StartpointSpecific(offset="1"), **WHO)
     assert [waiting["partition"] for waiting in startpoints.list()["waiting"]] == ["lake.s.0"]
     asked = startpoints.request("lake.s", StartpointOldest(), until=StartpointSpecific(offset="1"), replace=True, **WHO)
@@ -226,7 +226,7 @@ def test_where_startpoints_are_switched_off_none_is_written_by_any_way(world: Of
         lambda: Startpoints(off, lake=world.lake).preview("lake.s", StartpointOldest()),
         lambda: write_startpoint(manager, SystemStreamPartition("lake", "s", 0), StartpointOldest(), **WHO),
     ):
-        with pytest.raises(ConfigurationError, match=r"switched off \(startpoints=False\): nothing is written"):
+        with pytest.raises(ConfigurationError, match=r"disabled \(startpoints=False\): nothing is written"):
             ask()
     assert manager.read().waiting == []
 

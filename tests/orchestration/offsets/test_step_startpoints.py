@@ -125,7 +125,7 @@ def test_one_that_may_fall_back_goes_on_from_the_checkpoint_and_counts_once_it_c
     world.fake.write("s", 1, 4)
     report = world.run(app)
     assert world.output.batches[2].read() == {S1: ("@3", "@4")}
-    assert [text for text in report.startpoints if "goes on from its checkpoint" in text and str(S0) in text]
+    assert [text for text in report.startpoints if "continues from its checkpoint" in text and str(S0) in text]
     assert world.fanned_out(app) == {(T0, S0): startpoint}
     world.fake.write("s", 0, 4, 5)
     (batch,) = world.delivered(app)
@@ -271,7 +271,7 @@ def test_a_request_that_is_written_again_after_it_was_applied_is_not_applied_aga
     report = world.run(app)
     assert report.batches == 0
     assert report.startpoints == (
-        "fake.s.0: a startpoint (ada: ticket 7) had been applied already, and each request is applied once: ask with a "
+        "fake.s.0: a startpoint (ada: ticket 7) had been applied already, and each request is applied once: write a "
         "new one",
     )
 

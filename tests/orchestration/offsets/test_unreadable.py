@@ -137,7 +137,7 @@ def test_a_request_that_can_not_be_read_stops_nothing_is_shown_and_is_taken_back
 
 def test_no_request_takes_the_place_of_one_that_can_not_be_read(world: OffsetsWorld, app: Application) -> None:
     put(world, "startpoints", OF_S1, stored(S1, version=2))
-    told = r"(?s)nothing is written.*would be lost.*version 2.*clear"
+    told = r"(?s)nothing is written.*would replace.*version 2.*clear"
     with pytest.raises(ConfigurationError, match=told):
         write_startpoint(world.startpoints(app), S1, StartpointOldest(), **WHO)
     (shown_before,) = request_startpoints(
