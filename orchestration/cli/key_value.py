@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.cli.output import (
     show_table,
     show_with_error,
 )
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConditionsNotMetError, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,8 +186,6 @@ def entry_to_json(
 @contextmanager
 def report_failed_keys(key_type: str) -> Iterator[None]:
     """With --json, report which keys failed if a conditional write fails."""
-    from dagster_adjunct.resources.errors import ConditionsNotMetError
-
     try:
         yield
     except ConditionsNotMetError as error:

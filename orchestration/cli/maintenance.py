@@ -25,7 +25,7 @@ from dagster_adjunct.orchestration.cli.output import (
     show_table,
 )
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, raise_first
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, VersionDiscardedError, raise_first
 from dagster_adjunct.resources.spark.in_process import session_factory
 
 if TYPE_CHECKING:
@@ -402,7 +402,6 @@ def verify(name: str, version: str | None, deep: bool, lake_url: str | None, jso
     """
     from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
     from dagster_adjunct.assets.reading.verify import verify_version
-    from dagster_adjunct.resources.errors import VersionDiscardedError
     from dagster_adjunct.resources.objects.lake import open_lake
 
     store = open_stored_versions(open_lake(lake_url, create=False), name)

@@ -78,7 +78,7 @@ class AssetGraph:
         self._made[app.name] = [*keys, *self._written[app.name]]
         return self._made[app.name]
 
-    def external(self) -> list[AssetSpec]:
+    def external_specs(self) -> list[AssetSpec]:
         """Return the assets that Dagster shows but does not build: streams, files and tables that none of the
         applications writes, and datasets of one run.
         """
@@ -86,7 +86,7 @@ class AssetGraph:
         passing = [asset.spec for asset in made if asset.key not in self._writers]
         return [*(spec for key, spec in self._read.items() if key not in self._writers), *passing]
 
-    def assets(self) -> list[AssetsDefinition]:
+    def built_assets(self) -> list[AssetsDefinition]:
         """Return the assets that are built here: datasets (each version set as one) and the applications' outputs."""
         made = []
         stored = (asset.dataset for asset, _ in self._datasets.values() if _has_own_asset(asset.dataset))
@@ -101,15 +101,15 @@ class AssetGraph:
             )
         return [*made, *self._outputs]
 
-    def partitioned(self) -> list[DatasetAsset]:
+    def partitioned_datasets(self) -> list[DatasetAsset]:
         """Return the datasets whose versions are partitions."""
         return [asset for asset, _ in self._datasets.values() if asset.dataset.versions is not None]
 
-    def written(self, application: str) -> list[AssetKey]:
+    def output_keys(self, application: str) -> list[AssetKey]:
         """Return the outputs of an application."""
         return self._written[application]
 
-    def delivered(self, application: str) -> list[list[DatasetAsset]]:
+    def delivered_groups(self, application: str) -> list[list[DatasetAsset]]:
         """Return groups of bounded datasets that are delivered by markers or folders; a version set is one group.
 
         Only groups that this application's job is the first to build are returned.
@@ -123,7 +123,7 @@ class AssetGraph:
         keys = {member.key for member in unit}
         return next((name for name, made in self._made.items() if keys <= {*made}), None)
 
-    def datasets(self, application: str) -> list[DatasetAsset]:
+    def stored_datasets(self, application: str) -> list[DatasetAsset]:
         """Return the stored datasets that this application is the first to declare."""
         mine = [asset for asset, owner in self._datasets.values() if owner == application]
         return [asset for asset in mine if asset.dataset.following.persistent]

@@ -74,8 +74,8 @@ def build_definitions(
     requests or removes startpoints (without its sensor if the application has startpoints switched off).
     `<application>_discard` expires old versions of its datasets, also
     on the schedule `<application>_discard_daily`; `<application>_compact` compacts its change streams' tables, also
-    on the schedule `<application>_compact_hourly`; `<application>_version_action` pins, rolls back, withdraws, forces
-    or drops one version. A dataset whose versions are partitions is not part of the application's job; it has the
+    on the schedule `<application>_compact_hourly`; `<application>_version_action` pins, rolls back, revokes, accepts
+    or removes one version. A dataset whose versions are partitions is not part of the application's job; it has the
     job `<dataset>_versions`, and the sensor `<dataset>_new_versions` if a stream or files list the
     versions. All sensors and schedules are off by default.
 
@@ -102,11 +102,11 @@ def build_definitions(
     parts = [_JobSet.of_application(graph, one, own[one.name], rules[one.name]) for one in apps]
     parts.append(_JobSet.of_partitioned(graph))
     handed_over = iceberg_jobs(
-        {application.name: graph.datasets(application.name) for application in apps}, iceberg or {}
+        {application.name: graph.stored_datasets(application.name) for application in apps}, iceberg or {}
     )
     lake_resource, spark_resource = _resources(lake)
     return Definitions(
-        assets=[*graph.external(), *graph.assets()],
+        assets=[*graph.external_specs(), *graph.built_assets()],
         jobs=[*(job for part in parts for job in part.jobs), *handed_over],
         schedules=[*(schedule for part in parts for schedule in part.schedules), *map(iceberg_schedule, handed_over)],
         sensors=[sensor for part in parts for sensor in part.sensors],
@@ -126,7 +126,7 @@ class _JobSet:
     @classmethod
     def of_application(cls, graph: AssetGraph, app: "Application", own: list[AssetKey], rule: LaunchWhen) -> "_JobSet":
         """Return the jobs of an application; `own` are the assets that its main job materializes."""
-        members = graph.datasets(app.name)
+        members = graph.stored_datasets(app.name)
         bounded = [member for member in members if not member.dataset.follows_changes]
         followed = [member for member in members if member.dataset.follows_changes]
         # Without assets of its own, an application has only partitioned datasets, so there is no main job.
@@ -138,8 +138,8 @@ class _JobSet:
             parts.sensors.append(new_records_sensor(app, job, own, rule))
             if movable and app.startpoints:
                 parts.sensors.append(startpoint_sensor(app, job, own))
-            parts.sensors.append(restart_sensor(app, job, own, graph.written(app.name)))
-            parts.sensors.extend(delivered_sensors(app.name, graph.delivered(app.name), job))
+            parts.sensors.append(restart_sensor(app, job, own, graph.output_keys(app.name)))
+            parts.sensors.extend(delivered_sensors(app.name, graph.delivered_groups(app.name), job))
         if members:
             discarding = discard_job(app.name, members)
             parts.jobs.append(discarding)
@@ -158,7 +158,7 @@ class _JobSet:
     def of_partitioned(cls, graph: AssetGraph) -> "_JobSet":
         """Return the jobs of the datasets whose versions are partitions."""
         parts = cls()
-        for member in graph.partitioned():
+        for member in graph.partitioned_datasets():
             job = partition_job(member)
             parts.jobs.append(job)
             if not is_advanced_by_partition(member.dataset):

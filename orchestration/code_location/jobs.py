@@ -337,7 +337,6 @@ def _request_startpoints(
     context: OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str
 ) -> None:
     from dagster_adjunct.orchestration.startpoints.request import parse_position
-    from dagster_adjunct.resources.errors import ConfigurationError
 
     if config.position is None:
         raise ConfigurationError(
@@ -387,8 +386,6 @@ def _request_startpoints(
 def _cancel_startpoints(
     context: OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str
 ) -> None:
-    from dagster_adjunct.resources.errors import ConfigurationError
-
     if config.dry_run:
         raise ConfigurationError(
             "action clear has no dry run.",
@@ -413,9 +410,9 @@ class VersionAction(Enum):
     pin = "pin"
     unpin = "unpin"
     rollback = "rollback"
-    withdraw = "withdraw"
-    force = "force"
-    drop = "drop"
+    revoke = "revoke"
+    accept = "accept"
+    remove = "remove"
 
 
 class VersionActionConfig(Config):
@@ -430,7 +427,7 @@ class VersionActionConfig(Config):
     reason: str = Field(description="Why; recorded with the change.")
     by: str | None = Field(default=None, description="Who does it. Default: this run.")
     expires_in_hours: float | None = Field(default=None, description="For pin: when it ends. Default: never.")
-    make_current: bool = Field(default=False, description="For force: serve it even if a newer version is served.")
+    make_current: bool = Field(default=False, description="For accept: serve it even if a newer version is served.")
 
 
 class DiscardConfig(Config):
@@ -469,7 +466,7 @@ def discard_schedule(discarding: JobDefinition) -> ScheduleDefinition:
 
 
 def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
-    """Return the job that pins, rolls back, withdraws, forces or drops one version, as its run configuration says.
+    """Return the job that pins, unpins, rolls back, revokes, accepts or removes one version.
 
     It also reports the version served afterwards on the dataset's asset.
     """
@@ -479,7 +476,6 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     def act(context: OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
         from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
         from dagster_adjunct.assets.versions.actions import describe_unserved_version
-        from dagster_adjunct.resources.errors import ConfigurationError
 
         with translate_errors(context):
             if config.dataset not in known:
@@ -506,13 +502,11 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
         act,
         to_dagster_name(f"{application}_version_action"),
         application=application,
-        description="Pins, unpins, rolls back, withdraws, forces or drops a version of a dataset.",
+        description="Pins, unpins, rolls back, revokes, accepts or removes a version of a dataset.",
     )
 
 
 def _apply_action(store: "StoredVersions", config: VersionActionConfig, *, by: str) -> "BoundedManifest":
-    from dagster_adjunct.resources.errors import ConfigurationError
-
     action, version, why = config.action, config.version or None, {"reason": config.reason, "by": by}
     if action is VersionAction.unpin:
         return store.unpin(**why)
@@ -529,9 +523,9 @@ def _apply_action(store: "StoredVersions", config: VersionActionConfig, *, by: s
         hours = config.expires_in_hours
         expires_at = None if hours is None else utc_now() + timedelta(hours=hours)
         return store.pin(version, expires_at=expires_at, **why)
-    if action is VersionAction.withdraw:
+    if action is VersionAction.revoke:
         return store.withdraw(version, **why)
-    if action is VersionAction.force:
+    if action is VersionAction.accept:
         return store.force(version, make_current=config.make_current, **why)
     return store.drop(version, **why)
 

@@ -18,7 +18,11 @@ from dagster import (
 )
 from pydantic import Field
 
-from dagster_adjunct.orchestration.application.graph import to_dagster_name
+from dagster_adjunct.orchestration.application.graph import (
+    describe_partitions,
+    is_advanced_by_partition,
+    to_dagster_name,
+)
 from dagster_adjunct.orchestration.code_location.checks import (
     OpRun,
     join_check_results,
@@ -240,7 +244,6 @@ def log_skipped_datasets(run: OpRun, app: "Application") -> dict[str, str]:
 
     A version that is delivered but not built is logged as a warning.
     """
-    from dagster_adjunct.orchestration.application.graph import describe_partitions, is_advanced_by_partition
     from dagster_adjunct.orchestration.step.progress import find_delivered_version
 
     log, waiting = run.context.log, {}

@@ -61,7 +61,7 @@ def test_a_version_is_rolled_back_pinned_and_withdrawn_from_the_launchpad(lab: L
     assert pinned.made["items"]["adjunct/pin"]["by"] == "ada"
     assert pinned.made["items"]["adjunct/pin"]["expires_at"] is not None
     act(lab, defs, action="unpin")
-    gone = act(lab, defs, action="withdraw", version="v2")
+    gone = act(lab, defs, action="revoke", version="v2")
     assert gone.made["items"]["data version"] == versions[0]
     assert lab.store("items").history(1)[0].by == gone.result.run_id
 
@@ -72,19 +72,19 @@ def test_an_older_version_is_forced_beside_the_one_served_or_in_its_place(lab: L
     for version, rows in (("v1", APPLES[:1]), ("v2", [*APPLES, ("c", "Cheese", 1)]), ("v3", APPLES[:1])):
         lab.deliver("items", rows, version)
     lab.run(defs, key_of(strict))
-    beside = act(lab, defs, action="force", version="v1")
+    beside = act(lab, defs, action="accept", version="v1")
     assert beside.observed["items"]["adjunct/name"] == "v2"
     assert "adjunct dataset rollback items" in beside.log
     lab.deliver("items", [*APPLES, ("c", "Cheese", 2)], "v4")
     lab.run(defs, key_of(strict))
-    assert act(lab, defs, action="force", version="v3", make_current=True).made["items"]["adjunct/name"] == "v3"
+    assert act(lab, defs, action="accept", version="v3", make_current=True).made["items"]["adjunct/name"] == "v3"
 
 
 def test_an_action_that_lacks_something_fails_and_says_what(lab: Lab) -> None:
     defs = lab.definitions(ITEMS)
     deliver(lab, defs, 1)
-    assert "needs a version" in act(lab, defs, action="force").failure.description
-    assert "no dataset 'item' here" in act(lab, defs, action="unpin", dataset="item").failure.description
+    assert "needs a version" in act(lab, defs, action="accept").failure.description
+    assert "no dataset 'item'" in act(lab, defs, action="unpin", dataset="item").failure.description
     failure = act(lab, defs, action="pin", version="v9").failure
     assert "has no version 'v9'" in failure.description
     assert "adjunct dataset versions items" in failure.metadata["next step"].value
