@@ -219,6 +219,6 @@ def test_looking_for_a_record_hands_nothing_to_functions_again(returns: Schema |
         call_sink=lambda *given: handed.append(given), call_sink_for_results=lambda *given: handed.append(given)
     )
     records: Any = object()
-    with pytest.raises(AttributeError, match="while a record is looked for"):
+    with pytest.raises(AttributeError, match="while searching for a failed record"):
         Sink(print, returns).compile("sink-2", [records], cast("Any", _Probe(batch)))
     assert handed == []

@@ -68,7 +68,7 @@ def test_the_output_is_that_of_the_first_run_though_datasets_and_state_have_move
     startpoints = Startpoints(app, lake=step_world.lake)
     first = sent(step_world, 0)
     assert first.num_rows == 10
-    with pytest.raises(ConfigurationError, match="joins met in 'last_visits' what the whole batch had sent"):
+    with pytest.raises(ConfigurationError, match="joins read in 'last_visits' what the whole batch had sent"):
         startpoints.request(
             "lake.visits.0", StartpointOldest(), until=StartpointSpecific(offset="1"), versions="recorded", **WHO
         )

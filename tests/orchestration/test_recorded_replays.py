@@ -267,7 +267,7 @@ def test_a_version_that_goes_all_the_same_is_refused_at_the_start(trips: Trips) 
     trips.first_run()
     trips.again("lake.trips.0", 0, 2)
     discard_sparing(trips.lake, "planes", PLANES.discard, by="test")  # as an erasure, which heeds no replay
-    with pytest.raises(VersionDiscardedError, match=r"at lake\.trips\.0 can't be followed: .*planes.*is gone"):
+    with pytest.raises(VersionDiscardedError, match=r"at lake\.trips\.0 can't be applied: .*planes.*is gone"):
         trips.run()
 
 
@@ -408,7 +408,7 @@ def test_a_request_that_was_written_without_looking_is_refused_at_the_start(trip
     trips.first_run()
     request = StartpointRequest(ssp=P0, startpoint=at(0), until=at(1), versions="recorded", **WHO)
     open_startpoints(trips.lake, trips.app()).write_startpoints([request])
-    with pytest.raises(ConfigurationError, match="holds no recorded versions"):
+    with pytest.raises(ConfigurationError, match="has no plan of recorded versions"):
         trips.run()
 
 
@@ -462,4 +462,4 @@ def test_the_dry_run_names_what_keeps_state_and_leaves_out_what_is_read_again() 
     windows.send_to(app.output_stream("lake.views", partitions=2, key="k"))
     notes = Startpoints(app, lake=world.lake).preview("lake.clicks", StartpointOldest()).notes
     (note,) = notes
-    assert "views keeps state: records that the application has read before are left out there" in note
+    assert "views keeps state: it leaves out records that were read before" in note

@@ -242,7 +242,7 @@ def test_what_a_table_refuses_for_good_goes_to_the_dead_letters_up_to_a_bound(st
     assert "'v'" in letters['"b"']["problem"]
     with sqlite3.connect(step_world.folder / "d.sqlite") as connection:
         connection.execute("CREATE TRIGGER t BEFORE INSERT ON doubles BEGIN SELECT RAISE(ABORT, 'closed'); END")
-    with pytest.raises(TableError, match=r"run again, and table doubles refuses 2 record\(s\) that are not among"):
+    with pytest.raises(TableError, match=r"retried, and table doubles rejects 2 record\(s\) that are not among"):
         step_world.again(sending("app", 9))
 
 

@@ -385,7 +385,7 @@ def test_an_open_batch_meets_what_retention_left_of_a_table_of_one_run(world: St
     world.send("trips", ("N1", 3), ("N2", 4))
     told: list[str] = []
     run(world, app, on_event=lambda event: told.append(event.summary()))
-    assert [text for text in told if "retention has taken changes" in text]
+    assert [text for text in told if "retention has deleted changes" in text]
     assert enriched(world) == [(1, 100), (2, 200), (3, None), (4, 200)], "what the output had stays"
 
 
