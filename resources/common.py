@@ -1,4 +1,5 @@
-"""`LoopThread`: an event loop in a thread of its own, for code that isn't async."""
+"""What all floors share: checks of arguments and names, lines of user code, registries of classes, stored documents,
+moments in microseconds, and an event loop for code that is not async."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,46 +24,70 @@ from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameErro
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-_ENDLESS = 1e12  # seconds: beyond it clocks and stores can't count
+T = TypeVar("T")
+
+_MAX_SECONDS = 1e12  # clocks and stores overflow beyond it
+
+
+def argument_error(
+    found: str, expected: str, next_step: str = "", *, argument: str, **about: Any
+) -> ConfigurationError:
+    """Return the error for an argument with a wrong value: "`found`: expected `expected`."
+
+    `about` are further fields of the error, such as the dataset.
+    """
+    return ConfigurationError(f"{found}: expected {expected}.", next_step, argument=argument, **about)
 
 
 def check_whole_number(
-    value: object, what: str, expected: str, *, argument: str, least: int = 1, next_step: str = "Change it."
+    value: object, found: str, expected: str, *, argument: str, least: int = 1, next_step: str = "", **about: Any
 ) -> None:
-    """Raise ConfigurationError, "`what`: expected `expected`.", unless `value` is a whole number from `least` on."""
+    """Raise `argument_error` unless `value` is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(f"{what}: expected {expected}.", next_step, argument=argument)
+        raise argument_error(found, expected, next_step, argument=argument, **about)
 
 
 def check_seconds(
-    value: object, what: str, *, argument: str, none: bool = False, zero: bool = False, next_step: str = "Change it."
+    value: object, found: str, *, argument: str, none: bool = False, zero: bool = False, next_step: str = ""
 ) -> None:
-    """Raise ConfigurationError, "`what`: expected seconds above 0.", unless `value` is such a number and finite.
+    """Raise `argument_error` unless `value` is a finite number of seconds above 0.
 
-    `none`: it may be None; `zero`: it may be 0.
+    `none` allows None, `zero` allows 0.
     """
     if value is None and none:
         return
-    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _ENDLESS
+    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MAX_SECONDS
     if not number or (value == 0 and not zero):
         expected = ("seconds from 0 on" if zero else "seconds above 0") + (", or None" if none else "")
-        raise ConfigurationError(f"{what}: expected {expected}.", next_step, argument=argument)
+        raise argument_error(found, expected, next_step, argument=argument)
 
 
-# The folder that the floors are imported from; examples are written as users write, and are installed beside them.
+def check_choice(value: object, found: str, choices: Sequence[object], *, argument: str, **about: Any) -> None:
+    """Raise `argument_error` unless `value` is one of the choices."""
+    if value not in choices:
+        raise argument_error(found, f"one of {', '.join(map(repr, choices))}", argument=argument, **about)
+
+
+def check_bool(value: object, found: str, *, argument: str, **about: Any) -> None:
+    """Raise `argument_error` unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise argument_error(found, "True or False", argument=argument, **about)
+
+
+# The folder that the floors are imported from. The examples below it count as user code.
 _PACKAGE = Path(__file__).parents[1]
 _EXAMPLES = str(_PACKAGE / "examples")
 
 
 @dataclass(frozen=True, slots=True)
 class CodeLine:
-    """A line of a file of this machine."""
+    """A line of code: its file and line number."""
 
     file: str
     line: int
 
     def words(self) -> str:
-        """Return it for a message: "flights.py, line 12", below the working directory with the folders on the way."""
+        """Return it for a message: "flights.py, line 12", with the path where it is below the working directory."""
         file = Path(self.file)
         here = Path.cwd()
         shown = file.relative_to(here) if file.is_relative_to(here) else Path(file.name)
@@ -70,12 +95,12 @@ class CodeLine:
 
 
 def is_library_code(file: str) -> bool:
-    """Whether a file of code belongs to this distribution, whose examples are written as users write."""
+    """Whether a file of code belongs to this distribution; its examples count as user code."""
     return file.startswith(str(_PACKAGE)) and not file.startswith(_EXAMPLES)
 
 
 def find_calling_line() -> CodeLine | None:
-    """Return the line that called into this distribution, None where there is none (an interactive session)."""
+    """Return the line of user code that called into this distribution, None in an interactive session."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -87,114 +112,19 @@ def find_calling_line() -> CodeLine | None:
     return None
 
 
-T = TypeVar("T")
-
-
-class LoopThread:
-    """Runs coroutines for callers that wait for them, from any thread, also from one whose own event loop is running
-    (which they block meanwhile). The thread begins with the first of them, and again after `close` and after a fork."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._running: _Running | None = None
-        self._change = threading.Condition()
-        _loop_threads.add(self)
-
-    def run(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Return what the coroutine returns, or raise what it raises."""
-        mine = self._entered()
-        try:
-            pending = asyncio.run_coroutine_threadsafe(operation, mine.loop)
-            try:
-                return pending.result()
-            except BaseException:
-                pending.cancel()  # Ctrl-C must not leave the request running behind the caller's back
-                raise
-        finally:
-            self._leave(mine)
-
-    def close(self, closing: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Run the last coroutine, which gives back what the loop holds, and end the thread, if one began.
-
-        Callers that wait in other threads have their answers before; a new one begins a new thread.
-        """
-        with self._change:
-            running, self._running = self._running, None
-            if running is None:
-                return
-            # In a handler of a signal, whom it interrupted is this thread itself, and would be waited for in vain.
-            this = threading.get_ident()
-            self._change.wait_for(lambda: all(caller == this for caller in running.callers))
-        try:
-            asyncio.run_coroutine_threadsafe(closing(), running.loop).result()
-        finally:
-            running.loop.call_soon_threadsafe(running.loop.stop)
-            running.thread.join()
-            running.loop.close()
-
-    def _entered(self) -> _Running:
-        with self._change:
-            if self._running is None:
-                self._running = _Running(self._name)
-            self._running.callers.append(threading.get_ident())
-            return self._running
-
-    def _leave(self, running: _Running) -> None:
-        with self._change:
-            running.callers.remove(threading.get_ident())
-            self._change.notify_all()
-
-    def _forget(self) -> None:
-        """Leave what the parent process has alone: its thread is not here, and its loop's selector is shared."""
-        _parent_loops.append(self._running)
-        self._running, self._change = None, threading.Condition()
-
-
-class _Running:
-    """A loop with its thread; `callers` are the threads that wait for it."""
-
-    def __init__(self, name: str) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.callers: list[int] = []
-        self.thread = threading.Thread(target=_run_until_stopped, args=(self.loop,), name=name, daemon=True)
-        self.thread.start()
-
-
-_loop_threads: WeakSet[LoopThread] = WeakSet()
-_parent_loops: list[_Running | None] = []  # kept, as a loop that goes closes what it shares with the parent
-
-
-def _reset_after_fork() -> None:
-    for loop_thread in list(_loop_threads):
-        loop_thread._forget()
-
-
-os.register_at_fork(after_in_child=_reset_after_fork)
-
-
-def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
-    while True:
-        try:
-            loop.run_forever()
-        except (KeyboardInterrupt, SystemExit):
-            # A function raised it. That ends the loop's run, and its caller is yet to be told.
-            continue
-        return
-
-
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return `name` if it is safe; `kind` says in the error what it names ("dataset", "stream").
+    """Return `name` if it is safe in paths and keys; `kind` says in errors what it names ("dataset", "stream").
 
-    Safe is: 1 to 100 letters, digits, `-` and `_`, the first one a letter or digit. Dots are left out
-    because `system.stream.3` is how a stream partition is written.
+    A safe name has 1 to 100 letters, digits, `-` and `_`, and begins with a letter or digit. It has no dots, because
+    `system.stream.3` names a partition of a stream.
     """
     if not isinstance(name, str) or not _SAFE.fullmatch(name):
         system, _, stream = str(name).partition(".")
         if kind == "stream" and _SAFE.fullmatch(system) and _SAFE.fullmatch(stream):
-            problem, step = f"stream {name!r} is named with its system: expected its name alone.", f"Write {stream!r}."
+            problem, step = f"stream name {name!r} includes its system: expected the name alone.", f"Write {stream!r}."
         else:
             problem = f"{kind} name {name!r} is not safe: expected 1 to 100 letters, digits, '-' or '_', "
             problem += "beginning with a letter or digit."
@@ -205,7 +135,7 @@ def check_name(kind: str, name: str) -> str:
 
 
 def split_stream_name(qualified: str) -> tuple[str, str]:
-    """Split "system.stream" into its two checked names."""
+    """Return the system and the stream that "system.stream" names, both checked."""
     system, dot, stream = str(qualified).partition(".")
     if not dot:
         raise InvalidNameError(
@@ -223,13 +153,13 @@ def split_stream_name(qualified: str) -> tuple[str, str]:
 
 
 def unqualify_stream_name(system: str, name: str) -> str:
-    """Return the name of a stream within `system`; "SYSTEM.STREAM" is taken as well. One of another is refused."""
+    """Return the stream's name without its system, which may precede it ("SYSTEM.STREAM") and must be `system`."""
     if "." not in name:
         return check_name("stream", name)
     named, stream = split_stream_name(name)
     if named != system:
         raise ConfigurationError(
-            f"{name!r} is a stream of the system {named!r}: expected one of {system!r}.",
+            f"stream {name!r} belongs to the system {named!r}: expected a stream of {system!r}.",
             f'Write "STREAM" or "{system}.STREAM".',
             stream=name,
             system=named,
@@ -238,54 +168,55 @@ def unqualify_stream_name(system: str, name: str) -> str:
 
 
 def split_partitions(text: str) -> tuple[str, str | None]:
-    """Split "system.stream.0-3,7" into "system.stream" and what it says of partitions, None where it says nothing.
+    """Split "system.stream.0-3,7" into "system.stream" and "0-3,7", which is None where no partitions are named.
 
-    Nothing is checked: `split_stream_name` does that.
+    Neither part is checked: `split_stream_name` does that.
     """
     system, dot, rest = text.strip().partition(".")
-    stream, says, partitions = rest.partition(".")
-    return f"{system}{dot}{stream}", partitions if says else None
+    stream, separator, partitions = rest.partition(".")
+    return f"{system}{dot}{stream}", partitions if separator else None
 
 
 class ClassRegistry(Generic[T]):
-    """Classes of one kind, each under a name; their objects tell their settings by `to_dict()`.
+    """Classes of one kind, each registered under a name, whose objects are stored as name and settings (`to_dict()`).
 
-    `kind` names them in errors ("backend of tables"), `call` says how one is registered.
+    `kind` names them in errors ("backend of tables"), `call` is the public function that registers one.
     """
 
     def __init__(self, kind: str, call: str) -> None:
         self._kind, self._call = kind, call
         self._classes: dict[str, Callable[..., T]] = {}
 
-    def register(self, name: str, made_by: Callable[..., T]) -> None:
-        """Make a class known as `name`. It takes, as keywords, what `to_dict()` of its objects gives."""
-        known = self._classes.setdefault(check_name("backend", name), made_by)
-        if known is not made_by:
+    def register(self, name: str, factory: Callable[..., T]) -> None:
+        """Register a class under `name`. It accepts the items of its objects' `to_dict()` as keywords."""
+        known = self._classes.setdefault(check_name("backend", name), factory)
+        if known is not factory:
             raise ConfigurationError(
-                f"the {self._kind} {name!r} is registered already, as {known!r}.",
+                f"the {self._kind} {name!r} is already registered, as {known!r}.",
                 "Register it under another name.",
                 backend=name,
             )
 
-    def describe(self, made: Any) -> dict[str, Any]:
+    def describe(self, item: Any) -> dict[str, Any]:
         """Return an object of a registered class as plain values: {"backend": "sqlite", …}."""
         for name, known in self._classes.items():
-            if type(made) is known:
-                return {"backend": name, **made.to_dict()}
+            if type(item) is known:
+                return {"backend": name, **item.to_dict()}
         raise ConfigurationError(
-            f"{type(made).__name__} is no registered {self._kind}; registered are {self._names()}.",
+            f"{type(item).__name__} is not a registered {self._kind}; registered are {self._names()}.",
             f"Register it with {self._call}(name, class).",
-            backend=type(made).__name__,
+            backend=type(item).__name__,
         )
 
     def from_description(self, description: Mapping[str, Any]) -> T:
-        """Return the object that `describe` described."""
+        """Return the object that `describe` has described so."""
         settings = dict(description)
         name = settings.pop("backend", None)
         if name not in self._classes:
             raise ConfigurationError(
-                f"what is stored names the {self._kind} {name!r}; registered are {self._names()}.",
-                f"Import what registers it, or register it with {self._call}(name, class) before it is read.",
+                f"a stored document names the {self._kind} {name!r}, which is not registered; registered are "
+                f"{self._names()}.",
+                f"Import the module that registers it, or call {self._call}(name, class) before reading it.",
                 backend=str(name),
             )
         make = self._classes[name]
@@ -294,8 +225,8 @@ class ClassRegistry(Generic[T]):
             signature.bind(**settings)
         except TypeError as error:
             raise ConfigurationError(
-                f"the {self._kind} {name!r} can't be made of its settings: {error}.",
-                f"It takes {', '.join(signature.parameters)}.",
+                f"the {self._kind} {name!r} rejects its stored settings: {error}.",
+                f"It accepts {', '.join(signature.parameters)}.",
                 argument="backend",
                 backend=str(name),
             ) from None
@@ -306,13 +237,13 @@ class ClassRegistry(Generic[T]):
 
 
 class StoredDocument(BaseModel):
-    """A stored document, or a part of one: frozen, and without fields that this release does not know."""
+    """A stored document, or a part of one: frozen, and rejecting fields that this release does not know."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def validation_problems(error: ValidationError) -> list[str]:
-    """Return what pydantic found wrong, each as "field: message"; a validator's own words as they are."""
+    """Return the problems that pydantic found, each as "field: message"; messages of validators stay as they are."""
     details = error.errors(include_url=False)
     return [
         f"{'.'.join(map(str, one['loc'])) or 'the whole document'}: {one['msg'].removeprefix('Value error, ')}"
@@ -321,7 +252,7 @@ def validation_problems(error: ValidationError) -> list[str]:
 
 
 def first_validation_problem(error: ValidationError) -> str:
-    """Return the first thing that pydantic found wrong, as "field: message"."""
+    """Return the first problem that pydantic found, as "field: message"."""
     return validation_problems(error)[0]
 
 
@@ -330,17 +261,17 @@ _FIRST = datetime.min.replace(tzinfo=UTC)
 
 
 def subtract_span(now: datetime, span: timedelta) -> datetime:
-    """Return the moment so long before `now`; the first of the year 1 where `timedelta.max` says "without limit"."""
+    """Return `now` minus `span`, or the first moment of the year 1 where that is too far back (`timedelta.max`)."""
     return now - min(span, now - _FIRST)
 
 
 def to_microseconds(moment: datetime) -> int:
-    """Return the microseconds since 1970 of a moment with a zone; exact."""
+    """Return the exact number of microseconds from 1970 to a moment with a time zone."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def utc_now() -> datetime:
-    """Return this machine's time: what a lake goes by that was given no other clock."""
+    """Return the time of this machine, the default clock of a lake."""
     return datetime.now(UTC)
 
 
@@ -356,3 +287,98 @@ def resolve_user(by: str | None) -> str:
     if not by.strip():
         raise ConfigurationError("by is empty.", "Name who does it, or leave it out.", argument="by")
     return by.strip()
+
+
+class LoopThread:
+    """An event loop in a thread of its own, which runs coroutines for callers that block until they are done.
+
+    Callers may be in any thread, also in one whose own event loop is running (and blocked meanwhile). The thread starts
+    with the first coroutine, and again after `close` and after a fork.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._running: _Running | None = None
+        self._change = threading.Condition()
+        _loop_threads.add(self)
+
+    def run(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Return what the coroutine returns, or raise what it raises."""
+        mine = self._enter()
+        try:
+            pending = asyncio.run_coroutine_threadsafe(operation, mine.loop)
+            try:
+                return pending.result()
+            except BaseException:
+                pending.cancel()  # Ctrl-C must not leave the request running behind the caller's back
+                raise
+        finally:
+            self._leave(mine)
+
+    def close(self, closing: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Run a last coroutine, which releases the loop's resources, and end the thread, if one was started.
+
+        Callers that are waiting in other threads get their results first; later callers start a new thread.
+        """
+        with self._change:
+            running, self._running = self._running, None
+            if running is None:
+                return
+            # A signal handler may have interrupted a caller in this very thread, which can't finish before it.
+            this = threading.get_ident()
+            self._change.wait_for(lambda: all(caller == this for caller in running.callers))
+        try:
+            asyncio.run_coroutine_threadsafe(closing(), running.loop).result()
+        finally:
+            running.loop.call_soon_threadsafe(running.loop.stop)
+            running.thread.join()
+            running.loop.close()
+
+    def _enter(self) -> _Running:
+        with self._change:
+            if self._running is None:
+                self._running = _Running(self._name)
+            self._running.callers.append(threading.get_ident())
+            return self._running
+
+    def _leave(self, running: _Running) -> None:
+        with self._change:
+            running.callers.remove(threading.get_ident())
+            self._change.notify_all()
+
+    def _abandon(self) -> None:
+        """Drop the parent process's loop after a fork: its thread does not exist here, and its selector is shared."""
+        _parent_loops.append(self._running)
+        self._running, self._change = None, threading.Condition()
+
+
+class _Running:
+    """A loop with its thread; `callers` are the threads that wait for it."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.callers: list[int] = []
+        self.thread = threading.Thread(target=_run_until_stopped, args=(self.loop,), name=name, daemon=True)
+        self.thread.start()
+
+
+_loop_threads: WeakSet[LoopThread] = WeakSet()
+_parent_loops: list[_Running | None] = []  # kept, because collecting a loop closes the selector that the parent uses
+
+
+def _reset_after_fork() -> None:
+    for loop_thread in list(_loop_threads):
+        loop_thread._abandon()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            loop.run_forever()
+        except (KeyboardInterrupt, SystemExit):
+            # A coroutine raised it, which stops the loop before its caller has received the exception.
+            continue
+        return

@@ -1,4 +1,4 @@
-"""The errors that Adjunct raises on purpose, as one tree.
+"""The errors that Adjunct raises deliberately, as one tree.
 
     AdjunctError
     |-- PermanentError                 the same call fails again: change something first
@@ -6,17 +6,17 @@
     |   |   `-- InvalidNameError
     |   |-- SchemaMismatchError        data or a declaration does not fit the schema
     |   |-- NullKeyError               a null where a key is needed
-    |   |-- MalformedDocumentError     a pointer, manifest or index that can't be read
+    |   |-- MalformedDocumentError     a stored pointer, manifest or index that can't be parsed
     |   |-- ManifestMismatchError      stored objects differ from what the manifest lists
     |   |-- ConditionalWritesUnsupportedError, ObjectNotFoundError
-    |   |-- ObjectExistsError          put-if-absent met an object
-    |   |-- PreconditionFailedError    put-if-match met another ETag
-    |   |-- CommitConflictError        somebody else committed: re-read and decide again
-    |   |-- CommitStateUnknownError    the store never said whether the commit happened
+    |   |-- ObjectExistsError          put-if-absent found an object
+    |   |-- PreconditionFailedError    put-if-match found another ETag
+    |   |-- CommitConflictError        another writer committed first: re-read and decide again
+    |   |-- CommitStateUnknownError    the store did not report whether the commit happened
     |   |-- ProducerConflictError      one producer and sequence, two different contents
-    |   |-- LakeNotFoundError          no lake is where one is to be read
+    |   |-- LakeNotFoundError          there is no lake at this URL
     |   |-- StreamNotFoundError, StreamExistsError, OffsetOutOfRangeError
-    |   |-- StillReadError             something still reads what was to be deleted or rewritten
+    |   |-- StillReadError             a reader still needs what was to be deleted or rewritten
     |   |-- DatasetNotFoundError, NoSealedVersionError, MarkerConflictError, DatasetError
     |   |-- VersionDiscardedError, LeaseLostError, ValidatorError, BadChangeError, StaleDatasetError
     |   |-- PlanningError, PartitionCountMismatchError
@@ -24,14 +24,14 @@
     |   `-- TableError, RecordNotFoundError, TableAccessError, TableNotFoundError
     `-- TransientError                 the same call may succeed later: retry it
         |-- StoreUnavailableError, StreamUnavailableError
-        |-- ApplicationBusyError       another run of the application works: wait for its end
-        |-- RunLeaseLostError          the run could not show any more that it lives, or was taken over
+        |-- ApplicationBusyError       another run of the application is active: wait until it ends
+        |-- RunLeaseLostError          the run could not renew its lease, or another run took it over
         |-- SourceChangedError         files were replaced while they were read
         `-- TableUnavailableError
 
-Every message names the thing, what was found, what was expected and the next step. The same things are fields, so that
-nobody has to read them from the text; one that is not known where the error was raised is None, and a stream is named
-with its system. Retry logic looks at `TransientError` only: whoever adds an error decides there whether it is retried.
+Every message says what the problem is, what was found, what was expected and what to do next. Its subjects are also
+fields, so that code need not parse the text; a field is None where its value is unknown, and streams are named with
+their system. Retry logic checks for `TransientError` only: the base class of an error decides whether it is retried.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-# What follows the colon is a password, unless it is a port and a path behind it. Some write a slash in a password.
+# The text after the colon is a password, unless it is a port before a path. Some passwords contain a slash.
 _LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/@'\"]*:(?!\d+/)[^\s@'\"]*@(?=[\w\[])")
 
 
 def redact_passwords(text: str) -> str:
-    """Return a text in which URLs have no login any more: `***` stands for user and password."""
+    """Return the text with `***` in place of user and password in its URLs."""
     return _LOGIN.sub(r"\1***@", text)
 
 
 @dataclass(eq=False, repr=False)
 class AdjunctError(Exception):
-    """Base of all errors that Adjunct raises on purpose.
+    """Base of all errors that Adjunct raises deliberately.
 
-    `problem` says what was found where; `next_step` says what to do about it. Classes below add what they are about, as
-    fields that are given by name.
+    `problem` says what was found and where, `next_step` what to do about it. Subclasses add keyword-only fields for
+    the things that they are about.
     """
 
     problem: str
     next_step: str = ""
 
     def __post_init__(self) -> None:
-        # What others say, such as a driver that did not reach its server, may quote a URL with its password.
+        # Messages of other libraries, such as a driver that can't reach its server, may quote a URL with its password.
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, str):
@@ -71,17 +71,17 @@ class AdjunctError(Exception):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the error is about: its fields that are known, by name, besides the two texts."""
+        """The fields of the error that are set, by name, without the two texts."""
         values = {field.name: getattr(self, field.name) for field in fields(self)[2:]}
         return {name: value for name, value in values.items() if value not in (None, ())}
 
     def reworded(self, problem: str, next_step: str, **more: Any) -> Self:
-        """Return the same error, about the same things and `more` of them, in other words."""
+        """Return the error with another message, with the same fields and those in `more`."""
         return type(self)(problem, next_step, **self.facts | more)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross process borders (Spark workers): without a call of the constructor, subclasses with one of
-        # their own travel too.
+        # Errors are pickled between processes (Spark workers). Not calling the constructor lets subclasses that have
+        # one of their own be pickled as well.
         return _rebuild, (type(self), *self.args), self.__dict__
 
 
@@ -99,7 +99,7 @@ class TransientError(AdjunctError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ConfigurationError(PermanentError):
-    """A setting, a name or a declaration that can't work; the fields say of what, as far as it is one of them."""
+    """A setting, a name or a declaration that can't work; the fields say of what."""
 
     argument: str | None = None  # the parameter of a function, or the field of a declaration, that has a wrong value
     setting: str | None = None  # an option of a command, a setting of a client, or an environment variable, as written
@@ -111,7 +111,7 @@ class ConfigurationError(PermanentError):
     column: str | None = None
     system: str | None = None  # of streams
     topic: str | None = None  # of Kafka
-    backend: str | None = None  # of tables, as it is registered
+    backend: str | None = None  # the name under which a backend of tables is registered
     url: str | None = None  # of a lake, a server or a place with files
     key: str | None = None  # of an object, or of an entry
     module: str | None = None  # of the user's code
@@ -138,7 +138,7 @@ class SchemaMismatchError(PermanentError):
     line: int | None = None  # of the file, counted from 1; of Parquet the row
     row: int | None = None  # of the records that were given, counted from 0
     url: str | None = None  # of a schema registry
-    argument: str | None = None  # of a function, or of a declaration, that does not fit
+    argument: str | None = None  # of a function or a declaration
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -153,9 +153,9 @@ class NullKeyError(PermanentError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class MalformedDocumentError(PermanentError):
-    """A stored pointer, manifest or index that can't be read as what it should be."""
+    """A stored pointer, manifest or index that can't be parsed."""
 
-    document: str | None = None  # what it is, and its key
+    document: str | None = None  # its kind and key
     dataset: str | None = None
     stream: str | None = None
 
@@ -169,7 +169,7 @@ class ManifestMismatchError(PermanentError):
     key: str | None = None  # of the object
     stream: str | None = None
     url: str | None = None  # of the object, where Spark could not read it
-    partition_by: str | None = None  # the columns by which rows should have been partitioned, and were not
+    partition_by: str | None = None  # the columns by which rows should have been partitioned
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -188,23 +188,23 @@ class ObjectNotFoundError(PermanentError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ObjectExistsError(PermanentError):
-    """`put_if_absent` met an object that is there already."""
+    """`put_if_absent` found that the object already exists."""
 
     key: str | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PreconditionFailedError(PermanentError):
-    """`put_if_match` met an object with another ETag, or none."""
+    """`put_if_match` found an object with another ETag, or none."""
 
     key: str | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class CommitConflictError(PermanentError):
-    """Somebody else committed first: nothing of ours is visible. Re-read and decide again."""
+    """Another writer committed first, and nothing of this commit is visible: re-read and decide again."""
 
-    prefix: str | None = None  # of the log of commits in the lake, where nothing more is known
+    prefix: str | None = None  # of the commit log in the lake, where nothing more is known
     dataset: str | None = None
     stream: str | None = None
     application: str | None = None
@@ -212,30 +212,29 @@ class CommitConflictError(PermanentError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class CommitStateUnknownError(PermanentError):
-    """The store never answered whether our commit happened: read the current state before acting."""
+    """The store did not report whether the commit happened: read the current state before acting."""
 
-    prefix: str | None = None  # of the log of commits in the lake
+    prefix: str | None = None  # of the commit log in the lake
     dataset: str | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ProducerConflictError(PermanentError):
-    """One producer and sequence came twice, with different contents, or with contents that are not known any more."""
+    """A producer sent one sequence number twice with different contents, or long after the first was forgotten."""
 
     stream: str | None = None
     producer: str | None = None
     sequence: int | None = None
-    newest: int | None = None  # sequence of the producer, as far as it is known
+    newest: int | None = None  # the producer's newest sequence number, if it is known
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LakeNotFoundError(PermanentError):
-    """Nothing has been written to the lake yet, or it is somewhere else."""
+    """There is no lake at the URL: nothing has been written to it yet, or it is elsewhere."""
 
     url: str | None = None
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 @dataclass(eq=False, repr=False, kw_only=True)
 class StreamNotFoundError(PermanentError):
     """No stream has this name."""
@@ -246,31 +245,31 @@ class StreamNotFoundError(PermanentError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class StreamExistsError(PermanentError):
-    """A stream of this name exists and is declared otherwise."""
+    """A stream of this name exists with a different declaration."""
 
     stream: str | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class OffsetOutOfRangeError(PermanentError):
-    """An offset that the stream does not hold, or not any more."""
+    """An offset that the stream does not hold, or no longer holds."""
 
     stream: str | None = None
     partition: int | None = None
     offset: str | None = None
-    oldest: str | None = None  # the first offset that there is
+    oldest: str | None = None  # the first offset that is available
     upcoming: str | None = None  # the next one that will be written
-    dataset: str | None = None  # which reads there
-    application: str | None = None  # which reads there
+    dataset: str | None = None  # that reads the stream
+    application: str | None = None  # that reads the stream
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class StillReadError(PermanentError):
-    """Something still reads what was to be deleted or rewritten."""
+    """A reader still needs what was to be deleted or rewritten."""
 
     stream: str | None = None
     dataset: str | None = None
-    readers: tuple[str, ...] = ()  # in words
+    readers: tuple[str, ...] = ()  # a description of each
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -278,10 +277,10 @@ class DatasetError(PermanentError):
     """A dataset that can't be built or read as declared."""
 
     dataset: str | None = None
-    version: str | None = None  # its id, or the name that it was delivered under where it has no id yet
+    version: str | None = None  # its id, or the name under which it was delivered if it has no id yet
     column: str | None = None
-    function: str | None = None  # of the user's, or an expression, as it is declared
-    stream: str | None = None  # whose files were to be handed over, or that lacks something
+    function: str | None = None  # the user's function or expression, as declared
+    stream: str | None = None  # whose files were to be adopted, or that lacks something
 
 
 class DatasetNotFoundError(DatasetError):
@@ -293,32 +292,32 @@ class NoSealedVersionError(DatasetError):
 
 
 class VersionDiscardedError(DatasetError):
-    """The version is not retained any more."""
+    """The version is no longer retained."""
 
 
 class StaleDatasetError(DatasetError):
-    """The dataset has not read changes that are older than its reader allows: advance it first."""
+    """The dataset lags behind its stream by more than its reader allows: advance it first."""
 
 
 class LeaseLostError(DatasetError):
-    """What was read may have been deleted meanwhile: the lease on it was lost."""
+    """The lease on a version was lost, so its files may have been deleted while they were read."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class MarkerConflictError(DatasetError):
     """An end-of-dataset marker contradicts a version that is sealed, or the records before it."""
 
-    expected: str | None = None  # what the marker says: a number of rows, or a checksum
-    found: str | None = None  # what was counted
+    expected: str | None = None  # the number of rows or the checksum in the marker
+    found: str | None = None  # the same, counted from the records
 
 
 class BadChangeError(DatasetError):
-    """A change on a stream that can't be applied: it can't be read, has no key, or says nothing that is known."""
+    """A change on a stream that can't be applied: it is unreadable, has no key, or an unknown operation."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ValidatorError(DatasetError):
-    """A validator that can't be evaluated, because of a mistake in it: that says nothing of the version."""
+    """A validator that can't be evaluated because of a mistake in it, which says nothing about the version."""
 
     validator: str | None = None  # its name
 
@@ -342,40 +341,40 @@ class PlanningError(PermanentError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PartitionCountMismatchError(PlanningError):
-    """Streams of one join, or of several, have partition counts that can't agree; `operator` is the first such join."""
+    """Streams of one or several joins have different partition counts; `operator` is the first such join."""
 
-    counts: tuple[tuple[str, int | None], ...] = ()  # the streams of the first that must agree, and their partitions
-    conflicts: tuple[tuple[str, tuple[tuple[str, int | None], ...]], ...] = ()  # of every such join: its id, its counts
+    counts: tuple[tuple[str, int | None], ...] = ()  # the streams of the first join, and their partition counts
+    conflicts: tuple[tuple[str, tuple[tuple[str, int | None], ...]], ...] = ()  # each such join: its id and counts
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class OperatorFailedError(PermanentError):
-    """An expression or a function of the application failed: over a record, or where it was called."""
+    """An expression or a function of the application failed, for a record or when it was called."""
 
     application: str | None = None
     operator: str | None = None
     file: str | None = None  # of the user's code that failed, or where the operator is declared
     line: int | None = None
-    stream: str | None = None  # that the record's position is in
+    stream: str | None = None  # that the record was read from
     partition: int | None = None
     offset: str | None = None
-    record: str | None = None  # a sample in words, with *** for what is sensitive
+    record: str | None = None  # a sample, with *** for sensitive values
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class TableError(PermanentError):
-    """A table refused a request for good."""
+    """A table rejected a request permanently."""
 
     table: str | None = None
-    budget: str | None = None  # of rates, which tables share
-    function: str | None = None  # of the user's, or its class
+    budget: str | None = None  # the rate limit that tables share
+    function: str | None = None  # the user's function, or its class
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RecordNotFoundError(TableError):
-    """An update met no record."""
+    """An update found no record for its key."""
 
-    keys: tuple[object, ...] = ()  # those without one
+    keys: tuple[object, ...] = ()  # the keys without a record
 
 
 class TableAccessError(TableError):
@@ -383,7 +382,7 @@ class TableAccessError(TableError):
 
 
 class TableNotFoundError(TableAccessError):
-    """The store has no such table, or there is no such file."""
+    """The store has no such table or file."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -392,12 +391,12 @@ class StoreUnavailableError(TransientError):
 
     key: str | None = None  # of the object
     url: str | None = None  # of the store, or of the object
-    table: str | None = None  # that holds what is asked for
+    table: str | None = None  # that holds the requested data
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class StreamUnavailableError(TransientError):
-    """A stream's servers, or what they depend on, are out of reach for a moment."""
+    """A stream's servers, or services that they depend on, are temporarily unreachable."""
 
     system: str | None = None
     stream: str | None = None
@@ -406,15 +405,15 @@ class StreamUnavailableError(TransientError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ApplicationBusyError(TransientError):
-    """Another run of the application is alive, and was not over in the time that this one waited for it."""
+    """Another run of the application is active and did not end in the time that this one waited for it."""
 
     application: str | None = None
-    run: str | None = None  # the one that is alive
+    run: str | None = None  # the active one
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RunLeaseLostError(TransientError):
-    """A run's lease on its application was lost, so that another one may have begun: it stopped."""
+    """A run stopped because it lost its lease on the application, so that another run may have started."""
 
     application: str | None = None
     run: str | None = None  # the one that stopped
@@ -430,13 +429,13 @@ class SourceChangedError(TransientError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class TableUnavailableError(TransientError):
-    """The table's server is busy, restarting or out of reach for a moment."""
+    """The table's server is busy, restarting or temporarily unreachable."""
 
     table: str | None = None
 
 
 def raise_first(errors: Sequence[Exception], *, words: Callable[[Exception], str] = str) -> None:
-    """Raise the first of these errors, if there are any, with a note for each of the others."""
+    """Raise the first of the errors, if there are any, with a note for each of the others."""
     if errors:
         first, *others = errors
         for other in others:
@@ -444,33 +443,33 @@ def raise_first(errors: Sequence[Exception], *, words: Callable[[Exception], str
         raise first
 
 
-# What can go wrong with key-value tables, below the errors of everything else.
+# The errors of key-value tables.
 #
 # PermanentError
 # |-- KeyValueTableError           also: a request that a table can't take
 # |   |-- ScopeNotFoundError, ScopeNotEmptyError
-# |   |-- KeyValueTableNotFoundError   no such table, or it was deleted (and maybe created anew) since it was opened
+# |   |-- KeyValueTableNotFoundError   no such table, or it was deleted (and maybe recreated) since it was opened
 # |   |-- KeyValueTableExistsError     a table of this name has another configuration
-# |   |-- KeyValueTableSealedError     reads go on, writes are refused
+# |   |-- KeyValueTableSealedError     reads continue, writes are rejected
 # |   |-- KeyTooLongError, ValueTooLongError, BatchTooLargeError   found before anything is sent
-# |   |-- ConditionsNotMetError        nothing was changed; `failures` tells each key with the version found
-# |   |-- OutcomeUnknownError          the store never said whether a write happened
-# |   |-- IteratorStateError           the state of another iteration, or none
-# |   `-- SerializationError           a key or value that its serializer does not take, or can't read
+# |   |-- ConditionsNotMetError        nothing was changed; `failures` lists each key with the version found
+# |   |-- OutcomeUnknownError          the store did not report whether a write happened
+# |   |-- IteratorStateError           the state of another iteration, or no state at all
+# |   `-- SerializationError           a key or value that its serializer rejects or can't read
 # TransientError
 # `-- TableUnavailableError            (of all tables) nothing happened: the same call may succeed later
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class KeyValueTableError(PermanentError):
-    """A request that a key-value table, or their manager, refuses; the fields say of what, as far as it is known."""
+    """A request that a key-value table or the table manager rejects."""
 
     scope: str | None = None
     table: str | None = None
     family: str | None = None  # of keys; the beginning of a long one
 
     def of_family(self, family: object) -> Self:
-        """Return the error, which names this family if it named none."""
+        """Return this error with its `family` field set, unless it is already."""
         if self.family is None and family is not None:
             self.family = family[:80] if isinstance(family, str) else f"{family!r:.80}"
         return self
@@ -481,7 +480,7 @@ class ScopeNotFoundError(KeyValueTableError):
 
 
 class ScopeNotEmptyError(KeyValueTableError):
-    """The scope that was to be deleted holds tables."""
+    """The scope can't be deleted because it holds tables."""
 
 
 class KeyValueTableNotFoundError(KeyValueTableError):
@@ -493,19 +492,19 @@ class KeyValueTableExistsError(KeyValueTableError):
 
 
 class KeyValueTableSealedError(KeyValueTableError):
-    """The table is sealed: it is read, and not written any more. Nothing was changed."""
+    """The table is sealed: it can be read but not written. Nothing was changed."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class KeyTooLongError(KeyValueTableError):
-    """A key, or a family with it, has more bytes than the table or its backend takes. Nothing was sent."""
+    """A key, with its family, has more bytes than the table or its backend accepts. Nothing was sent."""
 
     size: int | None = None  # in bytes
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ValueTooLongError(KeyValueTableError):
-    """A value has more bytes than the table or its backend takes. Nothing was sent."""
+    """A value has more bytes than the table or its backend accepts. Nothing was sent."""
 
     size: int | None = None  # in bytes
 
@@ -520,7 +519,7 @@ class BatchTooLargeError(KeyValueTableError):
 
 @dataclass(frozen=True, slots=True)
 class FailedCondition:
-    """One key of a write whose condition does not hold: the versions are `KeyVersion`s, None is "no such key"."""
+    """A key whose condition does not hold: the versions are `KeyVersion`s, None means "no such key"."""
 
     family: str | None
     key: Any
@@ -530,21 +529,21 @@ class FailedCondition:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ConditionsNotMetError(KeyValueTableError):
-    """Conditions of a write do not hold, so that nothing of it was applied. Look again and decide again."""
+    """Conditions of a write do not hold, so none of it was applied: re-read and decide again."""
 
     failures: tuple[FailedCondition, ...] = ()
 
 
 class OutcomeUnknownError(KeyValueTableError):
-    """A write was sent, and whether it was applied could not be found out: read before acting again."""
+    """A write was sent, and it is unknown whether it was applied: read before acting again."""
 
 
 class IteratorStateError(KeyValueTableError):
-    """The state belongs to another table, kind of iteration, family or range, or is none."""
+    """The state belongs to another table, kind of iteration, family or range, or is not an iterator state."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SerializationError(KeyValueTableError):
-    """A key or value that its serializer does not take, or stored bytes that it can't read."""
+    """A key or value that its serializer rejects, or stored bytes that it can't read."""
 
-    serializer: str | None = None  # its class, or what it reads
+    serializer: str | None = None  # its class, or the format that it reads

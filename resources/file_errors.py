@@ -1,4 +1,4 @@
-"""What the file system of this machine refuses, or fails at, as an error of ours that names the place."""
+"""Translates errors of the local file system into Adjunct's errors."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from pathlib import Path
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, StoreUnavailableError
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
-# What only somebody else can change; another error of the file system (a full or failing disk) may pass.
+# Permanent until somebody changes permissions or paths. Other errors (a full or failing disk) may pass.
 REFUSED_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def file_error(error: OSError, place: str | Path, what: str) -> AdjunctError:
-    """Return the error of ours for one of the file system's at `place`; `what` says what was done there.
+    """Return Adjunct's error for an error of the file system at `place`; `what` names the operation.
 
-    A ConfigurationError where it refuses, a StoreUnavailableError, which may pass, where the disk is full or failing.
+    It is a ConfigurationError where access is denied or the path is wrong, and else a StoreUnavailableError, which is
+    transient.
     """
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in (*REFUSED_ERRNOS, errno.ENOENT):
         return ConfigurationError(
-            f"{what}: the file system refuses {place}: {reason}.",
-            "Let this user read and write there, or choose another place (for temporary files: TMPDIR).",
+            f"{what}: {place} can't be accessed: {reason}.",
+            "Give this user read and write access, or choose another path (for temporary files: TMPDIR).",
             url=str(place),
         )
     return StoreUnavailableError(
-        f"{what}: the file system of {place} failed: {reason}.",
-        "See whether the disk is full or failing, then run it again. Nothing was committed, and nothing is lost.",
+        f"{what}: the file system failed at {place}: {reason}.",
+        "Check whether the disk is full or failing, then run it again. Nothing was committed and nothing is lost.",
         url=str(place),
     )
 
 
 @contextmanager
 def translate_file_errors(place: str | Path, what: str) -> Iterator[None]:
-    """Raise what the file system refuses, or fails at, as `file_error` tells it."""
+    """Raise errors of the file system as `file_error` translates them."""
     try:
         yield
     except OSError as error:

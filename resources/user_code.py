@@ -1,4 +1,4 @@
-"""What is told of an application's own code that failed: its line, what it raised, and the record, masked and cut."""
+"""Errors about the user's own code: where it failed, what it raised, and for which record, masked and truncated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedE
 
 MASKED = "***"
 MAX_VALUE_CHARS = 80
-"""Characters of a value that an error shows."""
+"""The most characters of a value that an error shows."""
 _MAX_COLUMNS = 20
 _LINE = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _LIBRARIES = re.compile(r"(?:^|[/\\])(?:pyspark|py4j|pyarrow|pandas|numpy|cloudpickle)[/\\]")
@@ -24,29 +24,30 @@ _STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
 
 
 def check_plain_function(what: str, function: Callable[..., object], argument: str, *given: str) -> None:
-    """Raise ConfigurationError for a function that can't be called with as many values as are `given` (here in words),
-    and for an async one: nobody would await what it gives. One that does not tell its parameters passes."""
+    """Raise ConfigurationError for an async function, and for one that can't be called with the `given` arguments.
+
+    `given` describes each argument. Functions whose signature is unknown pass.
+    """
     inner = function.func if isinstance(function, partial) else function
     name = getattr(inner, "__name__", type(inner).__name__)
     if any(
         asks(callee) for asks in (iscoroutinefunction, isasyncgenfunction) for callee in (inner, type(inner).__call__)
     ):
         raise ConfigurationError(
-            f"{what} got {name}(), which is async: expected a function that returns what it makes.",
-            "Write it with def; where it has to await something, let it call asyncio.run(…).",
+            f"{what} got {name}(), which is async: expected a synchronous function.",
+            "Write it with def; to await something in it, call asyncio.run(…).",
             argument=argument,
         )
     try:
-        parameters = signature(function, follow_wrapped=False)  # of what is called, not of what a decorator wraps
+        parameters = signature(function, follow_wrapped=False)  # of the decorator's wrapper, which is what is called
     except (TypeError, ValueError):
         return
     try:
         parameters.bind(*given)
     except TypeError as error:
         raise ConfigurationError(
-            f"{what} calls {name}() with ({', '.join(given)}), and its parameters are {parameters}: {error}.",
-            f"Have it take {len(given)} value{'' if len(given) == 1 else 's'}; what else it needs can be bound with "
-            "functools.partial.",
+            f"{what} calls {name}() with ({', '.join(given)}), but its parameters are {parameters}: {error}.",
+            f"Let it take {len(given)} argument{'' if len(given) == 1 else 's'}; bind others with functools.partial.",
             argument=argument,
         ) from None
 
@@ -62,13 +63,12 @@ def function_failed_error(
     among: int = 1,
     **about: Any,
 ) -> OperatorFailedError:
-    """Return the error that says which function (`called`, as plans show it) of which operator failed, where and how.
+    """Return the error for a function of an operator (`called`, as plans show it) that raised `error`.
 
-    The line is the one that failed; the function's own where the call itself did, and none of it ran.
-    `record` is the one that it failed over, where that is known, or the first of `among` that it was given at once;
-    values of `sensitive` columns are masked, and where there are any, what the function says in its own words is left
-    out, too. `about` are more fields of the error, such as the record's position. Raise it from `error`, unless there
-    are sensitive columns.
+    It names the line that failed, or the function's own line where the call itself failed. `record` is the record for
+    which it failed, if that is known, or the first of a batch of `among` records. Values of `sensitive` columns are
+    masked, and if there are any, the function's own message is left out as well. `about` are further fields of the
+    error, such as the record's position. Raise it from `error`, unless there are sensitive columns.
     """
     place = failing_line(error) or definition_line(function)
     message = "" if sensitive else str(error).strip()
@@ -85,7 +85,7 @@ def operator_failed_error(
     among: int = 1,
     **about: Any,
 ) -> OperatorFailedError:
-    """Return the error of these words, with the line of the user's file and the record behind them."""
+    """Return an error with this problem, followed by the line of the user's file and the record."""
     if place is not None:
         problem += f" ({place.words()})"
         about |= {"file": place.file, "line": place.line}
@@ -95,11 +95,11 @@ def operator_failed_error(
     if record is not None:
         about["record"] = format_record(record, sensitive)
         problem += f", for {about['record']}" if among == 1 else f", for {among} records from {about['record']} on"
-    return OperatorFailedError(f"{problem.rstrip('.')}.", "Mend it and run again.", **about)
+    return OperatorFailedError(f"{problem.rstrip('.')}.", "Fix it and run again.", **about)
 
 
 def format_record(record: Mapping[str, Any], sensitive: Collection[str] = ()) -> str:
-    """Return a record in words: `{k: 'a', email: ***}`, without hidden columns; long values are cut."""
+    """Return a record for a message: `{k: 'a', email: ***}`, without hidden columns, long values truncated."""
     hidden = {name.lower() for name in sensitive}
     own = {name: value for name, value in record.items() if not name.startswith("__")}
     shown = [
@@ -116,7 +116,7 @@ def truncate_text(text: str) -> str:
 
 
 def definition_line(function: object) -> CodeLine | None:
-    """Return the line where the user's code defines a function, under its decorators; None where it is not theirs."""
+    """Return the line that defines a function, below its decorators; None where it is not user code."""
     while isinstance(function, partial) or hasattr(function, "__wrapped__"):
         function = function.func if isinstance(function, partial) else function.__wrapped__
     called = function if hasattr(function, "__code__") else getattr_static(function, "__call__", None)
@@ -125,7 +125,7 @@ def definition_line(function: object) -> CodeLine | None:
 
 
 def failing_line(error: BaseException) -> CodeLine | None:
-    """Return the innermost line of the user's code in an error's traceback; of its cause's where it has none."""
+    """Return the innermost line of user code in an error's traceback, or else in that of its cause."""
     frames = traceback.extract_tb(error.__traceback__)
     place = _innermost((frame.filename, frame.lineno or 0) for frame in frames)
     if place is None and error.__cause__ is not None:
@@ -134,13 +134,13 @@ def failing_line(error: BaseException) -> CodeLine | None:
 
 
 def failing_line_in_text(text: str) -> CodeLine | None:
-    """Return the innermost line of the user's code in a traceback that came as text, as Spark's workers send it."""
+    """Return the innermost line of user code in the text of a traceback, as Spark's workers send it."""
     return _innermost((match["file"], int(match["line"])) for match in _LINE.finditer(text))
 
 
 def _innermost(lines: Iterable[tuple[str, int]]) -> CodeLine | None:
-    theirs = [CodeLine(file, line) for file, line in lines if _is_user_code(file)]
-    return theirs[-1] if theirs else None
+    user_lines = [CodeLine(file, line) for file, line in lines if _is_user_code(file)]
+    return user_lines[-1] if user_lines else None
 
 
 def _is_user_code(file: str) -> bool:

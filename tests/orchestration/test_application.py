@@ -274,7 +274,7 @@ def test_async_functions_are_refused_where_they_are_declared(app, function):
         lambda given: flights.join(app.table(planes), on="tailnum", function=given, schema=made),
         lambda given: Aggregate(given, returns="int"),
     ):
-        with pytest.raises(ConfigurationError, match=r"got \w+\(\), which is async: expected a function"):
+        with pytest.raises(ConfigurationError, match=r"got \w+\(\), which is async: expected a synchronous"):
             declare(function)
 
 
@@ -293,5 +293,5 @@ def test_functions_of_other_parameters_are_refused_where_they_are_declared(app):
         (lambda given: Aggregate(given, returns="int"), "records", lambda *, records: 1),
         (lambda given: custom("x", given), "candidate", lambda: True),
     ):
-        with pytest.raises(ConfigurationError, match=rf"calls <lambda>\(\) with \({given}\), and its parameters are"):
+        with pytest.raises(ConfigurationError, match=rf"calls <lambda>\(\) with \({given}\), but its parameters are"):
             declare(function)

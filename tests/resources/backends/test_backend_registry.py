@@ -35,10 +35,10 @@ def test_a_description_holds_a_registered_name_and_plain_values(tmp_path, monkey
 def test_unknown_backends_are_named_with_those_that_are_known():
     with pytest.raises(ConfigurationError, match=r"'nosuch'; registered are .*memory, postgres, redis, sqlite"):
         function_from_description({"backend": "nosuch"})
-    with pytest.raises(ConfigurationError, match="dict is no registered backend"):
+    with pytest.raises(ConfigurationError, match="dict is not a registered backend"):
         describe_function({})
     with pytest.raises(
-        ConfigurationError, match=r"backend of tables 'memory' can't be made of its settings: .*'nosuch'"
+        ConfigurationError, match=r"backend of tables 'memory' rejects its stored settings: .*'nosuch'"
     ):
         function_from_description({"backend": "memory", "name": "x", "nosuch": 1})
 

@@ -43,7 +43,7 @@ def test_a_stream_of_another_system_has_no_readers_here(lake: Lake, s: LakeStrea
         lambda: list_readers(lake, "kafka.s"),
         lambda: remove_reader(lake, "kafka.s", "report"),
     ):
-        with pytest.raises(ConfigurationError, match=r"'kafka\.s' is a stream of the system 'kafka': expected one of"):
+        with pytest.raises(ConfigurationError, match=r"'kafka\.s' belongs to the system 'kafka': expected a stream of"):
             ask()
     for name in ("lake.", "lake.s.0", "s/../t"):
         with pytest.raises(InvalidNameError):
