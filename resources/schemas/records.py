@@ -1,4 +1,4 @@
-"""Records as users have them: Arrow tables, pandas and Polars frames, rows as dictionaries."""
+"""Converts records as users have them to Arrow and Spark: pandas and Polars frames, rows as dictionaries, …"""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class ArrowFrame(Protocol):
-    """Columns that Arrow can take: an Arrow table or batch, a pandas or Polars frame, a DuckDB relation."""
+    """Columns that Arrow can import: an Arrow table or batch, a pandas or Polars frame, a DuckDB relation."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 def to_arrow_table(records: Any, what: str, schema: Schema | None = None) -> pa.Table:
-    """Return an ArrowFrame, or rows as dictionaries, as an Arrow table with the types that they have.
+    """Return an ArrowFrame, or rows as dictionaries, as an Arrow table with their own types.
 
-    `schema` gives the columns that no row names. A pandas index that has a name becomes a column; one without is
-    left out. Raises SchemaMismatchError for columns that Arrow can't hold, and ConfigurationError for a reader of
-    batches, whose second reading would find nothing.
+    `schema` gives the columns that no row has. A pandas index with a name becomes a column; one without is left out.
+    Raises SchemaMismatchError for columns that Arrow can't hold, and ConfigurationError for a RecordBatchReader, which
+    can't be read twice.
     """
     import pyarrow as pa
 
@@ -34,24 +34,24 @@ def to_arrow_table(records: Any, what: str, schema: Schema | None = None) -> pa.
         return _require_unique_names(records, what)
     if isinstance(records, pa.RecordBatchReader):
         raise ConfigurationError(
-            f"{what}: a RecordBatchReader can be read only once, and a repeated call has to give the same records.",
-            "Read it first: reader.read_all().",
+            f"{what}: a RecordBatchReader can be read only once, but a retry has to send the same records.",
+            "Read it first, and pass the table: reader.read_all().",
             argument="data",
         )
     if not isinstance(records, ArrowFrame):
         return _table_from_rows(records, what, schema)
     try:
         table = pa.Table.from_pandas(records) if _is_pandas(records) else _without_views(pa.table(records))
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:  # pandas' columns are named in it
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if _is_one_column(records):
             raise SchemaMismatchError(
-                f"{what}: a {type(records).__name__} is one column without its records: expected columns with names.",
-                "Make it a frame or a table first, such as series.to_frame() or pyarrow.table({'name': column}).",
+                f"{what}: a {type(records).__name__} is a single column: expected columns with names.",
+                "Convert it to a frame or table first, as in series.to_frame() or pyarrow.table({'name': column}).",
                 argument="data",
             ) from error
         raise SchemaMismatchError(
-            f"{what}: the {type(records).__name__} can't be made an Arrow table: {_error_text(error)}.",
-            "Give each column values of one type, and a name of its own.",
+            f"{what}: the {type(records).__name__} can't be converted to an Arrow table: {_error_text(error)}.",
+            "Give each column values of one type, and a unique name.",
             argument="data",
         ) from error
     unnamed = [name for name in table.column_names if name.startswith("__index_level_")]
@@ -59,7 +59,7 @@ def to_arrow_table(records: Any, what: str, schema: Schema | None = None) -> pa.
 
 
 def _is_one_column(frame: ArrowFrame) -> bool:
-    """Whether it is a Polars Series or an Arrow array, which Arrow takes as well."""
+    """Whether it is a single column, such as a Polars Series or an Arrow array."""
     import pyarrow as pa
 
     try:
@@ -69,14 +69,14 @@ def _is_one_column(frame: ArrowFrame) -> bool:
 
 
 def to_spark_frame(answer: Any, spark: SparkSession, what: str) -> DataFrame | None:
-    """Return what a user's function has returned as a Spark frame; None where it is no frame at all."""
+    """Return the result of a user's function as a Spark frame, None where it is not a frame."""
     if isinstance(answer, ArrowFrame) and not hasattr(answer, "mapInArrow"):
         answer = spark.createDataFrame(to_arrow_table(answer, what))
     return answer if hasattr(answer, "mapInArrow") else None
 
 
 def _table_from_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schema | None) -> pa.Table:
-    """Return rows as a table: a column of the schema or of another row that a row does not name is null there."""
+    """Return rows as a table; columns of the schema or of other rows that a row does not have are null."""
     import pyarrow as pa
 
     columns: dict[str, Any] = {}
@@ -84,17 +84,17 @@ def _table_from_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schem
         values = [row.get(name) for row in rows]
         try:
             columns[name] = build_without_missing(_array, values)  # df.to_dict("records") has NaT and NA
-        except UnicodeEncodeError as error:  # json.loads makes it of "\\ud83d" alone
+        except UnicodeEncodeError as error:  # json.loads returns it for "\\ud83d" alone
             row = next(row for row, value in enumerate(values) if _is_lone_surrogate(value))
             raise SchemaMismatchError(
-                f"{what}: column {name!r} of row {row} is {ascii(values[row])[:100]}, which has half of a character.",
-                "Write the whole character, or replace the half: text.encode('utf-8', 'replace').decode().",
+                f"{what}: column {name!r} of row {row} is {ascii(values[row])[:100]}, which has a lone surrogate.",
+                "Write the whole character, or replace it: text.encode('utf-8', 'replace').decode().",
                 column=name,
                 row=row,
             ) from error
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise SchemaMismatchError(
-                f"{what}: column {name!r} of the rows can't be made an Arrow column: {_error_text(error)}.",
+                f"{what}: column {name!r} can't be converted to an Arrow column: {_error_text(error)}.",
                 "Give the column values of one type.",
                 column=name,
             ) from error
@@ -107,7 +107,7 @@ def _array(values: Sequence[Any]) -> pa.Array:
 
     moments = {(type(value), getattr(value, "tzinfo", None) is None) for value in values if isinstance(value, date)}
     if len(moments) > 1:
-        raise TypeError("dates, times with a zone and times without one are mixed")
+        raise TypeError("dates, and times with and without a time zone, are mixed")
     return pa.array(values)
 
 
@@ -122,9 +122,9 @@ def _is_lone_surrogate(value: Any) -> bool:
 
 
 def _without_views(table: pa.Table) -> pa.Table:
-    """Return a table with plain texts and bytes in place of views, which Polars gives and few kernels take.
+    """Return a table with plain strings and binary instead of views, which Polars exports and few kernels support.
 
-    Of categories, too: they come as their values.
+    Dictionaries of views are decoded.
     """
     import pyarrow as pa
 
@@ -143,7 +143,7 @@ def _without_views(table: pa.Table) -> pa.Table:
 def _require_unique_names(table: pa.Table, what: str) -> pa.Table:
     twice = repeated_names(table.schema.names)
     if twice:
-        raise SchemaMismatchError(f"{what}: there are two columns {twice[0]!r}.", "Rename one.", column=twice[0])
+        raise SchemaMismatchError(f"{what}: column {twice[0]!r} occurs twice.", "Rename one.", column=twice[0])
     return table
 
 
@@ -152,8 +152,8 @@ def _is_pandas(value: object) -> bool:
 
 
 def _error_text(error: Exception) -> str:
-    """Return what Arrow says in one line; it names a column of pandas in the second argument."""
+    """Return Arrow's message in one line, with the pandas column that it names in the second argument."""
     words = "; ".join(
         str(argument).strip().splitlines()[0].rstrip(".") for argument in error.args if str(argument).strip()
     )
-    return words.encode(errors="backslashreplace").decode()  # half a character can't be written down
+    return words.encode(errors="backslashreplace").decode()  # a lone surrogate can't be encoded

@@ -1,1 +1,1 @@
-"""The Spark session, its settings, and errors as Spark tells them."""
+"""The Spark session, its settings, and the translation of Spark's errors."""

@@ -1,4 +1,4 @@
-"""A Spark session as users give it: the session itself, a function that starts it when it is needed, or none."""
+"""The session that users pass: a Spark session, a function that starts one when it is needed, or IN_PROCESS."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @final
 class InProcess:
-    """Given for a session, says that there is none: rows are worked on in this process, all of them in memory.
+    """Passed in place of a session: there is none, and rows are processed in this process, in memory.
 
-    That is for small datasets. What can only be done by Spark calls it like any function that gives a session, and
-    is refused.
+    That is for small datasets. Code that needs Spark calls it like any function that starts a session, which raises
+    ConfigurationError.
     """
 
     __slots__ = ()
@@ -25,8 +25,8 @@ class InProcess:
     def __call__(self) -> SparkSession:
         """Raise ConfigurationError: this needs a session."""
         raise ConfigurationError(
-            "this needs a Spark session, and there is none: IN_PROCESS, or the master none, was given.",
-            "Pass a session, or what session_scope() gives for another master than none.",
+            "this needs a Spark session, but IN_PROCESS, or the master none, was given.",
+            "Pass a session, or open one with session_scope() and another master than none.",
             argument="spark",
         )
 
@@ -38,48 +38,48 @@ class InProcess:
 
 
 IN_PROCESS: Final = InProcess()
-# The master that stands for it, in ADJUNCT_SPARK_MASTER, in commands and in SparkResource.
+# The master that means IN_PROCESS, in ADJUNCT_SPARK_MASTER, in commands and in SparkResource.
 _NO_MASTER = "none"
 _ZONE = "spark.sql.session.timeZone"
 _UTC = frozenset({"utc", "etc/utc", "gmt", "etc/gmt", "z", "+00:00", "gmt+0", "utc+0", "utc+00:00"})
 
 
 def is_in_process(master: str | None) -> bool:
-    """Whether this master, or where it is None that of the environment, says that there is to be no session."""
+    """Whether this master, or if it is None that of the environment, means that there is no session."""
     return (master or os.environ.get("ADJUNCT_SPARK_MASTER")) == _NO_MASTER
 
 
 def resolve_session(spark: SparkSession | Callable[[], SparkSession]) -> SparkSession:
-    """Return the session, started where only a function that starts it is given."""
+    """Return the session, started if a function that starts it is given. Raises ConfigurationError as `require_utc`."""
     session = spark() if callable(spark) else spark
     if not hasattr(session, "createDataFrame"):
         raise ConfigurationError(
             f"spark is {session!r}: expected a SparkSession, or a function that returns one.",
-            "Pass the session, or what session_scope() gives.",
+            "Pass a session, or open one with session_scope().",
             argument="spark",
         )
     return require_utc(session)
 
 
 def require_utc(session: SparkSession) -> SparkSession:
-    """Return the session, if days begin in it when they do in UTC. Raises ConfigurationError for another time zone.
+    """Return the session if its time zone is UTC, or else raise ConfigurationError.
 
-    Dates would become other times, and times other texts, than everything that reads without Spark makes of them.
+    In another zone Spark would cast dates, timestamps and strings differently from the code that reads without Spark.
     """
     zone = session.conf.get(_ZONE)
     if (zone or "").lower() not in _UTC:
         raise ConfigurationError(
-            f"the Spark session has the time zone {zone}: expected UTC, in which dates and texts are times here.",
-            f'Set it before: spark.conf.set("{_ZONE}", "UTC"), or where the session is built.',
+            f"the Spark session has the time zone {zone}: expected UTC.",
+            f'Call spark.conf.set("{_ZONE}", "UTC"), or set it where the session is built.',
             setting=_ZONE,
         )
     return session
 
 
 def session_factory(spark: SparkSession | Callable[[], SparkSession]) -> Callable[[], SparkSession]:
-    """Return a function that returns the session: nothing is started before it is called.
+    """Return a function that returns the session, and starts it only when it is called.
 
-    A session that is there is refused at once where `in_utc` refuses it; one that is started, before it is used.
+    The time zone of an existing session is checked at once (`require_utc`), that of a new one when it is started.
     """
     if isinstance(spark, InProcess):
         return spark

@@ -1,6 +1,6 @@
-"""Functions over Arrow data in Spark's tasks, of frames whose columns may have any name.
+"""Runs functions over Arrow data in Spark tasks, for frames whose columns may have any name.
 
-Spark's own `mapInArrow` and `applyInArrow` look columns up by name, and take a dot in one for a path into a struct.
+Spark's own `mapInArrow` and `applyInArrow` look up columns by name, and read a dot in a name as a path into a struct.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def map_in_arrow(
     task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: StructType | str,
 ) -> DataFrame:
-    """Return what `task` makes of the batches of each partition."""
+    """Return the result of `task` on the batches of each partition."""
     names = frame.columns
     if not _needs_other_names(names):
         return frame.mapInArrow(task, schema)
@@ -35,7 +35,7 @@ def map_in_arrow(
 def apply_in_arrow(
     frame: DataFrame, key: Sequence[str], task: Callable[[Any], Any], schema: StructType | str
 ) -> DataFrame:
-    """Return what `task` makes of the table of all rows with one key."""
+    """Return the result of `task` on the table of all rows of each key."""
     from pyspark.sql import functions as F
 
     names = frame.columns

@@ -1,4 +1,4 @@
-"""Spark's own parser, without a session: whether it can read an expression or a query."""
+"""Checks the syntax of expressions and queries with Spark's own parser, without a session."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _STATE = re.compile(r"^\[[\w.]+\] |\.?\s*SQLSTATE: \w+")
 
 
 def syntax_errors(texts: Sequence[tuple[str, bool]]) -> list[str]:
-    """Return of each text what Spark's parser says is wrong with it, "" of nothing; with True, it is a query.
+    """Return for each (text, whether it is a query) the error of Spark's parser, or "".
 
-    Starts a JVM of a second or two, unless the process has one. Raises ConfigurationError where there is no Java.
+    Starts a JVM, which takes a second or two, unless the process has one. Raises ConfigurationError without Java.
     """
     with _jvm() as jvm:
         parser = getattr(getattr(jvm.org.apache.spark.sql.catalyst.parser, "CatalystSqlParser$"), "MODULE$")
@@ -30,13 +30,13 @@ def syntax_errors(texts: Sequence[tuple[str, bool]]) -> list[str]:
 def _error(parse: Any, text: str) -> str:
     try:
         parse(text)
-    except Exception as error:  # noqa: BLE001 - PySpark's own, whichever it makes of it
+    except Exception as error:  # noqa: BLE001 - PySpark raises various types
         return _STATE.sub("", first_message_line(Exception(_java_exception(error).getMessage()))).rstrip(".")
     return ""
 
 
 def _java_exception(error: BaseException) -> Any:
-    """Return what the JVM raised: once PySpark had a session, it replaces py4j's error in every JVM of the process."""
+    """Return the JVM's exception. Once a process has had a session, PySpark wraps those of all its JVMs."""
     cause: BaseException | None = error
     while cause is not None:
         if (java := getattr(cause, "java_exception", None)) is not None:

@@ -1,7 +1,4 @@
-"""Starts the Spark session with the settings that Adjunct's plans need.
-
-Kept apart from the Dagster resource, so that plain Python and executors need no Dagster to use it.
-"""
+"""Starts the Spark session with the settings that Adjunct's plans need, in plain Python or as a Dagster resource."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
 
 MINIMUM_JAVA = 17
 
-# S3A without the 600 MB bundle of the AWS SDK: what reading Parquet needs, and nothing else.
+# S3A without the 600 MB bundle of the AWS SDK: only what reading Parquet needs.
 _S3A_PACKAGES = (
     "org.apache.hadoop:hadoop-aws:3.5.0",
     "software.amazon.awssdk:s3:2.35.4",
@@ -48,9 +45,9 @@ _S3A_EXCLUDES = (
 
 _LOGGING = Path(__file__).resolve().parent / "log4j2.properties"
 _PLANS = {
-    # Bucketed scans keep one partition a bucket even where no join asks for it: the writers rely on it.
+    # Bucketed scans keep one partition per bucket even where no join needs it: the writers rely on it.
     "spark.sql.sources.bucketing.autoBucketedScan.enabled": "false",
-    # The writer has checked that a dataset's files are sorted: no join sorts them again where a bucket has one file.
+    # The writer has checked that files are sorted, so joins need not sort a bucket that has one file.
     "spark.sql.legacy.bucketedTableScan.outputOrdering": "true",
     # A join on (origin, time_hour) may use a table bucketed by origin alone.
     "spark.sql.requireAllClusterKeysForCoPartition": "false",
@@ -62,14 +59,14 @@ _PLANS = {
     # A missing or damaged object is an error, never fewer rows.
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
-    # Without, a flipped bit in a page may be decoded to another value.
+    # Without it, a flipped bit in a page may be decoded to another value.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.ui.showConsoleProgress": "false",
-    # Our workers are forked from a process that has imported what they need (resources/spark/worker_daemon.py).
+    # Python workers are forked from a process that has done their imports (resources/spark/worker_daemon.py).
     "spark.python.daemon.module": "dagster_adjunct.resources.spark.worker_daemon",
-    # Spark would look up the line of Python behind every column expression: most of the driver's work in a small batch.
+    # Else Spark looks up the Python line of every column expression: most of the driver's work in a small batch.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 
@@ -83,26 +80,26 @@ _MASTER_STEP = "Give a master such as local[*], local[4] or spark://HOST:PORT (-
 
 
 def check_java() -> str:
-    """Return the path of a Java that Spark can use; say in one line what to install, or to unset, otherwise."""
+    """Return the path of a Java that Spark can use. Raises ConfigurationError, saying what to install or unset."""
     home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
     java = str(Path(home) / "bin" / "java") if home else on_path
     version = _java_version(java)
     if java is not None and version is not None and version >= MINIMUM_JAVA:
         return java
     if home:
-        there = "has no bin/java that runs" if version is None else f"is Java {version}"
-        found = f"JAVA_HOME, which goes before the PATH, is {home!r}, and that {there}"
+        problem = "has no bin/java that runs" if version is None else f"is Java {version}"
+        found = f"JAVA_HOME, which takes precedence over the PATH, is {home!r}, which {problem}"
     else:
         found = "no java is on the PATH" if java is None else f"{java} is {version or 'no java that runs'}"
     advice = f"Install a Java {MINIMUM_JAVA} or 21 runtime (Debian, Ubuntu: apt install openjdk-17-jre-headless)."
     other = _java_version(on_path) if home else None
     if on_path is not None and other is not None and other >= MINIMUM_JAVA:
-        advice = f"Unset JAVA_HOME: {on_path} on the PATH is Java {other}, and will do."
+        advice = f"Unset JAVA_HOME: {on_path} on the PATH is Java {other}, which is recent enough."
     raise ConfigurationError(f"Spark needs Java {MINIMUM_JAVA} or newer: {found}.", advice, setting="JAVA_HOME")
 
 
 def _java_version(java: str | None) -> int | None:
-    """Return what feature release of Java this is; None where it can't be run, or does not say."""
+    """Return the feature release of this Java, None where it can't be run or determined."""
     if java is None:
         return None
     try:
@@ -121,22 +118,22 @@ def session_config(
     quick: bool | None = None,
     keep_classes: bool = False,
 ) -> dict[str, str]:
-    """Return the whole Spark configuration: what Adjunct needs, what the lake needs, then the user's own.
+    """Return the Spark configuration: the settings that Adjunct and the lake need, overridden by the user's.
 
-    `quick` (default: as ADJUNCT_SPARK_QUICK says) chooses a JVM that begins quickly, for short runs and small batches;
-    with `keep_classes` the first one leaves an archive of its classes for others, once it is ended by `end_jvm`.
+    `quick` (default: ADJUNCT_SPARK_QUICK) chooses a JVM that starts quickly, for short runs and small batches. With
+    `keep_classes`, the first one archives its classes for later ones, when `stop_jvm` ends it.
 
-    `lake_url` adds S3A for `s3://` lakes. The user's settings win, so a platform may bring its own jars by
-    setting `spark.jars.packages` to "". Raises ConfigurationError for a lake that the master's executors can't see.
+    `lake_url` adds S3A for `s3://` lakes; a platform may bring its own jars by setting `spark.jars.packages` to "".
+    Raises ConfigurationError for a lake that the master's executors can't reach.
     """
     user = {key: str(value) for key, value in (config or {}).items()}
     master = master or user.get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER") or "local[*]"
     _check_master(master)
     _check_reach(master, lake_url or os.environ.get("ADJUNCT_LAKE"))
     settings = {**_PLANS, "spark.master": master, "spark.app.name": "adjunct"}
-    # Spark makes this folder in the working directory otherwise, though nothing is ever put there.
+    # Else Spark creates this folder, which stays empty, in the working directory.
     settings["spark.sql.warehouse.dir"] = str(Path(gettempdir()) / "adjunct-spark-warehouse")
-    # Spark follows a plan by functions that call themselves, for each operator some dozen times.
+    # Spark walks plans recursively, with dozens of stack frames per operator.
     options = [f"-Xss{STACK_SIZE}", f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
     if is_quick(quick):
         options.append(quick_jvm_options(check_java(), keep_classes=keep_classes))
@@ -147,8 +144,8 @@ def session_config(
         settings |= {"spark.ui.enabled": "false"}
     if lake_url and lake_url.startswith("s3://"):
         settings |= _s3a()
-    # Executors import this package too; on one machine it is where the driver has it. It comes last: beside a checkout
-    # lie folders with names that a project may have for its own.
+    # Executors import this package too; on one machine from where the driver has it. It comes last, because folders
+    # next to a checkout may have the names of a project's own packages.
     settings["spark.executorEnv.PYTHONPATH"] = os.pathsep.join(
         [*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(__file__).parents[3])]
     )
@@ -170,7 +167,7 @@ def new_session(
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
-    # It prints the whole trace of an error before anybody has caught it.
+    # It logs the whole traceback of every error, even of those that are caught.
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     settings = session_config(config, master=master, lake_url=lake_url, quick=quick, keep_classes=keep_classes)
     builder = SparkSession.builder
@@ -191,7 +188,7 @@ def new_session(
 
 
 def stop_session(session: SparkSession) -> None:
-    """Stop a session, and end its JVM where that is to leave its classes for others."""
+    """Stop a session, and end its JVM if that is to archive its classes."""
     from dagster_adjunct.resources.spark.tuning import stop_jvm
 
     context = session.sparkContext
@@ -202,21 +199,21 @@ def stop_session(session: SparkSession) -> None:
 
 
 def prepare_environment() -> None:
-    """Check Java and make Spark's workers use this very Python."""
+    """Check Java, and set the environment so that Spark's workers use this Python."""
     check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # Spark's launcher resolves its own host name otherwise, which a laptop or container may not know.
+    # Else Spark's launcher resolves its host name, which may fail on a laptop or in a container.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
-    # Of the small JVM that only puts together how to start Spark's.
+    # For the small JVM that only assembles the command line of Spark's.
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 def _check_master(master: str) -> None:
-    """Refuse a master that Spark does not know, or that lacks what it needs: Spark's launcher dies of it."""
+    """Raise ConfigurationError for an unknown master or a missing YARN configuration, which crash Spark's launcher."""
     if not _MASTER.fullmatch(master):
-        problem, step = "Spark knows no such master", _MASTER_STEP
+        problem, step = "Spark has no such master", _MASTER_STEP
     elif master == "yarn" and not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & os.environ.keys():
         problem = "neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"
         step = "Set one of them to the folder with the configuration of your YARN cluster."
@@ -228,22 +225,22 @@ def _check_master(master: str) -> None:
 
 
 def _check_reach(master: str, lake_url: str | None) -> None:
-    """Refuse executors elsewhere for a lake in a folder, unless all machines see it."""
+    """Raise ConfigurationError for a lake in a local folder with remote executors, unless all machines share it."""
     from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
 
     url = lake_url or DEFAULT_LAKE
     if master.startswith("local") or url.startswith(("s3://", "s3a://")) or LakeSettings().shared:
         return
     raise ConfigurationError(
-        f"lake {url!r} is a folder, and the executors of {master} may run on machines that do not see it.",
-        "Set ADJUNCT_LAKE_SHARED=true if every machine sees this folder under the same path; otherwise use an "
+        f"lake {url!r} is a folder, and the executors of {master} may run on machines that can't access it.",
+        "Set ADJUNCT_LAKE_SHARED=true if every machine has this folder under the same path; otherwise use an "
         "s3:// lake or a local master.",
         argument="lake_url",
     )
 
 
 def _s3a() -> dict[str, str]:
-    """Return what S3A needs; credentials come from its own standard chain, never from this configuration."""
+    """Return the settings for S3A, without credentials, which come from its standard chain."""
     from dagster_adjunct.resources.objects.lake import LakeSettings
     from dagster_adjunct.resources.objects.store import check_endpoint
 
@@ -255,7 +252,7 @@ def _s3a() -> dict[str, str]:
         "spark.jars.ivy": str(cache),
         "spark.hadoop.fs.s3a.path.style.access": "true" if lake.path_style else "false",
         "spark.hadoop.fs.s3a.connection.ssl.enabled": "true",
-        # The stream that asks again for the rest when a reply ends in the middle; the newer default gives up.
+        # The input stream that requests the rest when a reply is cut off; the newer default fails.
         "spark.hadoop.fs.s3a.input.stream.type": "classic",
     }
     endpoint = lake.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
@@ -270,13 +267,12 @@ def _s3a() -> dict[str, str]:
 
 
 class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
-    """One session a run, on dagster-pyspark's resource.
+    """A Spark session for each run, built on dagster-pyspark's resource.
 
-    That resource imports pyspark where it is defined, and never stops its session; here the import waits for
-    the first use, so that loading a code location and ticking sensors stay light, and the session ends with
-    the run. One that this process had before the run is used, and left running. `master` takes any Spark
-    master (default: `ADJUNCT_SPARK_MASTER`, else all cores of this machine), or "none": then small datasets are
-    advanced in the run's own process, and what needs Spark is refused.
+    Unlike that resource, it imports pyspark on first use, so that code locations load and sensors tick quickly, and
+    stops the session at the end of the run, unless the process had it before. `master` is any Spark master (default:
+    `ADJUNCT_SPARK_MASTER`, else all cores of this machine), or "none": then small datasets are advanced in the run's
+    own process, and whatever needs Spark raises ConfigurationError.
     """
 
     master: str | None = Field(default=None, description="Spark master URL, such as local[2] or spark://host:7077.")
@@ -311,7 +307,7 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
         return session
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
-        """Stop the session, if the run started one: it leaves no executors behind."""
+        """Stop the session if the run started one, so that no executors are left behind."""
         session, self._session = self._session, None
         if session is not None and self._ours:
             wait_for_workers(session.sparkContext)

@@ -1,6 +1,6 @@
-"""Expressions held against the columns that there are: what Spark would refuse is refused here, with the nearest name.
+"""Checks expressions against the available columns, and rejects what Spark would reject, with suggestions for names.
 
-Only what is certain is refused. What is not known of an expression is left to Spark, and its type is None.
+Only certain errors are raised. Whatever is unknown here is left to Spark, and has the type None.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _BARE = re.compile(
     re.IGNORECASE,
 )
 _NO_TIME = re.compile(r"\bunix_timestamp\s*\(\s*\)", re.IGNORECASE)
-# What Spark takes for the day or the moment: a literal of a time, and a text that is made one; `special_times` knows
-# those that it makes one by itself.
+# String literals that Spark reads as the current date or time, in a typed literal or an explicit cast.
+# `relative_datetime_literals` finds those that are cast implicitly.
 _SPECIAL = re.compile(
     r"\b(?:date|timestamp(?:_ntz|_ltz)?|cast|try_cast|to_date|to_timestamp(?:_ntz|_ltz)?)\s*\(?\s*"
     r"(['\"])\s*(now|today|tomorrow|yesterday)\b[^'\"]*\1",
@@ -56,10 +56,10 @@ _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?:[^`]|``)*`")
 
 
 def nondeterministic_parts(text: str, types: Mapping[str, str | None]) -> list[str]:
-    """Return these in words, each once, of an expression over columns of these types: "rand()", "'now' as a time"."""
+    """Return the nondeterministic parts of an expression for messages, each once: "rand()", "'now' as a time"."""
     named = [match[2].lower() for match in _SPECIAL.finditer(text)]
     special = [f"'{name}' as a time" for name in dict.fromkeys((*named, *relative_datetime_literals(text, types)))]
-    if not _NONDETERMINISTIC_NAME.search(text):  # most name none, and are not taken apart for that
+    if not _NONDETERMINISTIC_NAME.search(text):  # the usual case, without parsing
         return special
     plain = _TEXT.sub("''", text)
     names = [name for name in called_functions(text) if name in _NONDETERMINISTIC_FUNCTIONS]
@@ -69,7 +69,7 @@ def nondeterministic_parts(text: str, types: Mapping[str, str | None]) -> list[s
 
 
 _HIDDEN = "__"
-# Spark answers for these itself: the file of a record, and variables of the session.
+# Names that Spark resolves itself: the file of a record, and variables of the session.
 _SPARK_NAMES = frozenset({"_metadata", "session", "system"})
 _CORRECT = "Correct the expression."
 
@@ -84,23 +84,23 @@ def check_expression(
     next_step: str = _CORRECT,
     aliases: Mapping[str, str | None] | None = None,
 ) -> str | None:
-    """Return the type of an expression over records of these columns, in Spark's simple spelling; None: unproven.
+    """Return the type of an expression over these columns, as Spark's simple name, or None where it is uncertain.
 
-    `columns` None means that they are not known: then only what is certain without them is refused. `aliases` are
-    names that stand before it in the same list of expressions, with their types: Spark lets an expression use them.
-    Raises PlanningError, with operator and column, for a column that is not there, a field of what has none, a hidden
-    column, and for what is no expression.
+    `columns` is None where they are unknown; then only errors that are certain without them are raised. `aliases` are
+    the aliases before it in the same list of expressions, with their types, which Spark lets it reference. Raises
+    PlanningError, with operator and column, for a missing column, a field of a column that has none, a hidden column,
+    and a syntax error.
     """
     expression = parse_expression(text)
     if expression.mistake:
         raise PlanningError(
-            f"{operator}: {text!r} is no expression of Spark SQL: {expression.mistake}.", next_step, operator=operator
+            f"{operator}: {text!r} is not a Spark SQL expression: {expression.mistake}.", next_step, operator=operator
         )
     if has_star_argument(expression):
         raise PlanningError(
-            f"{operator}: {text!r} takes all columns in a function with '*': those that carry a record's own position "
-            "and marks would be among them.",
-            "Name the columns that it takes.",
+            f"{operator}: {text!r} passes all columns to a function with '*', which would include the hidden columns "
+            "with the record's position and marks.",
+            "Name the columns to pass.",
             operator=operator,
         )
     return check_parsed_expression(
@@ -118,7 +118,7 @@ def check_parsed_expression(
     next_step: str = _CORRECT,
     aliases: Mapping[str, str | None] | None = None,
 ) -> str | None:
-    """Return the type of an expression that is read already; see `checked_expression`."""
+    """Return the type of a parsed expression; see `check_expression`."""
     text, known = expression.text, aliases or {}
     for name in expression.columns:
         check_column_reference(operator, expression, name, columns, types or {}, known, side, next_step)
@@ -126,20 +126,20 @@ def check_parsed_expression(
         if columns is not None and _find_column(excepted.lower(), excepted, columns) is None:
             raise _missing_column_error(operator, expression, ColumnName((excepted,)), columns or (), side, next_step)
     known_types = types or {}
-    if known:  # which stand back behind columns, whatever their case
+    if known:  # columns take precedence over aliases, ignoring case
         there = {name.lower() for name in known_types}
         known_types = {**{name: kind for name, kind in known.items() if name.lower() not in there}, **known_types}
     wrong, operand = _find_operand_problems(expression, referenced_types(expression, known_types))
     if wrong is not None:
         raise PlanningError(
-            f"{operator}: {text!r} takes {wrong[0]!r} for true or false, and it is {wrong[1]}.",
+            f"{operator}: {text!r} uses {wrong[0]!r} as a boolean, but it is {wrong[1]}.",
             f"Compare it with something: {wrong[0]} is not null.",
             operator=operator,
         )
     if operand is not None:
         raise PlanningError(
             f"{operator}: {text!r} {operand}.",
-            f"Cast it to what fits, or write another. {next_step}",
+            f"Cast it to a type that fits. {next_step}",
             operator=operator,
         )
     return expression_type(resolve_niladic_name(expression, columns), known_types)
@@ -149,25 +149,25 @@ def check_parsed_expression(
 def _find_operand_problems(
     expression: Expression, named: tuple[tuple[str, str | None], ...]
 ) -> tuple[tuple[str, str] | None, str | None]:
-    """Return what `no_boolean` and `wrong_operand` say; an operator's expressions are asked about several times."""
+    """Return what both checks find, cached because an operator's expressions are checked several times."""
     types = dict(named)
     return find_non_boolean_operand(expression, types), find_operand_problem(expression, types)
 
 
 def check_single_record(operator: str, text: str) -> None:
-    """Raise PlanningError for an expression that makes several records of one, or one value of several records."""
+    """Raise PlanningError for an expression that calls a generator, or an aggregate without `over (…)`."""
     for name, is_over in multi_record_functions(text):
         if name in GENERATOR_FUNCTIONS:
             raise PlanningError(
-                f"{operator}: {text!r} makes several records of one with {name}(), and nothing tells these apart.",
+                f"{operator}: {text!r} returns several records for one with {name}(), and nothing identifies them.",
                 'Use flat_map("an array as its_element"), which numbers them.',
                 operator=operator,
             )
         if not is_over:
             raise PlanningError(
-                f"{operator}: {text!r} makes one value of several records with {name}(): an operator's expressions are "
-                "of one record.",
-                "Aggregate in a window, window(…), or the elements of an array with aggregate(…).",
+                f"{operator}: {text!r} aggregates several records with {name}(), but the expressions of an operator "
+                "see one record.",
+                "Aggregate records in a window, window(…), or elements of an array with aggregate(…).",
                 operator=operator,
             )
 
@@ -175,7 +175,7 @@ def check_single_record(operator: str, text: str) -> None:
 def check_condition(
     operator: str, text: str, columns: Sequence[str] | None, types: Mapping[str, str | None] | None = None
 ) -> None:
-    """Raise PlanningError for a condition that `checked_expression` refuses, or that is certainly no boolean."""
+    """Raise PlanningError for a condition that `check_expression` rejects, or that is certainly not boolean."""
     kind = check_expression(operator, text, columns, types, next_step="Correct the condition.")
     check_single_record(operator, text)
     if parse_expression(text).star:
@@ -187,8 +187,9 @@ def check_condition(
     windows = [name for name, _ in multi_record_functions(text)]
     if windows:
         raise PlanningError(
-            f"{operator}: the condition {text!r} takes {windows[0]}() over other records: Spark has no such condition.",
-            "Give it as a column, with_columns(…), and keep records by that.",
+            f"{operator}: the condition {text!r} uses the window function {windows[0]}(), which Spark does not allow "
+            "in conditions.",
+            "Compute it as a column with with_columns(…), and filter by that column.",
             operator=operator,
         )
     if kind not in (None, "boolean", "void"):
@@ -200,7 +201,7 @@ def check_condition(
 
 
 def resolve_niladic_name(expression: Expression, columns: Iterable[str] | None) -> Expression:
-    """Return the expression where "current_date" is a column only if one of the columns has the name."""
+    """Return the expression with a name such as "current_date" read as a call, unless a column has the name."""
     if expression.column is None or expression.column.lower() not in NILADIC:
         return expression
     if columns is not None and expression.column.lower() in {column.lower() for column in columns}:
@@ -218,14 +219,13 @@ def check_column_reference(
     side: str,
     next_step: str,
 ) -> None:
-    """Raise PlanningError where a name in an expression is neither a column nor one of the aliases; see
-    `checked_expression`."""
+    """Raise PlanningError unless a name is a column, an alias or known to Spark; see `check_expression`."""
     lower = name.name.lower()
     if lower.startswith(_HIDDEN):
         raise PlanningError(
-            f"{operator}: {expression.text!r} names {name.name!r}: columns that begin with '__' carry a record's own "
-            "position and marks.",
-            "Use columns of your own, such as a time that the record brings.",
+            f"{operator}: {expression.text!r} names {name.name!r}: columns that begin with '__' are reserved for the "
+            "record's position and marks.",
+            "Use the record's own columns, such as a time that it contains.",
             operator=operator,
             column=name.name,
         )
@@ -238,16 +238,16 @@ def check_column_reference(
         raise _missing_column_error(operator, expression, name, columns, side, next_step)
     if len(name.parts) > 1 and _has_no_fields(types.get(column)):
         raise PlanningError(
-            f"{operator}: {expression.text!r} takes {str(name)!r} of {side}{expression.place(name)}, and {column!r} is "
-            f"{types[column]}: it has no fields.",
-            f"Write {column!r}, or a name that has a dot in it within backticks: `{name}`.",
+            f"{operator}: {expression.text!r} takes {str(name)!r} of {side}{expression.place(name)}, but {column!r} is "
+            f"{types[column]} and has no fields.",
+            f"Write {column!r}, or put a column name that contains a dot in backticks: `{name}`.",
             operator=operator,
             column=column,
         )
 
 
 def _find_column(lower: str, name: str, columns: Sequence[str]) -> str | None:
-    """Return the column of a name, whatever its case; as it stands it is found fast, among thousands."""
+    """Return the column of this name, ignoring case. An exact match is found faster."""
     return name if name in columns else next((column for column in columns if column.lower() == lower), None)
 
 
@@ -264,7 +264,7 @@ def _missing_column_error(
 
 
 def _has_no_fields(kind: str | None) -> bool:
-    if kind is not None and kind.startswith("array<"):  # of structs it has, of each of them
+    if kind is not None and kind.startswith("array<"):  # a field of an array of structs is an array
         return _has_no_fields(kind[6:-1])
     return kind is not None and (kind in TYPES or kind.startswith("decimal("))
 
@@ -272,16 +272,16 @@ def _has_no_fields(kind: str | None) -> bool:
 def check_select(
     operator: str, text: str, table: str, types: Mapping[str, str | None], *, side: str, next_step: str
 ) -> None:
-    """Raise PlanningError for a SELECT that names what is no column of `table`, or asks of one what Spark is certain to
-    refuse; `types` are those of the table's columns.
+    """Raise PlanningError for a SELECT with a missing column of `table`, or with an error that Spark is certain to
+    raise; `types` are those of the table's columns.
 
-    Of a SELECT that joins others only names with the table's own before them, `v.city`, are judged.
+    Where other tables are joined, only names that are qualified with the table's own, `v.city`, are checked.
     """
     select = parse_select(text, table)
     if select is None or _names_hidden(select.expressions):
         return
     if select.mistake:
-        raise PlanningError(f"{operator}: {text!r} can't be asked: {select.mistake}.", next_step, operator=operator)
+        raise PlanningError(f"{operator}: {text!r} is not valid: {select.mistake}.", next_step, operator=operator)
     columns = tuple(types)
     for name in select.qualified:
         check_column_reference(
@@ -296,7 +296,7 @@ def check_select(
         kind = check_parsed_expression(operator, select.where, columns, types, side=side, next_step=next_step)
         if kind not in (None, "boolean", "void"):
             raise PlanningError(
-                f"{operator}: what {text!r} has after where is {kind}: expected a condition.",
+                f"{operator}: the where clause of {text!r} is {kind}: expected a condition.",
                 next_step,
                 operator=operator,
             )
@@ -308,7 +308,7 @@ def check_select(
 
 
 def needs_spark_analysis(text: str, table: str) -> bool:
-    """Whether something in a SELECT can't be judged here, even where all columns of `table` are known."""
+    """Whether some part of a SELECT can only be checked by Spark, even where all columns of `table` are known."""
     select = parse_select(text, table)
     if select is None or not select.expressions or select.groups or _names_hidden(select.expressions):
         return True
@@ -316,8 +316,10 @@ def needs_spark_analysis(text: str, table: str) -> bool:
 
 
 def _of_either(select: SelectParts, types: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the columns that an item has the name of, without a type: behind the items, a name may be either's, and
-    which of them differs from clause to clause."""
+    """Return columns that share their name with an item, without a type.
+
+    After the items a name may mean either, depending on the clause.
+    """
     given = {item.alias.lower() for item in select.items if item.alias is not None}
     return dict.fromkeys(name for name in types if name.lower() in given)
 
@@ -328,15 +330,15 @@ def _names_hidden(expressions: tuple[Expression, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TypedExpression:
-    """One of the expressions, with its type where it is certain."""
+    """An expression of a list, with its type where that is certain."""
 
     expression: Expression
     type: str | None
 
     def expand_star(self, columns: Sequence[str]) -> tuple[str, ...]:
-        """Return which of these columns "*" stands for, or "* except (…)"."""
-        gone = {name.lower() for name in self.expression.excepted}
-        return tuple(name for name in columns if name.lower() not in gone) if gone else tuple(columns)
+        """Return those of the columns that "*" or "* except (…)" selects."""
+        excepted = {name.lower() for name in self.expression.excepted}
+        return tuple(name for name in columns if name.lower() not in excepted)
 
 
 def check_expressions(
@@ -345,9 +347,9 @@ def check_expressions(
     columns: Sequence[str] | None,
     types: Mapping[str, str | None] | None = None,
 ) -> tuple[TypedExpression, ...]:
-    """Return what a list of expressions makes of records with these columns; see `checked_expression`.
+    """Return a list of expressions with their types over these columns; see `check_expression`.
 
-    Spark lets an expression use the names that stand before it in the list, where no column has them.
+    Spark lets an expression use aliases before it in the list, unless a column has the name.
     """
     items: list[TypedExpression] = []
     before: dict[str, str | None] = {}

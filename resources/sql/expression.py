@@ -1,4 +1,4 @@
-"""One Spark SQL expression as a value: what it is called, which columns it names, and where."""
+"""A parsed Spark SQL expression: the name of its result, and the columns that it references, with their positions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NILADIC = frozenset(
         "current_timestamp", "current_user", "grouping__id", "localtimestamp", "session_user", "user",
     }
 )  # fmt: skip
-"""What Spark takes for a call without parentheses where no column has the name."""
+"""Names that Spark reads as function calls without parentheses, unless a column has the name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnName:
-    """A column as an expression names it: ("address", "city") for `address.city`, and where that stands in the text."""
+    """A reference to a column or field: ("address", "city") for `address.city`, and its position in the text."""
 
     parts: tuple[str, ...]
     start: int = 0
@@ -34,7 +34,7 @@ class ColumnName:
 
 @dataclass(frozen=True, slots=True)
 class WindowClause:
-    """What a function over records goes by: the columns of `over (partition by id, upper(s))`, (id,), and all of it."""
+    """The clause of a window function: of `over (partition by id, upper(s))` the plain columns, (id,), and the text."""
 
     columns: tuple[str, ...]
     partition_by: str
@@ -42,14 +42,16 @@ class WindowClause:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """What is read off a Spark SQL expression.
+    """A parsed Spark SQL expression.
 
-    `alias` is the name after "as", `name` the one of the column that it gives: None where only Spark knows it, or where
-    it gives several. `column` is the column that it passes on unchanged ("dest as faa" passes on dest). `columns` are
-    those that it names, variables of lambdas left out. `star` is "*", less what stands in `excepted`.
+    `alias` is the name after "as". `name` is that of the resulting column, None where only Spark knows it or where
+    there are several. `column` is a column that is passed on unchanged ("dest as faa" passes on dest). `columns` are
+    the columns that it references, without the variables of lambdas. `star` says that it is "*", without those in
+    `excepted`.
 
-    `unread` says why nothing is known of it: what it holds is then Spark's to judge. `mistake` is what Spark is certain
-    to refuse, whatever columns there are. The expressions of one SELECT, all of its text, have a `number` each.
+    `unread` says why it could not be parsed, in which case only Spark can check it. `mistake` is an error that Spark
+    is certain to raise, whatever columns there are. `number` tells apart the expressions of one SELECT, whose `text`
+    is the whole SELECT.
     """
 
     text: str
@@ -63,8 +65,8 @@ class Expression:
     mistake: str = ""
     number: int = 0
     tree: exp.Expr | None = field(default=None, compare=False, repr=False)
-    """Of the expression without its alias; shared, so nobody changes it."""
+    """The syntax tree without the alias. It is shared: don't change it."""
 
     def place(self, name: ColumnName) -> str:
-        """Return where a column stands, where the text has several lines: " in line 2"."""
+        """Return the position of a column for messages (" in line 2"), "" for a text of one line."""
         return f" in line {self.text.count(chr(10), 0, name.start) + 1}" if "\n" in self.text.strip() else ""

@@ -1,7 +1,7 @@
-"""What operators and functions certainly can't take: operands of types that Spark compares, adds or casts in no mode.
+"""Finds operands of types that Spark compares, calculates with or casts in no mode.
 
-Types are told apart by groups: within one, and where a text is cast to the other's type, nothing is judged. That Spark
-refuses whatever is refused here: `test_spark_agrees.py`, over all pairs of types.
+Types are compared by group. Within a group, and where a string is cast to the other's type, nothing is rejected.
+`test_spark_agrees.py` checks over all pairs of types that Spark rejects whatever is rejected here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from dagster_adjunct.resources.sql.types import KnownTypes
 if TYPE_CHECKING:
     from sqlglot import exp
 
-if TYPE_CHECKING:
-    Judge = Callable[["Operands", exp.Expr], str | None]
+    Rule = Callable[["Operands", exp.Expr], str | None]
 
 _GROUPS = {
     "number": ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
@@ -42,21 +41,20 @@ _NO_DDL = re.compile(r"[!?;@#%^&*+=/~|$]")
 
 
 def find_operand_problem(expression: Expression, types: Mapping[str, str | None]) -> str | None:
-    """Return what Spark is certain to refuse of the operands in an expression, "'n > day' compares int with date"; None
-    where all may be taken."""
+    """Return the first operand type that Spark is certain to reject ("compares 'n', which is int, with …"), or None."""
     if expression.tree is None or expression.unread:
         return None
     operands = Operands(types)
     for node in expression.tree.walk():
-        judge = None if _binds_differently_in_spark(node) else _RULES.get(type(node).__name__)
-        wrong = None if judge is None else judge(operands, node)
-        if wrong is not None and not _in_lambda(node):  # where a name may be a variable's
-            return wrong
+        rule = None if _binds_differently_in_spark(node) else _RULES.get(type(node).__name__)
+        problem = None if rule is None else rule(operands, node)
+        if problem is not None and not _in_lambda(node):  # where a name may be a variable's
+            return problem
     return None
 
 
 def _binds_differently_in_spark(node: exp.Expr) -> bool:
-    """Whether the parser takes other operands than Spark: `a = b IN (c)` is `(a = b) IN (c)` there."""
+    """Whether the parser binds operands differently from Spark, which reads `a = b IN (c)` as `(a = b) IN (c)`."""
     if type(node).__name__ in _COMPARISONS:
         return any(_is_predicate(side) for side in (node.this, node.args.get("expression")))
     above = node.parent
@@ -84,18 +82,18 @@ class Operands:
         self._known = KnownTypes(types)
 
     def kind(self, node: exp.Expr | None) -> str | None:
-        """Return the type of an operand; None as well for null, which goes everywhere."""
+        """Return the type of an operand, None if it is unknown or null, which fits everywhere."""
         type_ = self._known.type(node)
         return None if type_ == "void" else type_
 
     def group(self, node: exp.Expr | None) -> str | None:
-        """Return the group that an operand's type is of; None where it is not known."""
+        """Return the group of an operand's type, None where the type is unknown."""
         kind = self.kind(node)
         word = None if kind is None else _WORD.match(kind)
         return None if word is None else _GROUP_OF.get(word[0])
 
-    def told(self, node: exp.Expr) -> str:
-        """Return an operand with its type, in words."""
+    def describe(self, node: exp.Expr) -> str:
+        """Return an operand with its type for messages."""
         return f"{node.sql('spark')!r}, which is {self.kind(node)}"
 
 
@@ -105,12 +103,12 @@ def _check_comparison(operands: Operands, node: exp.Expr) -> str | None:
         return None
     others = [node.args.get(name) for name in ("expression", "low", "high")] + list(node.expressions)
     if len(node.expressions) > 1 and {"text", None} & set(map(operands.group, node.expressions)):
-        return None  # which all become text, or one unknown type
+        return None  # all become strings, or are of one unknown type
     for other in others:
         second = None if other is None else operands.group(other)
         if other is None or second is None or _is_comparable(first, second, type(node).__name__):
             continue
-        return f"compares {operands.told(node.this)}, with {operands.told(other)}"
+        return f"compares {operands.describe(node.this)}, with {operands.describe(other)}"
     return None
 
 
@@ -118,7 +116,7 @@ def _is_comparable(first: str, second: str, operator: str) -> bool:
     both = {first, second}
     if first == second:
         return first != "map"
-    if both == {"boolean", "number"}:  # which Spark takes for 0 and 1, if not asked for the rules of ANSI
+    if both == {"boolean", "number"}:  # without ANSI mode Spark takes booleans as 0 and 1
         return operator in ("EQ", "NEQ", "NullSafeEQ", "NullSafeNEQ")
     if both == {"text", "interval"}:
         return operator == "In"
@@ -131,10 +129,10 @@ def _check_arithmetic(operands: Operands, node: exp.Expr) -> str | None:
     for side in sides:
         group = operands.group(side)
         if group in _NESTED or group in ("boolean", "binary") or (no_time and group == "time"):
-            return f"calculates with {operands.told(side)}"
+            return f"calculates with {operands.describe(side)}"
     kinds = [operands.kind(side) or "" for side in sides]
     if any(kind.startswith("timestamp") for kind in kinds) and "number" in map(operands.group, sides):
-        return f"adds a number to a timestamp, {' and '.join(operands.told(side) for side in sides)}"
+        return f"adds a number to a timestamp, {' and '.join(operands.describe(side) for side in sides)}"
     return None
 
 
@@ -144,22 +142,22 @@ def _check_concatenation(operands: Operands, node: exp.Expr) -> str | None:
     for part in parts:
         group = operands.group(part)
         if group in ("map", "struct") or (group == "array" and groups != {"array"}):
-            return f"joins {operands.told(part)}, with something else"
+            return f"concatenates {operands.describe(part)}, with another type"
     return None
 
 
-def _expects(*groups: str) -> Judge:
-    def judge(operands: Operands, node: exp.Expr) -> str | None:
+def _expects(*groups: str) -> Rule:
+    def check(operands: Operands, node: exp.Expr) -> str | None:
         operand = node.this
-        if type(operand).__name__ == "TsOrDsToDate" and not operand.args.get("safe"):  # the parser's, not the user's
+        if type(operand).__name__ == "TsOrDsToDate" and not operand.args.get("safe"):  # added by the parser
             operand = operand.this
         group = operands.group(operand)
         if group is None or group in groups:
             return None
         expected = " or ".join(_GROUP_WORDS.get(name, name) for name in groups) if len(groups) < 4 else "a single value"
-        return f"takes {operands.told(operand)}: expected {expected}"
+        return f"takes {operands.describe(operand)}: expected {expected}"
 
-    return judge
+    return check
 
 
 _GROUP_WORDS = {
@@ -183,13 +181,13 @@ def _check_from_json(operands: Operands, node: exp.Expr) -> str | None:
     text = schema.name if schema is not None and getattr(schema, "is_string", False) else ""
     if any(sign in text for sign in "'\"`{"):  # names in quotes and comments; or a schema that is JSON
         return None
-    return f"reads JSON by {text!r}, which is no schema" if _NO_DDL.search(text) else None
+    return f"reads JSON by {text!r}, which is not a schema" if _NO_DDL.search(text) else None
 
 
-def _rules_by_node() -> Iterator[tuple[str, Judge]]:
+def _rules_by_node() -> Iterator[tuple[str, Rule]]:
     scalars = tuple(group for group in _GROUPS if group not in _NESTED)
     numbers, times = ("number", "text"), ("time", "text")
-    judged: list[tuple[str, Judge]] = [
+    rules: list[tuple[str, Rule]] = [
         ("EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Between In", _check_comparison),
         ("Add Sub Mul Div Mod", _check_arithmetic),
         ("DPipe Concat", _check_concatenation),
@@ -217,8 +215,8 @@ def _rules_by_node() -> Iterator[tuple[str, Judge]]:
         ("Extract", _check_extraction),
         ("FromJson", _check_from_json),
     ]
-    for names, judge in judged:
-        yield from ((name, judge) for name in names.split())
+    for names, rule in rules:
+        yield from ((name, rule) for name in names.split())
 
 
 _RULES = dict(_rules_by_node())
@@ -231,13 +229,13 @@ _COMPARES = "EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Between In If Case"
 _OF_TIMES = """AddMonths DateAdd DateDiff DateSub Day DayOfMonth DayOfWeek DayOfYear Extract Hour LastDay Minute Month
     MonthsBetween NextDay Quarter Second TimeStrToTime TimestampAdd TimestampDiff TimestampTrunc TimeToStr TsOrDsAdd
     TsOrDsDiff TsOrDsToDate TsOrDsToTimestamp WeekOfYear Year"""
-"""The parser's nodes that compare, and those whose operands become times."""
+"""The syntax nodes that compare, and those whose operands are cast to dates or timestamps."""
 
 
 def relative_datetime_literals(text: str, types: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Return the texts in an expression over columns of these types that become a time which changes, in lower case.
+    """Return the string literals ("now", "today", …) that Spark casts to the current date or time, in lower case.
 
-    Beside one of a type that is not known such a text counts: it may be a time.
+    A literal that is compared with an operand of unknown type counts, because that may be a date or time.
     """
     if not _QUOTED.search(text):
         return ()

@@ -1,4 +1,4 @@
-"""Reads expressions, each text once; the parser is loaded for the first that is more than a name."""
+"""Parses expressions, each text once. Plain column names are read without sqlglot, which is slow to import."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VALUES = frozenset({"true", "false", "null"})
 
 @lru_cache(maxsize=65_536)
 def parse_expression(text: str) -> Expression:
-    """Return what is read off an expression; it never fails, see `Expression.unread` and `mistake`."""
+    """Return the parsed expression. It never fails: see `Expression.unread` and `Expression.mistake`."""
     plain = _PLAIN.fullmatch(text)
     if plain is not None and plain["column"].lower() not in _VALUES:
         name, alias = _unquote(plain["column"]), _unquote(plain["alias"])
@@ -38,7 +38,7 @@ def parse_expression(text: str) -> Expression:
 
 @lru_cache(maxsize=4_096)
 def parse_select(text: str, table: str) -> SelectParts | None:
-    """Return what is read off a SELECT of the rows of a table; None where it reads anything else, or can't be read."""
+    """Return the parts of a SELECT from `table`, None where it reads anything else or can't be parsed."""
     from dagster_adjunct.resources.sql.spark_grammar import read_select
 
     return read_select(text, table)
@@ -51,7 +51,7 @@ def _unquote(name: str | None) -> str | None:
 
 
 def struct_fields(expression: Expression) -> tuple[tuple[str, Expression], ...]:
-    """Return the fields of a struct that is made (`named_struct('a', x)`), () of anything else."""
+    """Return the fields of a struct that the expression builds (`named_struct('a', x)`), or ()."""
     if expression.tree is None:
         return ()
     from dagster_adjunct.resources.sql.spark_grammar import struct_fields_of_tree
@@ -61,7 +61,7 @@ def struct_fields(expression: Expression) -> tuple[tuple[str, Expression], ...]:
 
 @lru_cache(maxsize=65_536)
 def unknown_functions(text: str) -> tuple[str, ...]:
-    """Return the functions that an expression calls and that are none of Spark's own: mistyped, or somebody's."""
+    """Return the called functions that are not built into Spark: mistyped, or registered by the user."""
     if "(" not in text:
         return ()
     from dagster_adjunct.resources.sql.spark_grammar import find_unknown_functions
@@ -71,7 +71,7 @@ def unknown_functions(text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=65_536)
 def called_functions(text: str) -> tuple[str, ...]:
-    """Return the functions that an expression calls with parentheses, in lower case."""
+    """Return the functions that are called with parentheses, in lower case."""
     if "(" not in text:
         return ()
     from dagster_adjunct.resources.sql.spark_grammar import find_called_functions
@@ -81,9 +81,9 @@ def called_functions(text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=65_536)
 def multi_record_functions(text: str) -> tuple[tuple[str, bool], ...]:
-    """Return the functions that take several records or make several of one, and whether `over (…)` follows each.
+    """Return the called aggregates and generators, each with whether `over (…)` follows it.
 
-    () as well where an expression can't be read: a subquery takes records of its own.
+    The result is empty where the expression can't be parsed, because a subquery reads records of its own.
     """
     if "(" not in text or parse_expression(text).unread:
         return ()
@@ -94,7 +94,7 @@ def multi_record_functions(text: str) -> tuple[tuple[str, bool], ...]:
 
 @lru_cache(maxsize=65_536)
 def window_clauses(text: str) -> tuple[WindowClause, ...]:
-    """Return what the functions over records, `over (…)`, in an expression go by; () as well where it can't be read."""
+    """Return the clauses of window functions, `over (…)`; none where the expression can't be parsed."""
     if "over" not in text.lower():
         return ()
     tree = parse_expression(text).tree
@@ -107,7 +107,10 @@ def window_clauses(text: str) -> tuple[WindowClause, ...]:
 
 @lru_cache(maxsize=65_536)
 def other_records_construct(text: str) -> str:
-    """Return what in an expression takes other records than its own, also where it can't be read; "" for nothing."""
+    """Return the construct that reads other records (a function, "over", "a subquery"), or "".
+
+    It works on tokens, and so also where the expression can't be parsed.
+    """
     if "(" not in text:
         return ""
     from dagster_adjunct.resources.sql.spark_grammar import find_other_records_construct
@@ -116,7 +119,7 @@ def other_records_construct(text: str) -> str:
 
 
 def implies_true(text: str, column: str) -> bool:
-    """Whether a condition certainly holds for no record but those whose boolean `column` is true."""
+    """Whether a condition certainly holds only for records whose boolean `column` is true."""
     expression = parse_expression(text)
     if expression.column is not None:
         return expression.column.lower() == column.lower()
@@ -128,7 +131,7 @@ def implies_true(text: str, column: str) -> bool:
 
 
 def has_star_argument(expression: Expression) -> bool:
-    """Whether a function takes "*" as all columns, as `struct(*)` does; `count(*)` takes none."""
+    """Whether a function takes all columns as "*", as in `struct(*)`, but not `count(*)`."""
     if expression.tree is None or expression.star or "*" not in expression.text:
         return False
     from dagster_adjunct.resources.sql.spark_grammar import tree_has_star_argument

@@ -1,7 +1,7 @@
-"""Spark's functions and how many arguments they take: what Spark 4.3 says of itself; a test holds it.
+"""The functions of Spark 4.3 with their counts of arguments, which a test compares with Spark's own list.
 
-"1" is one, "1-3" one to three, "2+" two or more, "2,6" two or six. "?" is not judged: these names are part of other
-forms, too ("trim(both …)", "in (…)", a type), or Spark tells nothing.
+"1" means one, "1-3" one to three, "2+" two or more, "2,6" two or six. "?" is not checked: the name has other syntax too
+("trim(both …)", "in (…)", a type), or Spark does not document the count.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _FUNCTIONS = {
 
 
 def _allowed_counts(text: str) -> tuple[frozenset[int] | None, int]:
-    """Return the counts that are right, None where any is from the second value on."""
+    """Return the allowed counts of arguments, or None and the minimum."""
     if text.endswith("+"):
         return None, int(text[:-1])
     first, _, last = text.partition("-")
@@ -104,7 +104,7 @@ def _allowed_counts(text: str) -> tuple[frozenset[int] | None, int]:
 
 
 SPARK_FUNCTIONS = frozenset(name for names in _FUNCTIONS.values() for name in names.split())
-"""The names of all of them."""
+"""The names of all functions of Spark SQL."""
 _COUNTS = {
     name: (counts, _allowed_counts(counts))
     for counts, names in _FUNCTIONS.items()
@@ -114,7 +114,7 @@ _COUNTS = {
 
 
 def argument_count_problem(function: str, given: int) -> str:
-    """Return "upper() takes 1 argument, and gets 2", "" where the count is right or not judged."""
+    """Return "upper() takes 1 argument, and gets 2", or "" where the count is allowed or unknown."""
     if function not in _COUNTS:
         return ""
     counts_text, (counts, least) = _COUNTS[function]
@@ -141,9 +141,9 @@ AGGREGATE_FUNCTIONS = _names(
     try_avg try_sum tuple_intersection_agg_double tuple_intersection_agg_integer tuple_sketch_agg_double
     tuple_sketch_agg_integer tuple_union_agg_double tuple_union_agg_integer var_pop var_samp variance"""
 )
-"""Those that make one value of several records: aggregates, and what only has a meaning before `over (…)`."""
+"""Functions that combine several records: aggregates, and window functions, which need `over (…)`."""
 GENERATOR_FUNCTIONS = _names(
     "explode explode_outer inline inline_outer json_tuple posexplode posexplode_outer stack variant_explode "
     "variant_explode_outer"
 )
-"""Those that make several records of one."""
+"""Functions that return several records for one."""

@@ -1,4 +1,4 @@
-"""Expressions read by a parser of Spark's SQL. What it can't read, or what is not understood here, is left to Spark."""
+"""Parses expressions and SELECTs with sqlglot. Whatever can't be parsed, or is unknown here, is left to Spark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 else:
     SparkParser = Spark.Parser
 
-# Beside functions and operators: nodes in which a column is a column. In any other, names may be something else.
+# Nodes in which a name is a column. In any other node it may be something else.
 _UNDERSTOOD = (
     exp.Func, exp.Binary, exp.Unary, exp.Condition, exp.Alias, exp.Aliases, exp.Lambda, exp.Tuple, exp.Star,
     exp.PropertyEQ, exp.Window, exp.WindowSpec, exp.Order, exp.Ordered, exp.Distinct, exp.Filter, exp.Where,
@@ -44,7 +44,7 @@ _TAKES_UNIT = re.compile(r"(?:timestamp_?add|timestamp_?diff|date_?add|date_?dif
 
 
 class _Parser(SparkParser):
-    """Spark's, which marks the nodes that it makes of function calls."""
+    """The parser of Spark SQL, which also marks the nodes of function calls."""
 
     def validate_expression(self, expression: Any, args: list[Any] | None = None) -> Any:
         if args is not None:
@@ -53,7 +53,7 @@ class _Parser(SparkParser):
 
 
 def read_expression(text: str) -> Expression:
-    """Return what is read off an expression that is more than a name."""
+    """Return the parsed expression, for a text that is not just a name."""
     mistake = find_wrong_call(text)
     if mistake:
         return Expression(text, unread=mistake, mistake=mistake)
@@ -62,7 +62,7 @@ def read_expression(text: str) -> Expression:
 
 
 def find_wrong_call(text: str) -> str:
-    """Return what is wrong with the number of arguments of a call; "" where nothing is, or no call can be told."""
+    """Return the first call with a wrong number of arguments, as a message, or ""."""
     try:
         return next(_wrong_calls(_dialect().tokenize(text)), "")
     except SqlglotError:
@@ -70,29 +70,29 @@ def find_wrong_call(text: str) -> str:
 
 
 def parse_tree(text: str, *, query: bool = False) -> exp.Expr | str:
-    """Return the tree of an expression, or of a query; or else why it can't be read."""
+    """Return the syntax tree of an expression or a query, or else the reason why it can't be parsed."""
     try:
         dialect = _dialect()
         tokens = dialect.tokenize(text)
         parser = _Parser(error_level=ErrorLevel.IMMEDIATE, dialect=dialect)
         (tree,) = parser.parse(tokens, text) if query else parser.parse_into(exp.Expr, tokens, text)
     except (SqlglotError, RecursionError, ValueError, AttributeError, TypeError, KeyError, IndexError) as error:
-        return f"it can't be read without Spark ({type(error).__name__})"
-    return "it can't be read without Spark" if tree is None else tree
+        return f"only Spark can parse it ({type(error).__name__})"
+    return "only Spark can parse it" if tree is None else tree
 
 
 def find_unknown_functions(text: str) -> tuple[str, ...]:
-    """Return what is called in an expression that can be read, and is none of Spark's own functions."""
+    """Return the called functions that are not built into Spark, of an expression that can be parsed."""
     try:
         tokens = _dialect().tokenize(text)
     except SqlglotError:
         return ()
-    words = {token.text.lower() for token in tokens if token.token_type is TokenType.VAR}  # and no keywords
+    words = {token.text.lower() for token in tokens if token.token_type is TokenType.VAR}  # without keywords
     return tuple(dict.fromkeys(name for name, _ in _calls(tokens) if name in words and name not in SPARK_FUNCTIONS))
 
 
 def find_called_functions(text: str) -> tuple[str, ...]:
-    """Return what is called in an expression by a plain name, in lower case, each once."""
+    """Return the functions that are called by a plain name, in lower case, each once."""
     try:
         return tuple(dict.fromkeys(name for name, _ in _calls(_dialect().tokenize(text))))
     except SqlglotError:
@@ -100,7 +100,7 @@ def find_called_functions(text: str) -> tuple[str, ...]:
 
 
 def find_multi_record_functions(text: str) -> tuple[tuple[str, bool], ...]:
-    """Return the functions in an expression that take or make several records, and whether `over (…)` follows each."""
+    """Return the called aggregates and generators, each with whether `over (…)` follows it."""
     try:
         tokens = _dialect().tokenize(text)
     except SqlglotError:
@@ -115,7 +115,7 @@ def find_multi_record_functions(text: str) -> tuple[tuple[str, bool], ...]:
 
 
 def find_other_records_construct(text: str) -> str:
-    """Return what in an expression takes other records than the one that it is of; "" where nothing does."""
+    """Return the construct that reads other records (a function, "over", "a subquery"), or ""."""
     calls = find_multi_record_functions(text)
     if calls:
         return f"{calls[0][0]}()"
@@ -132,7 +132,7 @@ def find_other_records_construct(text: str) -> str:
 
 
 def tree_implies_true(tree: exp.Expr, column: str) -> bool:
-    """Whether a condition is the column, says that it is true, or asks for one of these and for more."""
+    """Whether a condition is the column, compares it with true, or is a conjunction with one of these."""
     if isinstance(tree, exp.Paren):
         return tree_implies_true(tree.this, column)
     if isinstance(tree, exp.And):
@@ -145,7 +145,7 @@ def tree_implies_true(tree: exp.Expr, column: str) -> bool:
 
 
 def _has_over_clause(tokens: list[Token], opened: int) -> bool:
-    """Whether `over` follows a call, behind what may stand between: filter (…), within group (…), ignore nulls."""
+    """Whether `over` follows a call, perhaps after filter (…), within group (…) or ignore nulls."""
     depth = 0
     for token in tokens[opened:]:
         depth += (token.token_type is TokenType.L_PAREN) - (token.token_type is TokenType.R_PAREN)
@@ -162,7 +162,7 @@ def _wrong_calls(tokens: list[Token]) -> Iterator[str]:
 
 
 def _calls(tokens: list[Token]) -> Iterator[tuple[str, int | None]]:
-    """Yield the functions that are called by plain names, with their number of arguments; None where "*" is one."""
+    """Yield the functions that are called by plain names, with their argument counts (None if "*" is an argument)."""
     for at in _call_positions(tokens):
         yield tokens[at].text.lower(), _count_arguments(tokens, at + 2)
 
@@ -193,7 +193,7 @@ def _count_arguments(tokens: list[Token], start: int) -> int | None:
 
 
 def struct_fields_of_tree(text: str, tree: exp.Expr) -> Iterator[tuple[str, Expression]]:
-    """Yield names and values of the struct that a tree makes."""
+    """Yield the names and values of the struct that a tree builds."""
     if isinstance(tree, exp.Struct):
         for item in tree.expressions:
             if isinstance(item, exp.PropertyEQ) and isinstance(item.this, exp.Identifier):
@@ -201,7 +201,7 @@ def struct_fields_of_tree(text: str, tree: exp.Expr) -> Iterator[tuple[str, Expr
 
 
 def _unread_expression(text: str, why: str) -> Expression:
-    """Return an expression of which no more is known than the name that it ends in."""
+    """Return an expression of which only the alias at its end is known."""
     match = None if "--" in text or "/*" in text else _ALIAS.fullmatch(text)
     name = None if match is None else match["quoted"] or match["plain"]
     alias = None if name is None else name.replace("``", "`")
@@ -214,13 +214,13 @@ def _dialect() -> Spark:
 
 
 def expression_from_tree(text: str, tree: exp.Expr) -> Expression:
-    """Return what is read off the tree of an expression."""
+    """Return the expression for a syntax tree."""
     nodes = list(tree.walk(bfs=False))
     if any(isinstance(node, exp.Query) for node in nodes):
-        return _unread_expression(text, "a subquery is not understood without Spark")
+        return _unread_expression(text, "only Spark can analyze a subquery")
     strange = next((node for node in nodes if not isinstance(node, _UNDERSTOOD) and _IS_CALL not in node.meta), None)
     if strange is not None:
-        return _unread_expression(text, f"{strange.key} is not understood without Spark")
+        return _unread_expression(text, f"only Spark can analyze {strange.key}")
     columns = [node for node in nodes if isinstance(node, exp.Column)]
     alias = None
     if isinstance(tree, exp.Alias):
@@ -235,7 +235,7 @@ def expression_from_tree(text: str, tree: exp.Expr) -> Expression:
 
 
 def find_window_clauses(tree: exp.Expr) -> Iterator[WindowClause]:
-    """Yield what the functions over records in a tree go by."""
+    """Yield the clauses of the window functions in a tree."""
     for node in tree.find_all(exp.Window):
         parts = [part.unnest() for part in node.args.get("partition_by") or ()]
         columns = (part.name for part in parts if isinstance(part, exp.Column) and len(part.parts) == 1)
@@ -262,7 +262,7 @@ def _column_names(text: str, columns: list[exp.Column]) -> Iterator[ColumnName]:
 
 
 def variables_around(node: exp.Expr) -> set[str]:
-    """Return the variables of the lambdas that a node stands in."""
+    """Return the variables of the lambdas that surround a node."""
     names: set[str] = set()
     parent = node.parent
     while parent is not None:
@@ -272,17 +272,18 @@ def variables_around(node: exp.Expr) -> set[str]:
     return names
 
 
-# Clauses that bring no other names into scope. What stands in any other, Spark alone knows.
+# Clauses that bring no other names into scope. Any other clause is left to Spark.
 _CLAUSES = frozenset({"expressions", "from_", "where", "group", "having", "order", "limit", "offset", "distinct"})
 
 
 @dataclass(frozen=True, slots=True)
 class SelectParts:
-    """What is read off a SELECT that reads a table, without the table's name before its columns.
+    """The parts of a SELECT from one table, with the table's name removed from its columns.
 
-    `items` make its columns; `where` sees those of the table alone; `behind` are the expressions of group by, having
-    and order by, which see the names of the items, too. Where other tables are joined, only `qualified` is known: the
-    columns that are named as the table's, `v.city`. `mistake` is what Spark refuses whatever columns there are.
+    `items` are the selected expressions. `where` sees the columns of the table only. `behind` are the expressions of
+    group by, having and order by, which also see the aliases of the items. Where other tables are joined, only
+    `qualified` is known: the columns with the table's name, `v.city`. `mistake` is an error that Spark is certain to
+    raise, whatever columns there are.
     """
 
     items: tuple[Expression, ...] = ()
@@ -298,7 +299,7 @@ class SelectParts:
 
 
 def read_select(text: str, table: str) -> SelectParts | None:
-    """Return what is read off a SELECT of the rows of `table`; None where it reads anything else, or can't be read."""
+    """Return the parts of a SELECT from `table`, None where it reads anything else or can't be parsed."""
     tree = parse_tree(text, query=True)
     while isinstance(tree, exp.Subquery) and _nonempty_args(tree) == {"this"}:
         tree = tree.this
@@ -320,7 +321,7 @@ def _nonempty_args(node: exp.Expr) -> set[str]:
 
 
 def _alias(source: exp.Expr, table: str) -> str | None:
-    """Return the name that the columns of `table` have before them, None where the source is not the table alone."""
+    """Return the name that qualifies columns of `table`, None where the source is not the table alone."""
     if (
         not isinstance(source, exp.Table)
         or source.name.lower() != table
@@ -353,7 +354,7 @@ def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts |
 
 
 def _columns_of(tree: exp.Expr, alias: str) -> Iterator[exp.Column]:
-    """Yield the columns in a tree with the table's name before them."""
+    """Yield the columns in a tree that are qualified with the table's name."""
     for column in tree.find_all(exp.Column):
         first, *others = column.parts
         if others and first.name.lower() == alias and alias not in variables_around(column):
@@ -361,7 +362,7 @@ def _columns_of(tree: exp.Expr, alias: str) -> Iterator[exp.Column]:
 
 
 def _unqualify(column: exp.Column) -> None:
-    """Take the first part off a column's name: "v.address.city" is `address.city`, and "v.*" is `*`."""
+    """Remove the first part of a column's name: "v.address.city" becomes `address.city`, "v.*" becomes `*`."""
     _, *others = column.parts
     if isinstance(others[0], exp.Star):
         column.replace(others[0])

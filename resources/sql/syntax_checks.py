@@ -1,4 +1,4 @@
-"""What Spark is certain to refuse in an expression, whatever its grammar makes of the rest."""
+"""Errors that can be found in an expression without parsing it, and suggestions for mistyped names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONE = re.compile(r"(?:^|[(\[,])\s*(,)|(,)\s*(?:[)\]]|$)|^\s*([/%<>=|&^]+)|([-+
 
 
 def find_syntax_error(text: str) -> str:
-    """Return what is not closed, or closes nothing; "" where nothing is certainly wrong."""
+    """Return what is unbalanced or lacks an operand, "" where nothing is certainly wrong."""
     if not text.strip():
         return "it is empty"
     opened: list[str] = []
@@ -29,26 +29,26 @@ def find_syntax_error(text: str) -> str:
         if match["unclosed"]:
             mistake = f"{match['unclosed']} is not closed"
         elif match["ended"]:
-            mistake = "';' ends a statement, and it is an expression"
+            mistake = "';' ends a statement: expected an expression"
         elif match["open"]:
             opened.append(match["open"])
         elif match["close"] and (not opened or opened.pop() != _PAIRS[match["close"]]):
-            mistake = f"{match['close']!r} closes nothing"
+            mistake = f"{match['close']!r} has no opening bracket"
     if not mistake and opened:
         mistake = f"{opened[-1]!r} is not closed"
     return mistake or _find_lone_operator(_TOKEN.sub(lambda match: "''" if match["text"] else match[0], text))
 
 
 def _find_lone_operator(text: str) -> str:
-    """Return what lacks an operand in an expression without quoted texts."""
+    """Return the operator or comma that lacks an operand, in an expression without quoted text."""
     lone = _LONE.search(text)
     symbol = lone[lone.lastindex or 0] if lone else ""
     ends_in_type = ">" in symbol and "<" in text  # x::array<int>
-    return f"something is missing beside {symbol!r}" if symbol and not ends_in_type else ""
+    return f"an operand is missing next to {symbol!r}" if symbol and not ends_in_type else ""
 
 
 def nearest_names(name: str, there: Iterable[str], most: int = 3) -> tuple[str, ...]:
-    """Return the names that are most like one that is not there, the nearest first; case does not count."""
+    """Return the available names that are most similar to a missing one, the nearest first, ignoring case."""
     by_lower: dict[str, str] = {}
     for known in there:
         by_lower.setdefault(known.lower(), known)
@@ -56,6 +56,6 @@ def nearest_names(name: str, there: Iterable[str], most: int = 3) -> tuple[str, 
 
 
 def did_you_mean(name: str, there: Iterable[str]) -> str:
-    """Return "Did you mean 'spent'? ", "" where nothing is like it."""
-    alike = [repr(known) for known in nearest_names(name, there)]
-    return f"Did you mean {' or '.join(alike)}? " if alike else ""
+    """Return "Did you mean 'spent'? ", or "" where no name is similar."""
+    similar = [repr(known) for known in nearest_names(name, there)]
+    return f"Did you mean {' or '.join(similar)}? " if similar else ""

@@ -1,4 +1,8 @@
-"""What type each node of a parsed expression gives, of those of its parts; see `expression_types.py`."""
+"""The types of expressions, where they are certain: a type that is given here is the one that Spark gives.
+
+Types have Spark's simple names ("bigint", "decimal(10,2)"). Whatever no rule covers is None. A nested type or an
+interval may be known in part only: "array<…>", "map<…>", "struct<…>", "interval…".
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ Digits = tuple[int, int]
 
 
 def decimal_digits(type_: str | None) -> Digits | None:
-    """Return the digits of a decimal, and of an integer those of the decimal that it becomes beside one."""
+    """Return the digits of a decimal, or those of the decimal to which Spark casts an integer."""
     match = None if type_ is None else _DECIMAL.fullmatch(type_)
     if match is not None:
         return int(match[1]), int(match[2])
@@ -29,7 +33,7 @@ def decimal_digits(type_: str | None) -> Digits | None:
 
 
 def arithmetic_type(operator: str, one: Digits, other: Digits) -> str | None:
-    """Return the type of "Add", "Sub", "Mul", "Div" or "Mod" of two decimals."""
+    """Return the decimal type that "Add", "Sub", "Mul", "Div" or "Mod" of two decimals results in."""
     (precision, scale), (others_precision, others_scale) = one, other
     most = max(scale, others_scale)
     whole, others_whole = precision - scale, others_precision - others_scale
@@ -44,7 +48,7 @@ def arithmetic_type(operator: str, one: Digits, other: Digits) -> str | None:
 
 
 def widest_decimal(types: Iterable[str | None]) -> str | None:
-    """Return the decimal that several become together."""
+    """Return the decimal type to which several are widened together."""
     digits = [decimal_digits(type_) for type_ in types]
     known = [item for item in digits if item is not None]
     if not known or len(known) < len(digits):
@@ -54,7 +58,7 @@ def widest_decimal(types: Iterable[str | None]) -> str | None:
 
 
 def rounded_type(digits: Digits, places: int) -> str | None:
-    """Return the type of a decimal that is rounded to so many places behind the point."""
+    """Return the type of a decimal that is rounded to `places` digits after the point."""
     precision, scale = digits
     if places < 0:
         return None
@@ -109,7 +113,7 @@ def struct_type(fields: Iterable[tuple[str, str | None]]) -> str:
 
 
 def from_json_type(schema: str) -> str | None:
-    """Return what `from_json` makes by a schema of plain columns, "a INT, b STRING"."""
+    """Return the struct type that `from_json` returns for a schema of plain columns, "a INT, b STRING"."""
     try:
         return struct_type((field.name, field.type) for field in Schema.from_ddl(schema).fields)
     except SchemaMismatchError:
@@ -123,7 +127,7 @@ def _inside(type_: str | None) -> str | None:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yield what commas part, those within brackets left alone: "string", "array<int>"."""
+    """Yield the parts between commas that are not within brackets: "string", "array<int>"."""
     depth, start = 0, 0
     for at, sign in enumerate(text):
         depth += (sign in "<(") - (sign in ">)")
@@ -138,7 +142,7 @@ if TYPE_CHECKING:
 
 
 class TypeScope(Protocol):
-    """What rules ask of the expression around them: `KnownTypes`."""
+    """The interface of `KnownTypes` that the rules use."""
 
     @property
     def variables(self) -> Mapping[str, str | None]: ...
@@ -164,7 +168,7 @@ _CAST_TO = {
     "TIMESTAMPLTZ": "timestamp",
     "TIMESTAMPNTZ": "timestamp_ntz",
 }
-# What functions give whatever they are given, as far as Spark accepts it, by the names of the parser's nodes.
+# Functions that return one type whatever their arguments are, by the names of the parser's nodes.
 _RESULT_TYPES = {
     "boolean": """EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ And Or Not Is Between In Like ILike RegexpLike Escape
         Boolean StartsWith EndsWith Contains ArrayContains IsNan EqualNull Exists MapContainsKey LogicalAnd
@@ -272,7 +276,7 @@ def _whole(known: TypeScope, node: exp.Expr) -> str | None:
 
 
 def _digits(known: TypeScope, node: exp.Expr | None) -> Digits | None:
-    """Return the digits of an operand beside a decimal: an integer that is written out has those that it needs."""
+    """Return the digits of an operand next to a decimal: an integer literal has as many as it needs."""
     plain = node.this if node is not None and type(node).__name__ == "Neg" else node
     if plain is not None and _is_whole(plain):
         return len(str(int(plain.name))), 0
@@ -444,18 +448,12 @@ TYPE_RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
-# The type of an expression, where it is certain: what is called a type here is called so by Spark.
-#
-# Types are in Spark's simple spelling ("bigint", "decimal(10,2)"). Whatever is not told by a rule here is None:
-# unproven.
-# Of one that is certainly nested, or an interval, not all may be known: "array<…>", "map<…>", "struct<…>", "interval…".
-
 
 _NON_BOOLEAN = frozenset({*NUMBERS, "date", "timestamp", "timestamp_ntz", "binary"})
 
 
 def expression_type(expression: Expression, types: Mapping[str, str | None]) -> str | None:
-    """Return the type of an expression over columns of these types; None where it is not certain."""
+    """Return the type of an expression over columns of these types, None where it is uncertain."""
     known = KnownTypes(types)
     if expression.column is not None:
         return known.column(ColumnName((expression.column,)))
@@ -465,7 +463,7 @@ def expression_type(expression: Expression, types: Mapping[str, str | None]) -> 
 
 
 def referenced_types(expression: Expression, types: Mapping[str, str | None]) -> tuple[tuple[str, str | None], ...]:
-    """Return the types of the columns, and of the fields, that an expression names: all that its own depends on."""
+    """Return the types of the columns and fields that an expression references, on which its own type depends."""
     known = KnownTypes(types)
     named: dict[str, str | None] = {}
     for column in expression.columns:
@@ -476,7 +474,7 @@ def referenced_types(expression: Expression, types: Mapping[str, str | None]) ->
 
 
 def types_differ(one: str, other: str) -> bool:
-    """Whether two types are certainly not the same: of one that is not wholly known, what is known may differ."""
+    """Whether two types certainly differ, in the parts that are known of both."""
     (first, *more), (second, *others) = one.split("…"), other.split("…")
     if not more and not others:
         return one != other
@@ -484,7 +482,7 @@ def types_differ(one: str, other: str) -> bool:
 
 
 def find_non_boolean_operand(expression: Expression, types: Mapping[str, str | None]) -> tuple[str, str] | None:
-    """Return what "and", "or" or "not" take that is certainly no boolean, and its type; None where all may be."""
+    """Return the first operand of "and", "or" or "not" that is certainly not boolean, with its type, or None."""
     if expression.tree is None or expression.unread:
         return None
     from sqlglot import exp
@@ -493,7 +491,7 @@ def find_non_boolean_operand(expression: Expression, types: Mapping[str, str | N
     for node in expression.tree.find_all(exp.And, exp.Or, exp.Not):
         for operand in (node.this, node.args.get("expression")):
             kind = known.type(operand)
-            # Spark takes a text for what it says; in a lambda, a name may be a variable's.
+            # Spark casts strings to booleans; in a lambda, a name may be a variable's.
             certain = kind is not None and (kind in _NON_BOOLEAN or kind.startswith("decimal("))
             if operand is not None and certain and node.find_ancestor(exp.Lambda) is None:
                 return operand.sql("spark"), str(kind)
@@ -501,22 +499,19 @@ def find_non_boolean_operand(expression: Expression, types: Mapping[str, str | N
 
 
 class KnownTypes:
-    """Types of columns by name, whatever its case; no two names differ in case alone.
-
-    Beside them, those of the variables of lambdas, in lower case.
-    """
+    """Types of columns by name, ignoring case, and of the variables of lambdas, in lower case."""
 
     def __init__(self, types: Mapping[str, str | None], variables: Mapping[str, str | None] | None = None) -> None:
         self._types = types
         self.variables = variables or {}
-        self._by_lower: dict[str, str | None] | None = None  # made for the first name that is in no such case there
+        self._by_lower: dict[str, str | None] | None = None  # built for the first name that has no exact match
 
     def within(self, variables: Mapping[str, str | None]) -> KnownTypes:
-        """Return the same in a lambda with these variables."""
+        """Return the types within a lambda that has these variables."""
         return KnownTypes(self._types, {**self.variables, **variables})
 
     def column(self, name: ColumnName) -> str | None:
-        """Return the type of a column, or of a field that is known by its whole name."""
+        """Return the type of a column, or of a field by its full name."""
         whole = str(name)
         if whole in self._types:
             return self._types[whole]
@@ -531,12 +526,12 @@ class KnownTypes:
         return kind
 
     def type(self, node: exp.Expr | None) -> str | None:
-        """Return the type of a node of a parsed expression."""
+        """Return the type of a syntax node."""
         rule = None if node is None else TYPE_RULES.get(type(node).__name__)
         return None if rule is None or node is None else rule(self, node)
 
     def common_type(self, nodes: list[exp.Expr | None]) -> str | None:
-        """Return the type that all become that are not null: their own, or of numbers the widest."""
+        """Return the type to which Spark casts all of these nodes, nulls aside: their own, or the widest number."""
         kinds = {self.type(node) for node in nodes if node is not None} - {"void"}
         if len(kinds) == 1:
             return kinds.pop()
@@ -547,6 +542,6 @@ class KnownTypes:
         return widest_decimal(kinds)
 
     def same(self, *nodes: exp.Expr | None) -> str | None:
-        """Return the type that all of these have, None where one differs or is not known."""
+        """Return the type that all of these nodes have, None where one differs or is unknown."""
         kinds = {self.type(node) for node in nodes}
         return kinds.pop() if len(kinds) == 1 else None
