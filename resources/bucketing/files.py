@@ -1,4 +1,4 @@
-"""What a manifest says of the Parquet files of one attempt: one file a bucket, in one folder."""
+"""The Parquet files of a version or stream segment, one per bucket, as a manifest lists them and as Spark reads them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 class BucketFile:
     """One sealed Parquet file.
 
-    `size` is in bytes; `min_key` and `max_key` are JSON-able (see `encode_key`) and None where the layout has
-    no key; `digest` is the sum of the rows' hashes modulo 2**64, so it does not depend on their order (None
-    for files written without Spark); `stats` holds counters of the writer, such as superseded rows. `footer` is the
-    Parquet footer (see `pack_footer`), so that whoever looks up a key need not fetch it: None for files without a
-    key, and where a manifest would grow too large with it.
+    `size` is in bytes. `min_key` and `max_key` are in the form of `encode_key`, and None where the layout has no key.
+    `digest` is the sum of the rows' hashes modulo 2**64, so it does not depend on their order (None for files written
+    without Spark). `stats` holds counters of the writer, such as superseded rows. `footer` is the Parquet footer (see
+    `pack_footer`), which saves key lookups a request; it is None for files without a key, and where it would make the
+    manifest too large.
     """
 
     bucket: int
@@ -88,7 +88,7 @@ class Generation:
 
     @property
     def digest(self) -> int | None:
-        """What tells all its rows, whatever their order: the sum of its files' digests; None where one has none."""
+        """The digest of all rows, whatever their order: the sum of the files' digests, None where one has none."""
         if any(file.digest is None for file in self.files):
             return None
         return sum(file.digest or 0 for file in self.files) % 2**64
@@ -99,7 +99,7 @@ class Generation:
         return sum(len(file.footer or "") for file in self.files)
 
     def without_footers(self) -> Generation:
-        """Return this generation for a manifest that their footers would make too large: readers fetch them."""
+        """Return this generation without footers, which readers then fetch, to keep a manifest small."""
         return replace(self, files=tuple(replace(file, footer=None) for file in self.files))
 
     def to_json(self) -> dict[str, Any]:
@@ -121,10 +121,9 @@ class Generation:
 class BucketLayout:
     """How rows are laid out in files.
 
-    `schema` is what users see; `hidden` are the record's own columns (`__offset`, …) stored beside it, as
-    (name, Spark type). `bucket_by` are hashed into `partitions` buckets (empty: one file for all). `key` is
-    unique in the end, checked for nulls, and its range stands in the manifest; empty for streams. It may end in
-    hidden columns.
+    `schema` is what users see; `hidden` are further stored columns (`__offset`, …) as (name, Spark type). Rows are
+    hashed by `bucket_by` into `partitions` buckets (empty: one file for all). `key` has no nulls and is unique in the
+    end, and the manifest holds its range; it is empty for streams and may end in hidden columns.
     """
 
     schema: Schema
@@ -168,12 +167,12 @@ class BucketLayout:
 
 
 def bucket_file_name(bucket: int, attempt: str) -> str:
-    """Return the name under which Spark takes a file for this bucket of a bucketed table."""
+    """Return a file name from which Spark recognizes the bucket of a bucketed table."""
     return f"part-{bucket:05d}-{attempt}{bucket_file_suffix(bucket)}"
 
 
 def bucket_file_suffix(bucket: int) -> str:
-    """Return how the names of this bucket's files end, whatever their attempt."""
+    """Return the end of the names of this bucket's files, which does not depend on the attempt."""
     return f"_{bucket:05d}.c000.zstd.parquet"
 
 
@@ -183,7 +182,7 @@ def attempt_id(folder: str) -> str:
 
 
 def encode_key(values: Sequence[Any]) -> list[Any]:
-    """Return a key as JSON-able values: bytes as base64, dates and timestamps as ISO, decimals as text."""
+    """Return a key as JSON values: bytes as base64, dates and timestamps in ISO format, decimals as strings."""
     encoded: list[Any] = []
     for value in values:
         if isinstance(value, dt.datetime | dt.date):
@@ -198,12 +197,12 @@ def encode_key(values: Sequence[Any]) -> list[Any]:
 
 
 def pack_footer(tail: bytes) -> str:
-    """Return the end of a Parquet file, from its footer on, as text: compressed, in base64."""
+    """Return the end of a Parquet file, from its footer on, compressed and in base64."""
     return base64.b64encode(zlib.compress(tail, 9)).decode()
 
 
 def unpack_footer(text: str) -> bytes:
-    """Return what `pack_footer` was given. Raises MalformedDocumentError."""
+    """Return the bytes that `pack_footer` has packed. Raises MalformedDocumentError."""
     try:
         return zlib.decompress(base64.b64decode(text, validate=True))
     except (binascii.Error, zlib.error) as error:
@@ -212,13 +211,6 @@ def unpack_footer(text: str) -> bytes:
             "Restore the manifest from a backup, or roll back to the commit before.",
             document="a footer in a manifest",
         ) from error
-
-
-# One bucketed Spark table over the generations of a manifest, so that joins on its key need no exchange.
-#
-# Public SQL only: a partitioned, bucketed table in the session's in-memory catalog, one partition a
-# generation, each at its own folder. Spark lists the folders itself, so before a frame is given out the
-# files that Spark sees are compared with the manifest's.
 
 
 GENERATION_COLUMN = "__gen"
@@ -230,21 +222,25 @@ _tables_lock = threading.Lock()
 def bucketed_frame(
     spark: SparkSession, store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]
 ) -> DataFrame:
-    """Return the rows of all generations, with the column `__gen` (int), as one bucketed scan.
+    """Return the rows of all generations, with the column `__gen` (int), as one bucketed scan, so that joins on the key
+    need no exchange.
 
-    Where there is one generation, its rows come in the order of the layout's key, and Spark knows it: a join on (the
-    beginning of) the key does not sort them. `what` names the dataset or stream in errors. Raises
-    ManifestMismatchError when a folder holds another set of files than its generation lists.
+    A single generation is read in the order of the layout's key, and Spark knows it: a join on the key, or its
+    beginning, does not sort. `what` names the dataset or stream in errors. Raises ManifestMismatchError when a folder
+    holds other files than its generation lists.
+
+    The scan is a table in the session's in-memory catalog, with one partition per generation. Spark lists the folders
+    itself, so its list of files is compared with the manifest's.
     """
     wanted = [generation for generation in generations if generation.files]
     content = "|".join([store.url, layout.ddl, str(layout.partitions), *layout.bucket_by, "", *layout.key]) + "".join(
         f"|{g.id}:{g.folder}" for g in wanted
     )
     name = f"adjunct_{hashlib.sha256(content.encode()).hexdigest()[:24]}"
-    with _tables_lock:  # datasets advance in threads of one session, and any of them may drop the oldest table
+    with _tables_lock:  # datasets advance in threads of one session, each of which may drop the oldest table
         known = _tables.setdefault(spark.sparkContext.applicationId, {})
         if name in known:
-            # Used again, so it is the last to be dropped: a frame's table must be there when its plan is made.
+            # Move it to the end, to be dropped last: a frame's table must exist when the frame is planned.
             known.pop(name, None)
         else:
             _create_table(spark, store, name, layout, wanted)
@@ -267,10 +263,10 @@ def _create_table(
     clustered = ""
     if layout.bucket_by:
         columns = ", ".join(quote_name(column) for column in layout.bucket_by)
-        ordered = ", ".join(quote_name(column) for column in layout.key)  # what the writer has checked of each file
+        ordered = ", ".join(quote_name(column) for column in layout.key)  # the writer has checked each file
         sorted_by = f" SORTED BY ({ordered})" if ordered else ""
         clustered = f" CLUSTERED BY ({columns}){sorted_by} INTO {layout.partitions} BUCKETS"
-    # Nothing is ever at the root: rows are in the partitions. Without any, the scan is empty and bucketed still.
+    # The root is always empty: rows are in the partitions. Without any, the scan is empty but still bucketed.
     root = quote_text(store.spark_uri(generations[0].folder if generations else "_adjunct"))
     spark.sql(
         f"CREATE TABLE IF NOT EXISTS {name} ({layout.ddl}, `{GENERATION_COLUMN}` INT) USING parquet "
@@ -294,22 +290,20 @@ def _check_files(spark: SparkSession, name: str, what: str, generations: Sequenc
     if listed != seen:
         missing, stray = sorted(listed - seen), sorted(seen - listed)
         raise ManifestMismatchError(
-            f"{what}: the manifest lists {len(listed)} files, Spark sees {len(seen)}"
+            f"{what}: the manifest lists {len(listed)} files, Spark found {len(seen)}"
             f"{'; missing: ' + ', '.join(missing[:3]) if missing else ''}"
             f"{'; not listed: ' + ', '.join(stray[:3]) if stray else ''}.",
-            "Remove what is not listed, or restore what is missing; nothing was read.",
+            "Remove files that are not listed, or restore missing ones. Nothing was read.",
             key=keys[missing[0]] if missing else stray[0],
         )
 
 
-# Files that were written when a layout had fewer or narrower columns, read as it is now.
-#
-# Only layouts with hidden columns, those of streams and of change streams' tables, outlive their files' columns: a
-# version of a bounded dataset is written at once. Keys never change.
-
-
 def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:
-    """Return why columns can't be read as those of the layout, "" where they can."""
+    """Return why stored columns can't be read as those of the layout, "" where they can.
+
+    Files may have fewer or narrower columns than the layout of today if it has hidden columns, as those of streams and
+    of unbounded datasets. A version of a bounded dataset is written at once. Keys never change.
+    """
     wanted = layout.arrow_schema()
     if stored.remove_metadata().equals(wanted):
         return ""
@@ -324,9 +318,9 @@ def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:
 
 
 def conform_to_layout(table: pa.Table, layout: BucketLayout) -> pa.Table:
-    """Return rows with the columns of the layout: added ones are null, widened ones cast.
+    """Return rows with the columns of the layout: added columns are null, widened ones cast.
 
-    Raises pyarrow's ArrowInvalid for columns that can't be read so.
+    Raises pyarrow's ArrowInvalid for columns that can't be converted.
     """
     import pyarrow as pa
 

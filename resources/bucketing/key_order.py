@@ -1,4 +1,4 @@
-"""The order of a sealed file's rows: ascending by key. Look-ups search in it, and joins take it instead of sorting."""
+"""The order of rows in a sealed file: ascending by key. Lookups search in it, and joins use it instead of sorting."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: pa.Table) -> None:
-    """Raise ManifestMismatchError unless keys ascend within `rows`, and from `last`, the row before them.
+    """Raise ManifestMismatchError unless keys ascend within `rows` and from `last`, the row before them.
 
-    Keys have no nulls; equal ones may stand next to each other.
+    Keys have no nulls; equal keys may be adjacent.
     """
     if not key:
         return
@@ -26,12 +26,12 @@ def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: 
     if any(pc.any(_descends(key, before, after)).as_py() for before, after in pairs):
         raise ManifestMismatchError(
             f"{what}: rows reached their file in another order than that of {', '.join(key)}.",
-            "Nothing was committed. Report this with the physical plan.",
+            "Nothing was committed. Report this as a bug, with the physical plan.",
         )
 
 
 def _descends(key: Sequence[str], before: pa.Table, after: pa.Table) -> Any:
-    """Return for each pair of rows whether the first one's key is the greater."""
+    """Return for each pair of rows whether the first key is greater."""
     import pyarrow.compute as pc
 
     greater = equal = None

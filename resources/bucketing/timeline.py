@@ -1,6 +1,6 @@
-"""Rows over time, as they are written: told where each one ends, and rid of what lies before the history's edge.
+"""Writes rows over time: gives each row its end, and prunes rows that ended before the history begins.
 
-The rows of one key stand next to each other in the order of `__valid_from`, each moment once:
+The rows of a key are adjacent and in the order of `__valid_from`, each moment once:
 
     key  valid_from  tombstone      valid_to  first
     a    1           no             4         yes
@@ -8,7 +8,8 @@ The rows of one key stand next to each other in the order of `__valid_from`, eac
     a    9           no             -         no      valid now
     b    2           no             -         yes
 
-Where the edge is 5, a's first row goes: it had ended before. Its second one, valid at the edge, becomes the first.
+If the history begins at 5 (its edge), a's first row is pruned, because it ended before. Its second one becomes the
+first.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _TOMBSTONE = "__tombstone"
 
 @dataclass(frozen=True, slots=True)
 class TimelineOptions:
-    """How rows over time are written; all moments are microseconds since the epoch.
+    """How rows over time are written. All moments are microseconds since the epoch.
 
-    `told` says in each row where it ends, and which is its key's first; else both stay null, as in a delta. With it
-    rows that ended at or before `edge` go, and keys whose last row is a tombstone at or below `forget`. Rows below
-    `newest` are counted: they correct the past.
+    `told` fills in each row's end and whether it is its key's first; otherwise both stay null, as in a delta. With it,
+    rows that ended at or before `edge` are pruned, and keys whose last row is a tombstone at or before `forget`. Rows
+    before `newest` are counted as corrections of the past.
     """
 
     told: bool = False
@@ -42,7 +43,7 @@ class TimelineOptions:
 
 
 class Timeline:
-    """Takes a file's rows batch by batch, in order and each moment of a key once; gives them as they are stored."""
+    """Converts a file's rows, batch by batch and in order, to the form in which they are stored."""
 
     def __init__(self, key: tuple[str, ...], options: TimelineOptions) -> None:
         self._key, self._options = key, options
@@ -52,7 +53,7 @@ class Timeline:
         self._forgotten_to: int | None = None
 
     def take(self, batch: pa.Table) -> pa.Table:
-        """Return the rows that are done: where ends are told, all but the last, which waits for what comes after it."""
+        """Return the rows that can be written: if ends are filled in, all but the last, whose end the next row tells."""
         import pyarrow as pa
 
         if self._options.newest is not None:
@@ -64,12 +65,12 @@ class Timeline:
         return self._told(rows, rows.num_rows - 1)
 
     def rest(self) -> pa.Table | None:
-        """Return the row that waits, once nothing comes after it; None where there is none."""
+        """Return the last row, once no more rows come, or None."""
         held, self._held = self._held, None
         return None if held is None else self._told(held, 1)
 
     def stats(self) -> dict[str, Any]:
-        """Return what was counted, as a file's facts have it; `current` are the rows that are entries now."""
+        """Return the counters for the file's facts; `current` counts the rows that are valid now."""
         counts = {"corrections": self._corrections, "pruned": self._pruned, "forgotten": self._forgotten}
         counts = {name: count for name, count in counts.items() if count}
         if self._forgotten_to is not None:
@@ -79,7 +80,7 @@ class Timeline:
         )
 
     def _told(self, rows: pa.Table, count: int) -> pa.Table:
-        """Return the first `count` of these rows, told; one more may follow, which is the next."""
+        """Return the first `count` rows with their ends, without pruned ones; `rows` may have one more, the next."""
         import numpy as np
         import pyarrow as pa
 
@@ -91,7 +92,7 @@ class Timeline:
         tombstones = rows.column(_TOMBSTONE).slice(0, count).to_numpy().astype(bool)
         if self._options.forget is not None:
             kept &= ~self._forgettable(kept, same, tombstones, begins[:count])
-        # What follows a row of its key that stays is not the key's first.
+        # A row that follows a kept row of its key is not the key's first.
         first = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[:count] if count else kept
         if count:
             self._follows_kept = bool(same[-1] and kept[-1])
@@ -100,7 +101,7 @@ class Timeline:
         return told if kept.all() else told.filter(pa.array(kept))
 
     def _forgettable(self, kept: Any, same: Any, tombstones: Any, begins: Any) -> Any:
-        """Return which rows are deletions that may be forgotten: alone of their key, and long enough ago."""
+        """Return which rows are deletions that may be dropped: the only row of their key, and old enough."""
         import numpy as np
 
         alone = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[: len(kept)]
@@ -113,7 +114,7 @@ class Timeline:
 
 
 def _with_ends(rows: pa.Table, ends: Any, first: Any) -> pa.Table:
-    """Return the rows with these in the columns that say where they end, and which are first."""
+    """Return the rows with these values as `__valid_to` and `__first`."""
     for name, values in ((VALID_TO, ends), (IS_FIRST, first)):
         there = name in rows.column_names
         rows = (

@@ -1,6 +1,6 @@
-"""Schemas by Spark's simple type names, translated to Arrow and Spark only when asked.
+"""Schemas with Spark's simple type names, and the conversion of Arrow data to them without loss.
 
-A schema is stored as a list of {"name", "type"}; neither Spark nor Arrow is imported to read one.
+A schema is stored as a list of {"name", "type"}; reading one imports neither Spark nor Arrow.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _KEY_TYPES = frozenset({"string", "tinyint", "smallint", "int", "bigint", "date"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One column: its name and its Spark simple type name (`bigint`, `decimal(10,2)`, …).
+    """A column: its name and its Spark simple type name (`bigint`, `decimal(10,2)`, …).
 
-    Values of a `sensitive` one are not told in errors; two fields that differ in that only are equal.
+    Errors do not show values of a `sensitive` column. Fields that differ only in that are equal.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Field:
         if not isinstance(self.name, str) or not self.name or self.name.startswith("__"):
             raise SchemaMismatchError(
                 f"column name {self.name!r} can't be used: expected a name that does not begin with '__', "
-                "which is kept for the record's own position and marks.",
+                "which is reserved for the record's position and marks.",
                 "Rename the column.",
                 column=self.name,
             )
@@ -77,7 +77,7 @@ class Schema:
         twice = repeated_names(field.name.lower() for field in self.fields)  # Spark's names ignore case
         if twice:
             raise SchemaMismatchError(
-                f"columns {twice} stand twice in a schema.", "Rename one of each.", column=twice[0]
+                f"columns {twice} occur twice in a schema.", "Rename one of each.", column=twice[0]
             )
 
     @classmethod
@@ -94,7 +94,7 @@ class Schema:
         return name in self._by_name
 
     def field(self, name: str, what: str = "schema") -> Field:
-        """Return the field of this name; `what` says in the error whose schema it is."""
+        """Return the field of this name; `what` names the schema in the error."""
         if name in self._by_name:
             return self._by_name[name]
         raise SchemaMismatchError(
@@ -106,7 +106,7 @@ class Schema:
         return Schema(tuple(self.field(name, what) for name in names))
 
     def with_sensitive(self, *names: str) -> Schema:
-        """Return the same columns, of which these hold what errors must not tell: `***` stands for their values."""
+        """Return the same columns with these marked as sensitive, whose values errors show as `***`."""
         for name in names:
             self.field(name)
         return Schema(tuple(replace(field, sensitive=field.sensitive or field.name in names) for field in self.fields))
@@ -118,14 +118,14 @@ class Schema:
 
     @classmethod
     def from_ddl(cls, text: str, what: str = "schema") -> Schema:
-        """Return the columns of DDL like Spark's: "tailnum STRING, `seats` INT"; `what` says in errors whose."""
+        """Return the columns in DDL like Spark's, "tailnum STRING, `seats` INT"; `what` names the schema in errors."""
         fields, at, end = [], 0, len(text.rstrip())
         while at < end:
             match = _COLUMN.match(text, at)
             if match is None:
                 raise SchemaMismatchError(
-                    f"{what}: the columns {text!r} can't be read at {text[at : at + 30].strip()!r}: expected name and "
-                    "type, separated by commas.",
+                    f"{what}: the columns {text!r} can't be parsed at {text[at : at + 30].strip()!r}: expected name "
+                    "and type, separated by commas.",
                     'Write them like "tailnum STRING, seats INT, price DECIMAL(10,2)".',
                 )
             fields.append(Field((match[1] or "").replace("``", "`") or match[2], match[3]))
@@ -156,7 +156,7 @@ class Schema:
         return ", ".join(f"{quote_name(field.name)} {field.type.upper()}" for field in self.fields)
 
     def difference(self, other: Schema) -> str:
-        """Return in words what `other` has otherwise ("" when the two are equal)."""
+        """Return a description of how `other` differs, "" if the two are equal."""
         mine = {field.name: field.type for field in self.fields}
         theirs = {field.name: field.type for field in other.fields}
         parts = [f"{name} is missing" for name in mine if name not in theirs]
@@ -186,7 +186,7 @@ class Schema:
 
 
 def repeated_names(names: Iterable[str]) -> list[str]:
-    """Return the names that are there more than once, sorted."""
+    """Return the names that occur more than once, sorted."""
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
@@ -194,11 +194,11 @@ _WHOLE = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 
 
 def is_widening(narrow: str, wide: str) -> bool:
-    """Whether every value of the first type is exactly one of the second, and Spark reads files of it as the second.
+    """Whether every value of the first type is exactly a value of the second, as which Spark can read its files.
 
-    Whole numbers into longer ones, float into double, decimals into ones with as many or more digits on both sides
-    of the point; whole numbers up to int also into double, and into decimals with room for them: 10 digits before
-    the point, 20 for bigint, as Spark asks for.
+    These are: integers to longer ones, float to double, decimals to decimals with at least as many digits on both sides
+    of the point; integers up to int also to double; and integers to decimals with 10 digits before the point, or 20 for
+    bigint, as Spark demands.
     """
     if narrow == wide:
         return True
@@ -215,7 +215,7 @@ def is_widening(narrow: str, wide: str) -> bool:
 
 
 def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
-    """Refuse key columns that can't be compared exactly."""
+    """Raise SchemaMismatchError for key columns whose type can't be compared exactly."""
     for name in columns:
         kind = schema.field(name, what).type
         if kind not in _KEY_TYPES and not _DECIMAL.fullmatch(kind):
@@ -277,7 +277,7 @@ def _type_from_arrow(field: pa.Field) -> str:
 
 
 RowLabel: TypeAlias = Callable[[int], tuple[str, dict[str, Any]]]
-"""How errors call a row, in words and in their fields."""
+"""Returns how errors name a row: in their text, and in their fields."""
 
 
 def _row_label(row: int) -> tuple[str, dict[str, Any]]:
@@ -285,10 +285,11 @@ def _row_label(row: int) -> tuple[str, dict[str, Any]]:
 
 
 def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = _row_label) -> pa.Table:
-    """Return `table` with exactly the schema's columns and Arrow types, or say what does not fit, and in which row.
+    """Return `table` with exactly the schema's columns and Arrow types.
 
-    Widening and dictionary decoding are done; anything that would lose a value is refused, and so is text where
-    numbers belong (Arrow would parse it) and a timestamp without a zone (Arrow would take it for UTC).
+    Types are widened and dictionaries decoded. Raises SchemaMismatchError, with the row, for a value that would be
+    changed, and for columns of another kind: strings for numbers (which Arrow would parse), timestamps without a zone
+    (which Arrow would take as UTC).
     """
     import pyarrow as pa
 
@@ -308,12 +309,12 @@ def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = 
         column = table.column(field.name)
         if not is_same_family(column.type, arrow_type(field.type)):
             raise SchemaMismatchError(
-                f"{what}: column {field.name!r} holds {column.type} where the schema says {field.type}.",
+                f"{what}: column {field.name!r} is {column.type}, but the schema declares {field.type}.",
                 _time_zone_advice(field.name)
                 if pa.types.is_timestamp(column.type) and field.type == "timestamp"
-                else f"Cast it, as in pandas df[{field.name!r}].astype('Int64'), which keeps what is missing."
+                else f"Cast it, as in pandas df[{field.name!r}].astype('Int64'), which keeps missing values."
                 if pa.types.is_floating(column.type) and pa.types.is_integer(arrow_type(field.type))
-                else "Cast the column before, so that it is seen what becomes of odd values.",
+                else "Cast the column before you send it.",
                 column=field.name,
             )
         columns.append(cast_column(column, field.name, field.type, what, place, sensitive=field.sensitive))
@@ -323,7 +324,7 @@ def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = 
 def cast_column(
     column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel = _row_label, *, sensitive: bool = False
 ) -> pa.ChunkedArray:
-    """Return a column in the declared type. Raises SchemaMismatchError for the row whose value would lose something."""
+    """Return a column cast to the declared type. Raises SchemaMismatchError for the first value that would change."""
     import pyarrow as pa
 
     try:
@@ -337,7 +338,7 @@ def cast_column(
 def _misfit_error(
     column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel, error: Exception, *, sensitive: bool
 ) -> SchemaMismatchError:
-    """Return the error for a column of which a value does not fit into the declared type."""
+    """Return the error for a column with a value that does not fit its declared type."""
     import pyarrow as pa
 
     if pa.types.is_timestamp(column.type) and (found := first_unreadable(pa.table([column], [name]))) is not None:
@@ -352,18 +353,18 @@ def _misfit_error(
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             count = half
     words, about = place(start)
-    said = "" if sensitive else f" ({str(error).splitlines()[0]})"
+    reason = "" if sensitive else f" ({str(error).splitlines()[0]})"
     return SchemaMismatchError(
-        f"{what}: column {name!r} holds {column.type} where the schema says {kind}, and its value of "
-        f"{words} does not fit{said}.",
-        _rounding_advice(name) if _is_ns(column.type) else "Cast the column, or mend the record that does not fit.",
+        f"{what}: column {name!r} is {column.type}, but the schema declares {kind}, and its value in {words} does not "
+        f"fit{reason}.",
+        _rounding_advice(name) if _is_ns(column.type) else "Cast the column, or correct the record.",
         column=name,
         **about,
     )
 
 
 def is_same_family(given: pa.DataType, expected: pa.DataType) -> bool:
-    """Whether values of the first type may become ones of the second, as far as each of them fits."""
+    """Whether values of the first type may be cast to the second, as long as each of them fits."""
     import pyarrow.types as t
 
     if t.is_dictionary(given):
@@ -400,56 +401,56 @@ def _rounding_advice(name: str) -> str:
 
 def _time_zone_advice(name: str) -> str:
     return (
-        f"A time without its zone could be any of a day's: say which, as in pandas df[{name!r}].dt.tz_localize('UTC'), "
-        f"or in Arrow pyarrow.compute.assume_timezone(table[{name!r}], 'UTC')."
+        f"Set its time zone, as in pandas df[{name!r}].dt.tz_localize('UTC'), or in Arrow "
+        f"pyarrow.compute.assume_timezone(table[{name!r}], 'UTC')."
     )
 
 
 def incompatible_changes(
     stored: Schema, declared: Schema, fixed: Iterable[str] = (), what: str = "the key"
 ) -> list[str]:
-    """Return in words which changes stored rows can't be read with; none for columns that are only added or widened.
+    """Return descriptions of the changes that make stored rows unreadable: all but added and widened columns.
 
-    The types of `fixed`, the columns of `what`, never change.
+    The types of `fixed`, the columns of `what`, may not change at all.
     """
     now = {field.name: field.type for field in declared.fields}
     called = {name.lower(): name for name in now}
-    refused = []
+    changes = []
     for field in stored.fields:
         name, was, kind = field.name, field.type, now.get(field.name)
         if kind is None and name.lower() in called:
-            refused.append(f"{name} ({was}) is called {called[name.lower()]}")
+            changes.append(f"{name} ({was}) is renamed to {called[name.lower()]}")
         elif kind is None:
-            refused.append(f"{name} ({was}) is removed")
+            changes.append(f"{name} ({was}) is removed")
         elif kind != was and name in fixed:
-            refused.append(f"{name} is {kind}, was {was}, and is a column of {what}, which never changes")
+            changes.append(f"{name} is {kind}, was {was}, and is a column of {what}, which can't change")
         elif not is_widening(was, kind):
-            refused.append(f"{name} is {kind}, was {was}, whose values do not all fit")
-    return refused
+            changes.append(f"{name} is {kind}, was {was}, whose values do not all fit")
+    return changes
 
 
 def evolve_schema(stored: Schema, declared: Schema) -> Schema:
-    """Return the stored columns in their order with the declared types, then those that were added.
+    """Return the stored columns in their order with the declared types, then the added ones.
 
-    What is sensitive in one of the two stays so.
+    Columns that are sensitive in either schema stay so.
     """
     names = [*stored.names, *(name for name in declared.names if name not in stored)]
     return declared.select(names).with_sensitive(*stored.sensitive)
 
 
 def to_exact_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
-    """Return the values in this type. Raises what Arrow raises, and ValueError for a value that would lose something.
+    """Return the values as an Arrow array of this type, without loss.
 
-    Arrow makes 2 of 2.5 where whole numbers are asked for, a day of a time of that day, a time in UTC of one without a
-    zone or with nanoseconds, days and times of numbers, and infinity of a number that is too large for 32 bits. That a
-    float has fewer digits than a double is what its type says. What pandas and NumPy have for a missing value (NaT, NA)
-    is null.
+    Raises what Arrow raises, and ValueError for values that Arrow would convert with loss: fractions to integers, times
+    to dates, times without a zone or with nanoseconds to timestamps in UTC, numbers to dates and times, and numbers
+    beyond 32 bits to an infinite float. Rounding a double to a float is no loss. The missing values of pandas and NumPy
+    (NaT, NA) become null.
     """
     return build_without_missing(lambda present: _exact(present, kind), values)
 
 
 def build_without_missing(make: Callable[[Sequence[Any]], pa.Array], values: Sequence[Any]) -> pa.Array:
-    """Return what `make` makes of the values; where it fails, of the values with None for NaT and NA, in lists too."""
+    """Return `make(values)`. If that fails, replace NaT and NA by None, also in lists, and try again."""
     import pyarrow as pa
 
     try:
@@ -462,7 +463,7 @@ def build_without_missing(make: Callable[[Sequence[Any]], pa.Array], values: Seq
 
 
 def _without_missing(values: Sequence[object]) -> list[object] | None:
-    """Return the values with None for what is missing; None where nothing is."""
+    """Return the values with None for each that is missing, or None if none is."""
     found = False
 
     def present(value: object) -> object:
@@ -478,7 +479,7 @@ def _without_missing(values: Sequence[object]) -> list[object] | None:
 
 
 def is_missing(value: object) -> bool:
-    """Whether it is NaT or NA, as pandas and NumPy have it; neither is imported to tell."""
+    """Whether a value is NaT or NA of pandas or NumPy; neither is imported."""
     name = type(value).__name__
     return name in ("NaTType", "NAType") or (name == "datetime64" and value != value)  # noqa: PLR0124
 
@@ -499,7 +500,7 @@ def _exact(values: Sequence[object], kind: pa.DataType) -> pa.Array:
         if is_kind(kind):
             check(values, array)
     for value in unreadable_values(array).values():  # 9999-12-31 23:00 of a zone may be the next day in UTC
-        raise ValueError(f"{value} is no date of Python: {YEARS}")
+        raise ValueError(f"{value} is not a date that Python can hold: {YEARS}")
     return array
 
 
@@ -507,21 +508,21 @@ def _check_whole(values: Sequence[object], array: pa.Array) -> None:
     if any(value is not None and type(value) is not int for value in values):
         for value, kept in zip(values, array.to_pylist(), strict=True):
             if value is not None and value != kept:
-                raise ValueError(f"{value} is no whole number")
+                raise ValueError(f"{value} is not a whole number")
 
 
 def _check_days(values: Sequence[object], array: pa.Array) -> None:
     for value in map(_as_python, values):
         if isinstance(value, datetime) and value.time() != time():
-            raise ValueError(f"{value} is a time, and no day")
+            raise ValueError(f"{value} is a time, not a date")
         if value is not None and not isinstance(value, date):
-            raise ValueError(f"{value} is no day")
+            raise ValueError(f"{value} is not a date")
 
 
 def _check_times(values: Sequence[object], array: pa.Array) -> None:
     for value in map(_as_python, values):
         if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
-            raise ValueError(f"{value} is no time with a zone")
+            raise ValueError(f"{value} is not a time with a time zone")
         if getattr(value, "nanosecond", 0):  # of pandas
             raise ValueError(f"{value} is finer than microseconds")
 
@@ -543,20 +544,16 @@ def _as_python(value: object) -> object:
     return value.as_py() if isinstance(value, pa.Scalar) else value
 
 
-# Single values as Parquet stores them: whole numbers and bytes, which compare and hash without Arrow.
-#
-# Their order is the order of the values themselves, and Spark's: texts by their UTF-8 bytes, decimals of one type
-# by their unscaled number.
-
-
 Plain = int | bytes
+"""A value as Parquet stores it, which compares and hashes without Arrow. Plain values are ordered as in Spark: strings
+by their UTF-8 bytes, decimals of one type by their unscaled number."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _FIRST_DAY = _EPOCH.date().toordinal()
 _EXACT = Context(prec=76)
 
 
 def plain_converter(kind: str) -> Callable[[Any], Plain]:
-    """Return what turns a value of this Spark type name into its stored form.
+    """Return a function that converts a value of this Spark type to its plain form.
 
     string: UTF-8 bytes; binary: itself; integers and booleans: themselves; date: days, timestamp: microseconds,
     both since 1970 in UTC; decimal: the unscaled number.
@@ -568,7 +565,7 @@ def plain_converter(kind: str) -> Callable[[Any], Plain]:
 
 
 def parse_decimal_type(kind: str) -> tuple[int, int]:
-    """Return precision and scale of `decimal(p,s)`."""
+    """Return the precision and scale of `decimal(p,s)`."""
     precision, _, scale = kind.removeprefix("decimal(").rstrip(")").partition(",")
     return int(precision), int(scale)
 

@@ -1,7 +1,7 @@
-"""Values that Arrow holds and Python does not: dates outside the years 1 to 9999, and text that is not UTF-8.
+"""Values that Arrow can hold and Python can't: dates outside the years 1 to 9999, and strings that are not UTF-8.
 
-Whoever wrote one could not read it again, so every door refuses them: `first_unreadable` where all are refused with it,
-`unreadable` where the others go on.
+They could be written but not read again, so every entry point rejects them: with `first_unreadable` where the whole
+table is rejected, with `unreadable_values` where the other rows are kept.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _MAX_CHARS = 100
 
 
 def unreadable_values(column: pa.Array | pa.ChunkedArray, errors: Errors = "backslashreplace") -> dict[int, Any]:
-    """Return the values of a column that Python does not have, by row, as `readable_value` gives them.
+    """Return the values of a column that Python can't hold, by row, in the form of `readable_value`.
 
-    Nearly always there is none. Arrow's own functions look; rows are searched only where a column holds such a value.
+    The usual case, that there are none, is found by Arrow's functions without a search of the rows.
     """
     if not _has_unreadable(column):
         return {}
@@ -36,7 +36,7 @@ def unreadable_values(column: pa.Array | pa.ChunkedArray, errors: Errors = "back
 
 
 def readable_values(column: pa.Array | pa.ChunkedArray, errors: Errors = "backslashreplace") -> list[Any]:
-    """Return a column's values as `readable_value` gives them: as Arrow does, where Python has them all."""
+    """Return a column's values as Python objects, in the form of `readable_value`."""
     if _has_unreadable(column):
         return [readable_value(value, errors) for value in column]
     values: list[Any] = column.to_pylist()
@@ -45,7 +45,7 @@ def readable_values(column: pa.Array | pa.ChunkedArray, errors: Errors = "backsl
 
 @dataclass(frozen=True, slots=True)
 class UnreadableValue:
-    """A value that Python does not have: its column and row, the value as text, and what is expected in its place."""
+    """A value that Python can't hold: its column and row, the value as text, and the rule that it violates."""
 
     column: str
     row: int
@@ -54,27 +54,27 @@ class UnreadableValue:
 
     @property
     def next_step(self) -> str:
-        """What to do about it where records come from."""
+        """What the producer of the records can do about it."""
         return {
-            YEARS: "Write the date that is meant, or null where there is none; 9999-12-31 is the last one.",
-            UTF8: "Decode it by its own character set first, as in data.decode('cp1252'), or declare it as binary.",
-        }.get(self.rule, "Correct the value, or write null in its place.")
+            YEARS: "Write the intended date, at most 9999-12-31, or null.",
+            UTF8: "Decode it with its own character set first, as in data.decode('cp1252'), or declare it as binary.",
+        }.get(self.rule, "Correct the value, or write null instead.")
 
     def problem(self, place: str = "", *, hidden: bool = False) -> str:
-        """Return what is wrong, `place` is where its row is; `hidden` values are not told."""
+        """Return a description of the problem; `place` is the location of the row, `hidden` masks the value."""
         value = "***" if hidden else self.text
         return (
             f"column {self.column!r}{f' of {place}' if place else ''} is {value}, which Python can't hold: {self.rule}"
         )
 
     def error(self, what: str, place: str, *, hidden: bool = False, **about: Any) -> SchemaMismatchError:
-        """Return the error for it, `about` what else is known."""
+        """Return the error for this value, with `about` as further fields."""
         problem = self.problem(place, hidden=hidden)
         return SchemaMismatchError(f"{what}: {problem}.", self.next_step, column=self.column, **about)
 
 
 def first_unreadable(records: pa.Table | pa.RecordBatch, names: Iterable[str] | None = None) -> UnreadableValue | None:
-    """Return the first value of these columns, or of all, that Python does not have."""
+    """Return the first value of these columns, or of all, that Python can't hold, or None."""
     for place, name in enumerate(records.schema.names) if names is None else ((name, name) for name in names):
         column = records.column(place)
         if _has_unreadable(column):
@@ -86,12 +86,12 @@ def first_unreadable(records: pa.Table | pa.RecordBatch, names: Iterable[str] | 
 
 
 def expected_values(kind: str) -> str:
-    """Return what is expected of values of this Spark type, one of CHECKED_TYPES."""
+    """Return the rule for values of this Spark type, one of CHECKED_TYPES."""
     return UTF8 if kind == "string" else YEARS
 
 
 def _expected_of_arrow_type(kind: pa.DataType) -> str:
-    """Return what is expected of values of this type."""
+    """Return the rule for values of this Arrow type."""
     import pyarrow.types as t
 
     kind = kind.value_type if t.is_dictionary(kind) else kind
@@ -101,9 +101,9 @@ def _expected_of_arrow_type(kind: pa.DataType) -> str:
 
 
 def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> Any:
-    """Return a value as Python has it; a date or text that Python does not have as text, in nested values too.
+    """Return a value as a Python object; a date or string that Python can't hold as text, also in nested values.
 
-    Bytes that are not UTF-8 are escaped in it, or with "replace" a U+FFFD stands for them, as Java has it.
+    Bytes that are not UTF-8 are escaped, or with "replace" become U+FFFD, as in Java.
     """
     import pyarrow as pa
     import pyarrow.types as t
@@ -125,7 +125,7 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
 
 
 def unreadable_condition(value: str, kind: str) -> str:
-    """Return Spark SQL: whether a value of this type, one of CHECKED_TYPES, is one that Python does not have."""
+    """Return the Spark SQL condition that a value of this type, one of CHECKED_TYPES, is one that Python can't hold."""
     if kind == "string":
         return f"NOT is_valid_utf8({value})"
     count, (least, most) = ("unix_date", DAYS) if kind == "date" else ("unix_micros", MICROS)
@@ -133,7 +133,7 @@ def unreadable_condition(value: str, kind: str) -> str:
 
 
 def format_spark_date(text: str) -> str:
-    """Return a date or timestamp that numpy wrote as Spark writes it: a sign before long years, no needless zeros."""
+    """Return a date or timestamp of NumPy in Spark's format: a sign before long years, no trailing zeros."""
     sign, digits = ("-", text[1:]) if text.startswith("-") else ("", text)
     day, _, time = digits.partition("T")
     year, _, rest = day.partition("-")
@@ -143,7 +143,7 @@ def format_spark_date(text: str) -> str:
 
 
 def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
-    """Whether Python lacks one of these values."""
+    """Whether the column has a value that Python can't hold."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.types as t
@@ -166,7 +166,7 @@ def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
         return _has_unreadable(column.dictionary_decode())
     if t.is_struct(kind):
         return any(map(_has_unreadable, column.flatten()))
-    if t.is_map(kind):  # Arrow flattens no maps
+    if t.is_map(kind):  # Arrow can't flatten maps
         column = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
         return _has_unreadable(column.flatten())
     return bool(t.is_nested(kind)) and _has_unreadable(column.flatten())
@@ -180,7 +180,7 @@ def _bounds(kind: pa.DataType) -> tuple[int, int]:
 
 
 def _unreadable_rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
-    """Return the rows of a column whose values Python does not have."""
+    """Return the rows of a column whose values Python can't hold."""
     import numpy as np
     import pyarrow.compute as pc
     import pyarrow.types as t
@@ -196,7 +196,7 @@ def _unreadable_rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
 
 
 def _search_by_halves(column: pa.Array | pa.ChunkedArray, start: int, count: int) -> Iterable[int]:
-    """Yield the rows with such a value, by halves: few of many rows are looked at alone."""
+    """Yield the rows with such a value by bisection, so that few rows are checked one by one."""
     if not _has_unreadable(column.slice(start, count)):
         return
     if count == 1:

@@ -448,7 +448,6 @@ TYPE_RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
-
 _NON_BOOLEAN = frozenset({*NUMBERS, "date", "timestamp", "timestamp_ntz", "binary"})
 
 
