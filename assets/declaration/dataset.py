@@ -1,8 +1,7 @@
-"""What an adjunct dataset is, said once: name, source stream, key and how it is spread.
+"""The declaration of an adjunct dataset: its name, input, key and partitioning.
 
-A specification is a pure declaration: making one reads nothing and writes nothing. Kinds: a
-*bounded* dataset arrives in versions, each closed by end-of-dataset markers; an
-*unbounded* one follows a change stream. Both after SAMZA-1278.
+Declaring a dataset reads and writes nothing. There are two kinds (SAMZA-1278): a *bounded* dataset arrives in versions,
+each closed by end-of-dataset markers; an *unbounded* one follows a change stream.
 """
 
 from __future__ import annotations
@@ -26,7 +25,16 @@ from dagster_adjunct.assets.declaration.policies import (
     check_validators,
 )
 from dagster_adjunct.assets.declaration.sources import Input, OwnedBy, QuerySource
-from dagster_adjunct.resources.common import CodeLine, check_name, find_calling_line, split_stream_name
+from dagster_adjunct.resources.common import (
+    CodeLine,
+    argument_error,
+    check_bool,
+    check_choice,
+    check_name,
+    check_whole_number,
+    find_calling_line,
+    split_stream_name,
+)
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types, repeated_names
 
@@ -42,12 +50,12 @@ def bucket_columns(
     partition_by: str | Sequence[str] | None,
     broadcast: bool,
 ) -> tuple[str, ...]:
-    """Return the columns that choose the bucket: the whole key unless given, none of a broadcast copy."""
+    """Return the columns that determine the bucket: by default the whole key, none for a broadcast copy."""
     if broadcast == (partitions is not None):
         given = "both partitions and broadcast=True" if broadcast else "neither partitions nor broadcast=True"
         raise ConfigurationError(
             f"dataset {name!r} has {given}: expected exactly one.",
-            "Write partitions=N to spread it by key, or broadcast=True for one copy on every task.",
+            "Write partitions=N to partition it by key, or broadcast=True for one copy on every task.",
             argument="partitions",
             dataset=name,
         )
@@ -57,18 +65,19 @@ def bucket_columns(
 
 
 def to_name_tuple(value: str | Sequence[str]) -> tuple[str, ...]:
-    """Return names given as one text or several."""
+    """Return one name or several as a tuple."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 
 def to_description_pairs(name: str, given: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    """Return the columns' descriptions as a declaration keeps them."""
+    """Return the columns' descriptions as pairs, which make the declaration hashable."""
     if given is None:
         return ()
     if not isinstance(given, Mapping) or not all(isinstance(text, str) for text in given.values()):
-        raise ConfigurationError(
-            f"dataset {name!r} has column_descriptions={given!r}: expected a text for each column.",
-            'Write {"seats": "Seats, as the manufacturer tells", …}.',
+        raise argument_error(
+            f"dataset {name!r} has column_descriptions={given!r}",
+            "a mapping from column to text",
+            'Write {"seats": "Number of seats", …}.',
             argument="column_descriptions",
             dataset=name,
         )
@@ -77,30 +86,30 @@ def to_description_pairs(name: str, given: Mapping[str, str] | None) -> tuple[tu
 
 DatasetKind = Literal["bounded", "unbounded"]
 BY_OFFSET = ("source_partition", "source_offset")
-"""The key of a dataset whose records have none: where each stands on its stream, stored as int and bigint."""
+"""The key of a dataset whose records have none: each record's position on its stream, stored as int and bigint."""
 
 MAX_PARTITIONS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class AdjunctDataset:
-    """One adjunct dataset: entries by key, sealed from `input`, joined by applications.
+    """An adjunct dataset: entries by key, built from `input`, which applications join.
 
     `input` is a stream ("lake.planes"), for a bounded dataset also a FileSource or QuerySource, and for a local table
-    the application that owns it. `key` names the columns that identify an entry; `key=BY_OFFSET` stands for none, of a
-    bounded dataset on a stream.
-    `partitions` is the number of buckets, None for one broadcast copy. `partition_by` are the key
-    columns that choose the bucket, () for a broadcast copy. `columns` are the columns to store, None
-    for all of the input's. `bootstrap` holds an application back until the dataset can be read for
-    the first time. `owners`, `group` and `column_descriptions` are what Dagster shows; values of `sensitive` columns
-    are masked there. `declared_at` is the line of the user's code, and never stored in the lake.
+    the application that owns it. `key` names the columns that identify an entry; `key=BY_OFFSET` is for records without
+    a key, of a bounded dataset on a stream. `partitions` is the number of buckets, None for one broadcast copy.
+    `partition_by` are the key columns that determine the bucket, () for a broadcast copy. `columns` are the stored
+    columns, None for all of the input's. `bootstrap` makes applications wait until the dataset is first readable.
+    `owners`, `group` and `column_descriptions` are shown in Dagster, where values of `sensitive` columns are
+    masked. `declared_at` is the line of user code, and not stored in the lake.
 
-    For bounded datasets: `extractor` makes entries of records; `duplicates` says whether several records of one
-    key are resolved to the last one or refuse the version; `validators` decide what may be published; members of
-    one `version_set` switch together; `versions` makes them partitions in Dagster; `discard` says what is kept;
-    `on_damage="previous"` lets a reader that meets a damaged file fall back to the previous sealed version;
-    `valid_from` says what tells the time since when a version is valid (see `version_times.py`), None: nothing does.
-    For unbounded ones: `following` says how the change stream becomes a table. Raises ConfigurationError.
+    For bounded datasets: `extractor` turns records into entries. `duplicates` says whether the last of several records
+    of a key wins or the version is rejected. `validators` decide whether a version is published. Members of one
+    `version_set` switch together. `versions` makes versions partitions in Dagster. `discard` says what is retained.
+    `on_damage="previous"` lets readers fall back to the previous sealed version if a file is damaged. `valid_from` says
+    what determines since when a version is valid (see `parse_valid_from`), None for nothing.
+
+    For unbounded datasets: `following` says how the change stream becomes a table. Raises ConfigurationError.
     """
 
     name: str
@@ -133,63 +142,61 @@ class AdjunctDataset:
         check_name("dataset", self.name)
         if isinstance(self.input, str):
             split_stream_name(self.input)
-        if self.kind not in ("bounded", "unbounded"):
-            raise self._wrong(
-                f"has kind {self.kind!r}: expected bounded or unbounded", "Choose one of them.", argument="kind"
-            )
+        what = f"dataset {self.name!r}"
+        found = f"{what} has kind {self.kind!r}"
+        check_choice(self.kind, found, ("bounded", "unbounded"), argument="kind", dataset=self.name)
         if not self.key:
-            raise self._wrong("has no key", "Name the columns that identify an entry: key=[…].", argument="key")
+            raise self._error("has no key", "Name the columns that identify an entry: key=[…].", argument="key")
         self._check_columns("key", self.key)
         self._check_columns("partition_by", self.partition_by)
         if self.columns is not None:
             self._check_columns("columns", self.columns)
             missing = [column for column in self.key if column not in self.columns]
             if missing and not self.by_offset:
-                raise self._wrong(
+                raise self._error(
                     f"does not store its key column {missing[0]!r}", "Add it to columns=.", argument="columns"
                 )
         self._check_spread()
         self._check_types()
         if self.valid_from is not None:
             check_valid_from(self.name, self.valid_from)
-        check_validators(f"dataset {self.name!r}", self.validators)
+        check_validators(what, self.validators)
         self._check_columns("sensitive", self.sensitive)
         self._check_columns("column_descriptions", tuple(name for name, _ in self.column_descriptions))
         if self.follows_changes and self.stream is None and not self.is_local:
-            raise self._wrong(
-                f"is unbounded, and its input is {self.input}: only a stream has changes to follow",
+            raise self._error(
+                f"is unbounded, but its input is {self.input}, which is not a stream of changes",
                 "Declare it with bounded_dataset, or name a stream.",
                 argument="input",
             )
         if self.following.initial is not None and not self.bootstrap:
-            raise self._wrong(
-                "begins with a bulk snapshot, and is not marked for bootstrap",
-                "Drop initial= or bootstrap=False.",
+            raise self._error(
+                "has an initial snapshot, which needs bootstrap=True",
+                "Remove initial= or bootstrap=False.",
                 argument="initial",
             )
         if self.extractor is not None and self.following.completes:
-            raise self._wrong(
+            raise self._error(
                 f"has an extractor ({self.extractor.describe()}), and its changes "
-                f"({self.following.changes.describe()}) may leave out columns: what an extractor makes of the others "
-                "can't be told from what it made before",
-                "Drop extractor=, and name what is stored with columns=; or have the source send whole rows.",
+                f"({self.following.changes.describe()}) may leave out columns, so that it can't be applied",
+                "Replace extractor= by columns=, or let the source send whole rows.",
                 argument="extractor",
             )
         if self.by_offset and (self.follows_changes or self.stream is None):
-            raise self._wrong(
-                f"is keyed by offset, and its input is {self.input}: only versions on a stream have offsets",
+            raise self._error(
+                f"is keyed by offset, but its input is {self.input}: only versions on a stream have offsets",
                 "Name the columns that identify an entry: key=[…].",
                 argument="key",
             )
 
     @property
     def follows_changes(self) -> bool:
-        """Whether it follows changes (unbounded), of a stream or its application, and does not arrive in versions."""
+        """Whether it is unbounded: it follows changes instead of arriving in versions."""
         return self.kind == "unbounded"
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a local table: an application owns it, and there is no stream that feeds it."""
+        """Whether it is a local table, which an application owns and no stream feeds."""
         return isinstance(self.input, OwnedBy)
 
     def is_owned_by(self, application: str) -> bool:
@@ -198,77 +205,72 @@ class AdjunctDataset:
 
     @property
     def by_offset(self) -> bool:
-        """Whether the key is each record's place on its stream, so that no two records are of one key."""
+        """Whether the key is the record's position on its stream, which makes keys unique."""
         return self.key == BY_OFFSET
 
     @property
     def stream(self) -> str | None:
-        """The input stream ("lake.planes"), None where the dataset is made from files or a query."""
+        """The input stream ("lake.planes"), None if the dataset is built from files or a query."""
         return self.input if isinstance(self.input, str) else None
 
     @property
     def system_stream(self) -> tuple[str, str]:
-        """The system and the name of the input stream ("lake", "planes"), of a dataset that is made from one."""
+        """The system and the name of the input stream ("lake", "planes"), for a dataset that has one."""
         return split_stream_name(str(self.input))
 
     @property
     def broadcast(self) -> bool:
-        """Whether every task reads one whole copy."""
+        """Whether every task reads a complete copy."""
         return self.partitions is None
 
     def _check_spread(self) -> None:
         if self.partitions is None:
             if self.partition_by:
-                raise self._wrong("is broadcast and has partition_by", "Drop one of the two.", argument="partition_by")
+                raise self._error(
+                    "is broadcast and has partition_by", "Remove one of the two.", argument="partition_by"
+                )
             return
-        if isinstance(self.partitions, bool) or not isinstance(self.partitions, int):
-            raise self._wrong(
-                f"has partitions={self.partitions!r}: expected a whole number", "Change it.", argument="partitions"
-            )
-        if not 1 <= self.partitions <= MAX_PARTITIONS:
-            raise self._wrong(
-                f"has {self.partitions} partitions: expected 1 to {MAX_PARTITIONS:,}",
-                "Change partitions=.",
-                argument="partitions",
-            )
+        expected = f"a whole number from 1 to {MAX_PARTITIONS:,}"
+        found = f"dataset {self.name!r} has partitions={self.partitions!r}"
+        check_whole_number(self.partitions, found, expected, argument="partitions", dataset=self.name)
+        if self.partitions > MAX_PARTITIONS:
+            raise argument_error(found, expected, argument="partitions", dataset=self.name)
         if not self.partition_by:
-            raise self._wrong(
+            raise self._error(
                 "is partitioned and has no partition_by",
                 "Name one or more columns of its key.",
                 argument="partition_by",
             )
         outside = [column for column in self.partition_by if column not in self.key]
         if outside:
-            raise self._wrong(
+            raise self._error(
                 f"is partitioned by {outside[0]!r}, which is not in its key ({', '.join(self.key)}): entries of "
-                "one key could lie in two buckets",
+                "one key could be in two buckets",
                 "Partition by columns of the key only, or add the column to the key.",
                 argument="partition_by",
             )
 
     def _check_types(self) -> None:
-        if not isinstance(self.bootstrap, bool):
-            raise self._wrong(
-                f"has bootstrap={self.bootstrap!r}: expected True or False", "Choose one of them.", argument="bootstrap"
-            )
+        found = f"dataset {self.name!r} has bootstrap={self.bootstrap!r}"
+        check_bool(self.bootstrap, found, argument="bootstrap", dataset=self.name)
         if self.extractor is not None and (
             isinstance(self.extractor, type) or not isinstance(self.extractor, KeyValueExtractor)
         ):
-            raise self._wrong(
+            raise self._error(
                 f"has extractor={self.extractor!r}: expected an extractor",
                 "Write Projection(…) or PythonExtractor(…), or leave it out.",
                 argument="extractor",
             )
         if not isinstance(self.discard, DiscardPolicy):
-            raise self._wrong(
+            raise self._error(
                 f"has discard={self.discard!r}: expected a DiscardPolicy",
-                "Write DiscardPolicy(keep=3), say.",
+                "Write, for example, DiscardPolicy(keep=3).",
                 argument="discard",
             )
         dead = self.following.on_bad_change
         if isinstance(dead, DeadLetters) and dead.stream == self.input:
-            raise self._wrong(
-                f"sends its dead letters to its own input {self.input}: they would be read as changes",
+            raise self._error(
+                f"sends dead letters to its own input {self.input}, where they would be read as changes",
                 "Name another stream: on_bad_change=DeadLetters(STREAM).",
                 argument="on_bad_change",
             )
@@ -276,17 +278,17 @@ class AdjunctDataset:
     def _check_columns(self, what: str, columns: tuple[str, ...]) -> None:
         for column in columns:
             if not isinstance(column, str) or not column or column.startswith("__"):
-                raise self._wrong(
+                raise self._error(
                     f"names {column!r} in {what}: expected a column name that does not begin with '__'",
-                    "Correct it.",
+                    "Rename the column.",
                     argument=what,
                 )
         folded = repeated_names(column.lower() for column in columns)
         if folded:
             twice = next(column for column in columns if column.lower() == folded[0])
-            raise self._wrong(f"names column {twice!r} twice in {what}", "Name it once.", argument=what)
+            raise self._error(f"names column {twice!r} twice in {what}", "Name it once.", argument=what)
 
-    def _wrong(self, problem: str, next_step: str, *, argument: str) -> ConfigurationError:
+    def _error(self, problem: str, next_step: str, *, argument: str) -> ConfigurationError:
         problem = f"dataset {self.name!r} {problem}."
         return ConfigurationError(problem, next_step, argument=argument, dataset=self.name)
 
@@ -316,14 +318,13 @@ def bounded_dataset(
 ) -> AdjunctDataset:
     """Return a dataset that arrives in versions: on a stream ("lake.planes"), as files, or from a query.
 
-    `discard` unless given keeps the newest three versions, and all of them where they are partitions in Dagster or
-    valid over time. `valid_from` says what tells since when a version is valid: "name" (its name is a day or a time),
-    "marker" (what ends it says so), or a pattern of its name such as "%Y-%m-%d".
-    Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key unless given. See
-    AdjunctDataset for the rest.
+    By default, `discard` retains the newest three versions, or all that are partitions in Dagster or valid over time.
+    `valid_from` says what determines since when a version is valid: "name" (its name is a date or time), "marker" (its
+    end-of-dataset markers), or a pattern of its name such as "%Y-%m-%d". Give exactly one of `partitions` and
+    `broadcast=True`. `partition_by` is the whole key by default. See AdjunctDataset for the other arguments.
     """
     spread = bucket_columns(name, key, partitions, partition_by, broadcast)
-    # Partitions in Dagster stay until somebody says otherwise: a backfill of a month is no garbage, nor is the past.
+    # Partitions in Dagster and versions over time stay by default: a month's backfill must not be discarded.
     policy = DiscardPolicy(keep=3 if versions is None and valid_from is None else None) if discard is None else discard
     return AdjunctDataset(
         name,
@@ -382,16 +383,16 @@ def unbounded_dataset(
 ) -> AdjunctDataset:
     """Return a dataset that follows the change stream `input`: the last change of a key wins.
 
-    Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key unless given. What the
-    change stream's records are, and how the table recovers, is in `Following`. `discard` says how long earlier
-    commits can be read (its grace, and at least the newest `keep` commits). With `history` the table keeps the entries
-    of each key over time, each valid from what its column `valid_from` says, or from its record's time.
+    Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key by default. For the format of
+    changes and the recovery of the table see `ChangeStreamOptions`. `discard` says how long earlier commits can be read
+    (its grace period, and at least the newest `keep` commits). With `history` the table keeps the entries of each key
+    over time, each valid from the time in its column `valid_from`, or from its record's time.
     """
     spread = bucket_columns(name, key, partitions, partition_by, broadcast)
     try:
         following = ChangeStreamOptions(
             changes=Upserts() if changes is None else changes,
-            order_by=order_by,  # type: ignore[arg-type]  # a tuple once it is checked
+            order_by=order_by,  # type: ignore[arg-type]  # becomes a tuple when it is checked
             keep_tombstones=keep_tombstones,
             on_bad_change=on_bad_change,
             initial=initial,
@@ -439,7 +440,7 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ..
 
 
 class LocalTableOptions(TypedDict, total=False):
-    """What can be said of a local table beside its columns and where they lie; as of any unbounded dataset."""
+    """The options of a local table that every unbounded dataset has."""
 
     compaction: DeltaCompaction
     discard: DiscardPolicy
@@ -468,17 +469,16 @@ def local_table(
     expires: str | None = None,
     kept_for: str = "",
 ) -> AdjunctDataset:
-    """Return the table `name` of an application, with these columns; see `Application.local_table`.
+    """Return the local table `name` of an application, with these columns; see `Application.local_table`.
 
-    With `expires`, a timestamp column, it is a table of an operator's state, and `kept_for` says for what.
-
+    With `expires`, a timestamp column, it holds the state of an operator, whose purpose `kept_for` describes.
     Raises ConfigurationError.
     """
     what = f"local table {name!r}"
     if not isinstance(schema, Schema):
         raise ConfigurationError(
             f"{what} has schema={schema!r}: expected its columns.",
-            'Write schema=Schema.of(shop="string", visits="bigint"), say.',
+            'Write, for example, schema=Schema.of(shop="string", visits="bigint").',
             argument="schema",
             dataset=name,
         )

@@ -1,4 +1,4 @@
-"""The Parquet files of a version or stream segment, one per bucket, as a manifest lists them and as Spark reads them."""
+"""The Parquet files of a version or stream segment, one per bucket: their manifest entries, and reading with Spark."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Spark's bucket hash: Murmur3 (x86, 32 bit), seed 42, chained over the columns.
 
-`buckets` gives the number that Spark's `pmod(hash(columns), n)` gives, so files written and keys looked
-up without Spark land in Spark's own buckets. The public `mmh3` package differs for strings whose UTF-8
+`assign_buckets` returns what Spark's `pmod(hash(columns), n)` returns, so files that are written and keys that are
+looked up without Spark use Spark's buckets. The public `mmh3` package differs for strings whose UTF-8
 length is not a multiple of 4: Spark mixes each trailing byte, sign-extended, as a word of its own.
 
-Columns are hashed with numpy. A single key is hashed with whole numbers of Python, which takes 3 us where arrays
-of one element take 100; the tests hold the two equal.
+Columns are hashed with NumPy. A single key is hashed with Python integers, which takes 3 us instead of the 100 us of
+arrays with one element; tests compare the two.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SEED = 42
 
 
 def assign_buckets(columns: Sequence[pa.Array | pa.ChunkedArray], n: int) -> npt.NDArray[np.int32]:
-    """Return for each row the bucket in [0, n) that Spark would give it."""
+    """Return for each row the bucket in [0, n) to which Spark assigns it."""
     import numpy as np
 
     result: npt.NDArray[np.int32] = np.mod(spark_hash(columns), np.int32(n))
@@ -42,14 +42,14 @@ def assign_buckets(columns: Sequence[pa.Array | pa.ChunkedArray], n: int) -> npt
 
 
 def bucket_of_key(values: Sequence[object], types: Sequence[str], n: int) -> int:
-    """Return the bucket of one key, given as Python values and Spark type names."""
+    """Return the bucket of a key, given as Python values and Spark type names."""
     plain = [None if value is None else plain_converter(kind)(value) for value, kind in zip(values, types, strict=True)]
     return bucket_function(tuple(types), n)(plain)
 
 
 @lru_cache(maxsize=256)
 def bucket_function(types: tuple[str, ...], n: int) -> Callable[[Sequence[Plain | None]], int]:
-    """Return what gives the bucket in [0, n) of one key of these Spark types, its values in stored form."""
+    """Return a function from a key of these Spark types, in plain form, to its bucket in [0, n)."""
     hashers = [_int_hasher(kind) for kind in types]
 
     def bucket(values: Sequence[Plain | None]) -> int:
@@ -63,12 +63,12 @@ def bucket_function(types: tuple[str, ...], n: int) -> Callable[[Sequence[Plain 
 
 
 def spark_hash(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.int32]:
-    """Return Spark's `hash(columns…)` of each row as int32; a null leaves the hash as it was."""
+    """Return Spark's `hash(columns…)` of each row as int32; a null leaves the hash unchanged."""
     import numpy as np
     import pyarrow as pa
 
     if not columns:
-        raise SchemaMismatchError("a hash over no columns is asked for.", "Name at least one key column.")
+        raise SchemaMismatchError("a hash needs columns, and none are named.", "Name at least one key column.")
     hashes = np.full(len(columns[0]), SEED, dtype=np.uint32)
     for column in columns:
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -213,7 +213,7 @@ def _int_hasher(kind: str) -> Callable[[Any, int], int]:
 
 
 def _hash_words(words: Sequence[int], seed: int, length: int) -> int:
-    """Mix 32-bit words, given in any sign, and close with the length in bytes."""
+    """Mix 32-bit words of any sign, and finish with the length in bytes."""
     h = seed
     for word in words:
         k = word * 0xCC9E2D51 & 0xFFFFFFFF
@@ -255,7 +255,7 @@ _ALL = 0xFFFFFFFFFFFFFFFF
 
 
 def row_digests(table: pa.Table, schema: Schema) -> pa.Array:
-    """Return for each row the hash of (place, value) of all that are there, as signed 64-bit numbers."""
+    """Return for each row the hash of (position, value) of all columns that are not null, as signed 64-bit integers."""
     import pyarrow as pa
 
     hashes = [SEED] * table.num_rows
@@ -268,7 +268,7 @@ def row_digests(table: pa.Table, schema: Schema) -> pa.Array:
 
 
 def _xxhash_hasher(kind: str) -> Callable[[Any, int], int]:
-    """Return what hashes a value of this Spark type name as Spark does."""
+    """Return a function that hashes a value of this Spark type as Spark's xxhash64 does."""
     if kind == "float":
         return lambda value, seed: _xxhash_int(_float_bits("<f", "<i", value), seed)
     if kind == "double":
@@ -286,14 +286,14 @@ def _xxhash_hasher(kind: str) -> Callable[[Any, int], int]:
 
 
 def _float_bits(number: str, bits: str, value: float) -> int:
-    """Return the bits of a float as a whole number; -0.0 is 0.0, and all NaN are one."""
+    """Return the bits of a float as an integer; -0.0 counts as 0.0, and all NaN are equal."""
     value = math.nan if math.isnan(value) else value + 0.0
     as_bits: int = struct.unpack(bits, struct.pack(number, value))[0]
     return as_bits
 
 
 def _java_bytes(unscaled: int) -> bytes:
-    """Return a whole number as Java's BigInteger gives it: big-endian, signed, in no more bytes than it needs."""
+    """Return an integer as Java's BigInteger encodes it: big-endian, signed, in as few bytes as possible."""
     magnitude = unscaled if unscaled >= 0 else ~unscaled
     return unscaled.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
 

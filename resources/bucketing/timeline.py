@@ -53,7 +53,7 @@ class Timeline:
         self._forgotten_to: int | None = None
 
     def take(self, batch: pa.Table) -> pa.Table:
-        """Return the rows that can be written: if ends are filled in, all but the last, whose end the next row tells."""
+        """Return the rows that can be written: all but the last if ends are filled in, because its end is unknown."""
         import pyarrow as pa
 
         if self._options.newest is not None:

@@ -1,8 +1,8 @@
-"""Writes the rows of one bucket into one sealed Parquet file, in a Spark task or in plain Python.
+"""Writes the rows of each bucket into one sealed Parquet file, in Spark tasks or in plain Python.
 
-Rows arrive in Arrow batches, already sorted. The file is written locally and uploaded under a name that
-only this (attempt, bucket) uses; a retried or speculative task finds the object there and returns its
-facts, so it changes nothing.
+Rows arrive in Arrow batches, already sorted. The file is written locally and uploaded under a name that only this
+(attempt, bucket) uses. A retried or speculative task finds the object and returns its facts, so it changes nothing.
+There is no committer, rename or listing: the facts that the tasks return are the content of the manifest.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ _SAMPLED = 4_096
 
 
 class RowCompleter(Protocol):
-    """Takes the rows of one bucket, all of a key next to each other, and gives those that are to be written."""
+    """Completes the rows of one bucket, in which the rows of a key are adjacent, before they are written."""
 
     incomplete: list[tuple[int, int, str]]
 
     def take(self, batch: pa.Table) -> pa.Table:
-        """Return the rows that are done, of these and those before."""
+        """Return the rows that are complete, of these and earlier ones."""
         ...
 
     def rest(self) -> pa.Table | None:
-        """Return the rows that wait, None where there are none."""
+        """Return the remaining rows, or None."""
         ...
 
 
 class Completion(Protocol):
-    """What completes rows before they are written; `marks` are the columns that it needs beside the layout's."""
+    """Creates the row completer of each bucket; `marks` are the columns that it needs besides the layout's."""
 
     @property
     def marks(self) -> tuple[str, ...]: ...
@@ -81,17 +81,16 @@ class Completion(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What the writer does on the way.
+    """How the writer filters, completes and counts rows. Counts go into the stats of the file.
 
-    `what` names the target in errors. `last_per_key` keeps only the last of the rows with equal key (they
-    must be adjacent) and counts those before it, and how many of these said something else; `drop_tombstones`
-    then leaves deleted keys out. `name_conflicting` is how many keys of such contradictions stand in the stats, as
-    texts: none unless it is wanted, for stats are kept. `number_rows` adds `__row`, counted
-    from 0. `range_of` is a timestamp column whose least and greatest value stand in the stats, as
-    microseconds since the epoch, with the number of its nulls. `differing` are two integer columns: in how many rows
-    they differ, null counting as 0, stands in the stats. `over_time` is for rows over time, whose layout's key ends in
-    `__valid_from`: of that the range stands in the stats as well. `completion` completes rows that leave out columns;
-    the file has no digest then, and what it sets aside stands in the stats.
+    `what` names the target in errors. `last_per_key` keeps only the last of the rows with equal key, which must be
+    adjacent, and counts the superseded ones and those with other values. `drop_tombstones` then omits deleted keys.
+    `name_conflicting` is how many keys with different values the stats name. `number_rows` adds `__row`, counted from
+    0. `range_of` is a timestamp column whose minimum and maximum, in microseconds since the epoch, and number of nulls
+    go into the stats. `differing` are two integer columns: the stats count the rows in which they differ, null counting
+    as 0. `over_time` is for rows over time, whose layout's key ends in `__valid_from`; its range goes into the stats
+    too. `completion` completes rows that leave out columns; the file then has no digest, and the stats list the
+    incomplete rows.
     """
 
     what: str
@@ -106,7 +105,7 @@ class WriteOptions:
 
 
 class BucketFileWriter:
-    """One bucket's file: `write` batches, then `finish`, which uploads it and returns its facts."""
+    """Writes the file of one bucket: `write` batches, then `finish`, which uploads it and returns its facts."""
 
     def __init__(
         self,
@@ -119,7 +118,7 @@ class BucketFileWriter:
         self._store, self._folder, self._bucket = store, folder, bucket
         self._layout, self._options = layout, options
         self._name = bucket_file_name(bucket, attempt_id(folder))
-        # Directly in the staging folder: there a local lake links it instead of copying it.
+        # In the staging folder itself, from where a local lake links it instead of copying it.
         self._path = store.staging_dir() / f"{uuid4().hex}.parquet"
         self._writer: Any = None
         self._held: pa.Table | None = None
@@ -140,12 +139,12 @@ class BucketFileWriter:
         self._completing = options.completion.of_bucket(store, bucket) if options.completion else None
 
     def write(self, batch: pa.Table) -> None:
-        """Take rows in order; columns are the layout's, and `__digest` where Spark sent it."""
+        """Write rows, in order; columns are the layout's, and `__digest` where Spark has added it."""
         if not batch.num_rows:
             return
         self._check(batch)
         if self._completing is not None:
-            if DIGEST in batch.column_names:  # of rows as they came
+            if DIGEST in batch.column_names:  # of the incomplete rows
                 batch = batch.drop_columns([DIGEST])
             batch = self._completing.take(batch)
         self._write(batch)
@@ -160,7 +159,7 @@ class BucketFileWriter:
         self._pass(batch)
 
     def finish(self) -> BucketFile | None:
-        """Close and upload the file; None, or facts without a name, when no row is left to store."""
+        """Close and upload the file, and return its facts: None, or without a name, if no row is left to store."""
         try:
             if self._completing is not None and (rows := self._completing.rest()) is not None:
                 self._write(rows)
@@ -170,7 +169,7 @@ class BucketFileWriter:
                 self._take(rest)
             self._flush()
             if self._writer is None:
-                # Nothing is stored where all keys were deleted, but their number counts.
+                # No file is stored where all keys were deleted, but the stats count them.
                 stats = self._stats()
                 return BucketFile(self._bucket, "", 0, 0, "", stats=stats) if self._emptied(stats) else None
             facts = {
@@ -190,12 +189,12 @@ class BucketFileWriter:
             self.discard()
 
     def _emptied(self, stats: dict[str, Any]) -> bool:
-        """Whether there were rows, and all were left out."""
+        """Whether there were rows, all of which were left out."""
         return bool(self._deleted or stats.get("pruned") or stats.get("forgotten") or stats.get("incomplete"))
 
     def discard(self) -> None:
-        """Drop the local file; what was uploaded stays."""
-        with suppress(OSError):  # it takes no room on a full disk, whatever closing it says
+        """Delete the local file; an uploaded object stays."""
+        with suppress(OSError):  # closing may fail on a full disk
             if self._writer is not None and self._writer.is_open:
                 self._writer.close()
         with suppress(OSError):
@@ -210,15 +209,15 @@ class BucketFileWriter:
             nulls = batch.column(name).null_count
             if nulls:
                 raise NullKeyError(
-                    f"{self._options.what}: {nulls} record(s) have no {name!r}, which is part of the key "
+                    f"{self._options.what}: {nulls} record(s) have a null in {name!r}, which is part of the key "
                     f"({', '.join(self._layout.key)}).",
-                    "Filter them out before, or give them a key.",
+                    "Filter these records out, or give them a key.",
                     column=name,
                 )
         if self._layout.bucket_by:
             from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
-            # Spark checks each row by its own hash; this one shows that ours, which lookups use, is the same.
+            # Spark checks each row by its own hash; this checks that the hash here, which lookups use, is the same.
             first = [batch.column(name).slice(0, 1) for name in self._layout.bucket_by]
             bucket = int(assign_buckets(first, self._layout.partitions)[0])
             if bucket != self._bucket:
@@ -230,7 +229,7 @@ class BucketFileWriter:
                 )
 
     def _without_superseded(self, batch: pa.Table) -> pa.Table:
-        """Return the rows whose successor has another key; the last row is held back for the next batch."""
+        """Return the rows whose successor has another key, without the last row, which waits for the next batch."""
         import pyarrow.compute as pc
 
         count = batch.num_rows - 1
@@ -252,12 +251,12 @@ class BucketFileWriter:
         room = self._options.name_conflicting - len(self._conflicting_keys)
         if room <= 0:
             return
-        # Records of one key are adjacent, so each key of several contradictions is met in a row.
+        # Records of one key are adjacent, so comparing with the last named key is enough.
         for record in rows.select(list(self._layout.key)).filter(conflicting).to_pylist():
             values = list(record.values())
-            told = repr(values[0]) if len(values) == 1 else repr(tuple(values))
-            if told not in self._conflicting_keys[-1:]:
-                self._conflicting_keys.append(told)
+            key = repr(values[0]) if len(values) == 1 else repr(tuple(values))
+            if key not in self._conflicting_keys[-1:]:
+                self._conflicting_keys.append(key)
             if len(self._conflicting_keys) == self._options.name_conflicting:
                 return
 
@@ -308,7 +307,7 @@ class BucketFileWriter:
             self._flush()
 
     def _flush(self) -> None:
-        """Write what waits as row groups; small Arrow batches would make small, slow groups."""
+        """Write the waiting batches as row groups; single Arrow batches would make small, slow groups."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -322,10 +321,10 @@ class BucketFileWriter:
                     compression="zstd",
                     use_dictionary=_repetitive_columns(self._waiting[0].select(self._layout.columns)),
                     column_encoding={ROW: "DELTA_BINARY_PACKED"} if self._options.number_rows else None,
-                    write_page_checksum=True,  # without, a flipped bit in a page may decode to another value
+                    write_page_checksum=True,  # else a flipped bit in a page may decode to another value
                 )
         table = pa.concat_tables(self._waiting).cast(self._layout.arrow_schema())
-        # Where the key has several columns, statistics do not tell exactly in which group a key is.
+        # With several key columns, statistics do not determine the group of a key.
         self._group_keys += [self._key_at(table, row) for row in range(0, table.num_rows, ROWS_PER_GROUP)]
         with self._telling():
             self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
@@ -365,7 +364,7 @@ class BucketFileWriter:
         try:
             self._store.upload(self._path, key)
         except ObjectExistsError:
-            # An earlier try of this very task got through: its object is the one that counts.
+            # An earlier attempt of this task has uploaded the object, which is the valid one.
             import pyarrow.parquet as pq
 
             with self._telling():
@@ -383,9 +382,9 @@ class BucketFileWriter:
 def check_readable(
     rows: pa.Table | pa.RecordBatch, schema: Schema, what: str, key: Sequence[str] = (), **about: Any
 ) -> None:
-    """Raise SchemaMismatchError for a value that could be stored and not be read again, naming its record by its key.
+    """Raise SchemaMismatchError for a value that could be stored but not read again, with the key of its record.
 
-    `about` are more fields of the error.
+    `about` are further fields of the error.
     """
     found = first_unreadable(rows)
     if found is not None:
@@ -394,15 +393,15 @@ def check_readable(
 
 
 def describe_record(rows: pa.Table | pa.RecordBatch, row: int, schema: Schema, key: Sequence[str] = ()) -> str:
-    """Return how errors call a record: by its key, or by all of its columns."""
+    """Return the name of a record in errors: its key, or all of its columns."""
     record = {name: readable_value(rows.column(name)[row]) for name in key or schema.names}
     return f"the record {format_record(record, schema.sensitive)}"
 
 
 def _repetitive_columns(rows: pa.Table) -> list[str]:
-    """Return the columns whose values repeat, by a sample of these rows: only there does a dictionary pay.
+    """Return the columns whose values repeat in a sample of the rows, for which a dictionary pays off.
 
-    For others it is built, found to be too large and thrown away again, which takes longer than writing them.
+    For other columns, building and then discarding the dictionary takes longer than writing the values.
     """
     import numpy as np
     import pyarrow.compute as pc
@@ -416,7 +415,7 @@ def _repetitive_columns(rows: pa.Table) -> list[str]:
 
 
 def _footer_bytes(file: BinaryIO, size: int) -> bytes:
-    """Return a Parquet file from its footer on: the footer, its length in 4 bytes, and the magic."""
+    """Return the end of a Parquet file: the footer, its length in 4 bytes, and the magic."""
     file.seek(size - 8)
     length = int.from_bytes(file.read(4), "little")
     file.seek(size - 8 - length)
@@ -426,7 +425,7 @@ def _footer_bytes(file: BinaryIO, size: int) -> bytes:
 def write_arrow_buckets(
     table: pa.Table, store: ObjectStore, folder: str, layout: BucketLayout, options: WriteOptions
 ) -> list[BucketFile]:
-    """Write a table that fits in memory into its buckets without Spark; rows keep their order in each bucket."""
+    """Write a table in memory into its buckets without Spark; rows keep their order within a bucket."""
     import numpy as np
 
     if layout.bucket_by:
@@ -448,12 +447,6 @@ def write_arrow_buckets(
     return sorted((file for file in files if file), key=lambda file: file.bucket)
 
 
-# Sealed bucket files written by Spark tasks, whose result is the manifest's content.
-#
-# No committer, no rename and no listing: each task writes its bucket's file with pyarrow, uploads it, and
-# returns the file's facts as the stage's only row.
-
-
 _BUCKET = "__bucket"
 
 
@@ -469,17 +462,14 @@ def write_buckets(
     one_task: bool = False,
     digest_also: Sequence[str] = (),
 ) -> list[BucketFile]:
-    """Run one Spark job that writes `df` into one file a bucket; return the files' facts, by bucket.
+    """Run one Spark job that writes `df` into one file per bucket, and return the files' facts by bucket.
 
-    `folder` is the attempt's own: its last segment is the attempt's id.
-
-    `df` has the layout's columns (without `__row`, which the writer adds) and may have more, which serve
-    `order_by` only. `partitioned=True` says that partition i of `df` holds exactly bucket i already, so no
-    exchange is added; each row is checked, so a wrong claim is an error and never a wrong file. With `one_task`, one
-    task writes all buckets of a frame of few rows, each the same, and nothing is moved for that. The rows' digest
-    covers the schema's columns and those of `digest_also`: whether the last one is null or left out is the same. With
-    `drop_tombstones`, `df` has `__tombstone`, and a bucket whose keys were all deleted comes back without a name: only
-    its stats count.
+    `folder` belongs to the attempt, whose id is its last segment. `df` has the layout's columns (without `__row`, which
+    the writer adds) and may have more for `order_by`. `partitioned=True` claims that partition i of `df` already holds
+    exactly bucket i, so that no exchange is needed; each row is checked, so a wrong claim raises an error. With
+    `one_task`, a single task writes all buckets, for frames of few rows. The rows' digest covers the schema's columns
+    and `digest_also`, of which the last may be left out where it is null. With `drop_tombstones`, `df` has
+    `__tombstone`, and a bucket whose keys were all deleted is returned with stats but without a name.
     """
     from pyspark.sql import functions as F
 
@@ -490,12 +480,12 @@ def write_buckets(
         if not partitioned and not one_task:
             df = df.repartition(layout.partitions, *keys)
         if partitioned or not one_task:
-            # In the digest's own column: one more would have to travel to Python.
+            # Within the digest column, because one more column would have to be sent to Python.
             digest = F.when(bucket == F.spark_partition_id(), digest).otherwise(
                 _misplaced_row_column(options.what, layout)
             )
         if one_task:
-            # Looked at where the rows lie, and only then brought together.
+            # Computed before the rows are brought together.
             df = df.withColumns({_BUCKET: bucket, DIGEST: digest}).coalesce(1)
     elif not partitioned:
         df = df.coalesce(1)
@@ -507,7 +497,7 @@ def write_buckets(
     marks += [] if options.completion is None else options.completion.marks
     there = set(df.columns)
     stored = [name for name in (*layout.columns, *marks) if name in there]
-    # By position: mapInArrow looks columns up by name, and stumbles over dots and backticks in them.
+    # By position, because mapInArrow looks up columns by name and fails on dots and backticks.
     numbered = [f"{quote_name(name)} AS c{index}" for index, name in enumerate(stored)]
     last = [f"{DIGEST} AS digest", *([f"{_BUCKET} AS bucket"] if one_task else [])]
     df = (df if one_task else df.withColumn(DIGEST, digest)).selectExpr(*numbered, *last)
@@ -524,7 +514,7 @@ def write_buckets(
 
 
 def _misplaced_row_column(what: str, layout: BucketLayout) -> Column:
-    """Return a column that fails the job, for a row that is in the task of another bucket."""
+    """Return a column that fails the job, for rows in the task of another bucket."""
     from pyspark.sql import functions as F
 
     problem = F.concat(
@@ -544,7 +534,7 @@ def _task(
     descriptor: StoreDescriptor, folder: str, layout: BucketLayout, options: WriteOptions, columns: list[str]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[Any]) -> Iterator[Any]:
-        yield from encode_task_errors(written(batches))  # what may pass is raised, and Spark tries the task again
+        yield from encode_task_errors(written(batches))  # transient errors are raised, so that Spark retries the task
 
     def written(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -561,9 +551,9 @@ def _task(
                 file = _write_file(BucketFileWriter(store, folder, number, layout, options), tables)
                 facts += [json.dumps(file.to_json())] if file else []
         except PermanentError as error:
-            # As a result and not as an exception: Spark would try the task again, and wrap the error in its own.
+            # Returned instead of raised: Spark would retry the task, and wrap the error.
             facts = [json.dumps(error_to_json(error))]
-            for _ in batches:  # a worker whose input is not drained is not used again
+            for _ in batches:  # Spark reuses a worker only if its input is drained
                 pass
         yield pa.RecordBatch.from_pydict({"facts": pa.array(facts, pa.string())})
 
@@ -571,7 +561,7 @@ def _task(
 
 
 def _write_file(writer: BucketFileWriter, tables: Iterator[pa.Table]) -> BucketFile | None:
-    """Write these rows as one file; return its facts, None where there is nothing to store."""
+    """Write these rows as one file, and return its facts, None if there is nothing to store."""
     try:
         for table in tables:
             writer.write(table)
@@ -581,13 +571,13 @@ def _write_file(writer: BucketFileWriter, tables: Iterator[pa.Table]) -> BucketF
 
 
 def _split_by_bucket(tables: Iterator[pa.Table]) -> Iterator[tuple[int, Iterator[pa.Table]]]:
-    """Yield each bucket of rows that are sorted by it, with its rows; these are to be consumed before the next."""
+    """Yield each bucket with its rows, which must be consumed before the next; the rows are sorted by bucket."""
     for bucket, parts in groupby(_runs(tables), key=itemgetter(0)):
         yield bucket, (part for _, part in parts)
 
 
 def _runs(tables: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the rows of one bucket after those of the other, without the column that says so."""
+    """Yield (bucket, rows) for consecutive rows of one bucket, without the bucket column."""
     import pyarrow.compute as pc
 
     for table in tables:

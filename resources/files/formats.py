@@ -1,4 +1,19 @@
-"""Files of others with a JSON object on each line, typed strictly by the declared columns."""
+"""Reads external Parquet, CSV and JSON lines files as exactly the declared columns and types, or raises an error with
+the location.
+
+Nothing is inferred, cast or left out:
+
+    Parquet     the columns have the declared types; timestamps have a zone (INT96 is UTC)
+    CSV         RFC 4180 with a header line, in UTF-8; an empty field is null, "" is an empty string; true and false;
+                dates as 2026-01-31, timestamps as ISO 8601 with a zone; binary columns are the field's bytes
+    JSON lines  one object per line; an absent field is null; dates and timestamps as in CSV, binary as base64
+
+Columns may be in any order. Files named .gz, .bz2 or .zst are decompressed, except Parquet, which has its own
+compression.
+
+Spark's own readers would read whatever is below a path by then, expand patterns in names, and turn values that do not
+parse into null. Here Python tasks read exactly the listed files; large Parquet files are divided by row groups.
+"""
 
 from __future__ import annotations
 
@@ -34,33 +49,33 @@ if TYPE_CHECKING:
 
 
 def describe_column(field: Field) -> str:
-    """Return how errors name a column, before they come to what was found in it."""
+    """Return the beginning of errors about a column's values."""
     return f"column {field.name!r} is declared {field.type}"
 
 
 def check_columns(columns: list[str], schema: Schema, where: str) -> None:
-    """Refuse a file whose columns are not those declared, each once."""
+    """Raise SchemaMismatchError unless a file's columns are the declared ones, each once."""
     twice, there = repeated_names(columns), set(columns)
     missing = [name for name in schema.names if name not in there]
     extra = [name for name in columns if name not in schema]
-    parts = [f"column {name!r} stands twice" for name in twice]
+    parts = [f"column {name!r} occurs twice" for name in twice]
     parts += [f"column {name!r} is missing" for name in missing]
     parts += [f"column {name!r} is not declared" for name in extra]
     if parts:
         raise SchemaMismatchError(
             f"{where}: {'; '.join(parts)}. Declared are {', '.join(f'{f.name} {f.type}' for f in schema.fields)}.",
-            "Deliver the files with exactly these columns, or declare what they hold.",
+            "Deliver the files with exactly these columns, or change the declared ones.",
             column=[*twice, *missing, *extra][0],
         )
 
 
 def unreadable_file_error(where: str, error: Exception) -> AdjunctError:
-    """Return the error for a file that can't be read as what it should be, or that the file system does not give."""
+    """Return the error for a file that is damaged, or that the file system can't read."""
     if isinstance(error, OSError) and error.errno:
         return file_error(error, error.filename or where, where)
     return SchemaMismatchError(
         f"{where} can't be read: {(str(error) or type(error).__name__).splitlines()[0].rstrip('.')}.",
-        "Deliver the file again, whole and in the declared format.",
+        "Deliver the file again, complete and in the declared format.",
     )
 
 
@@ -68,7 +83,7 @@ _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 
 def open_decompressed(path: Path, name: str) -> Any:
-    """Return the decompressed bytes of the file at `path`, which is called `name` where it comes from."""
+    """Return a stream of the decompressed bytes of the file at `path`; `name` is its original name."""
     import pyarrow as pa
 
     raw = pa.OSFile(str(path), mode="r")
@@ -77,7 +92,7 @@ def open_decompressed(path: Path, name: str) -> Any:
 
 
 class TailReader(io.RawIOBase):
-    """Passes a stream on and remembers its last bytes."""
+    """A stream that keeps the last bytes that were read from another one."""
 
     KEPT = 64 * 1024
 
@@ -105,12 +120,12 @@ _ROW = re.compile(r"CSV parse error: Row #(\d+): (.*)", re.S)
 
 
 def read_csv(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> Iterator[tuple[int, pa.Table]]:
-    """Yield (number of the first record, table) of the whole file."""
+    """Yield the file's records as (number of the first record, table)."""
     import pyarrow as pa
 
     with tree.on_disk(file) as path:
         names = _read_header(path, file.path, schema, where)
-        number, last = 0, None  # the last text, where such a column ends the file
+        number, last = 0, None  # the last value, if the last column is a string
         source = TailReader(open_decompressed(path, file.path))
         try:
             for batch in _csv_reader(source, schema):
@@ -146,7 +161,7 @@ def _csv_reader(source: Any, schema: Schema) -> Any:
 
 
 def _read_header(path: Path, name: str, schema: Schema, where: str) -> list[str]:
-    """Return the names in the file's first line, which have to be the declared ones."""
+    """Return the names in the header line. Raises SchemaMismatchError unless they are the declared ones."""
     try:
         with open_decompressed(path, name) as source:
             text = bytes(source.read(_HEADER)).decode("utf-8-sig", errors="replace")
@@ -156,7 +171,7 @@ def _read_header(path: Path, name: str, schema: Schema, where: str) -> list[str]
     if names is None:
         raise SchemaMismatchError(
             f"{where} is empty: expected a header line with {', '.join(schema.names)}.",
-            "Deliver the file again; a file without records has its header line.",
+            "Deliver the file again; a file without records needs a header line too.",
             line=1,
         )
     check_columns(names, schema, where)
@@ -171,23 +186,23 @@ def _csv_error(error: Exception, names: list[str], schema: Schema, where: str) -
         place = where if line is None else f"{where}, line {line}"
         return SchemaMismatchError(
             f"{place}: {describe_column(schema.field(name))}: {misfit[3].rstrip('.')}.",
-            "Mend the value, or declare the column as what it holds.",
+            "Correct the value, or the column's declared type.",
             column=name,
             line=line,
         )
     if misfit := _ROW.match(text):
         return SchemaMismatchError(
             f"{where}, line {misfit[1]}: {misfit[2].rstrip('.')}.",
-            "Mend the line: each has a value for every column.",
+            "Correct the line: it needs a value for every column.",
             line=int(misfit[1]),
         )
     return unreadable_file_error(where, error)
 
 
 def _check_closed(tail: bytes, column: str, last: str | None, where: str) -> None:
-    """Refuse a file that ends inside of a quoted value: the reader takes its end for the closing quote.
+    """Raise SchemaMismatchError for a file that ends within a quoted value, which the reader accepts.
 
-    Without this, one quote too many would swallow all lines after it into one value.
+    Otherwise one quote too many would read all lines after it as one value.
     """
     if last is None or len(last) > TailReader.KEPT // 8:
         return
@@ -196,32 +211,20 @@ def _check_closed(tail: bytes, column: str, last: str | None, where: str) -> Non
     unquoted = b"\n" not in plain and (ending == plain or ending.endswith((b"," + plain, b"\n" + plain, b"\r" + plain)))
     if not (ending.endswith(b'"') or unquoted):
         raise SchemaMismatchError(
-            f"{where} ends inside of a quoted value, which begins with {last[:40]!r}.",
-            "Deliver the file again, whole, with each quote closed and quotes in values doubled.",
+            f"{where} ends within a quoted value, which begins with {last[:40]!r}.",
+            "Deliver the file again, complete, with each quote closed and quotes in values doubled.",
             column=column,
         )
 
 
-# Parquet, CSV and JSON lines as Arrow tables of exactly the declared columns and types, or an error that says where.
-#
-# Nothing is guessed, cast or left out:
-#
-#     Parquet     the columns have the declared types; timestamps have a zone (INT96 is UTC)
-#     CSV         RFC 4180 with a header line, in UTF-8; an empty field is null, "" is an empty text; true and false;
-#                 dates as 2026-01-31, timestamps as ISO 8601 with a zone; binary columns are the field's bytes
-#     JSON lines  one object a line; an absent field is null; dates and timestamps are texts as in CSV, binary is base64
-#
-# Columns may be in any order. Files called .gz, .bz2 or .zst are decompressed, except Parquet, which compresses itself.
-
-
 FileFormat = Literal["parquet", "csv", "jsonl"]
-_FIRST_LINE = {"csv": 2, "jsonl": 1, "parquet": 1}  # the header line is the first one of a CSV
+_FIRST_LINE = {"csv": 2, "jsonl": 1, "parquet": 1}  # after the header line of a CSV
 
 
 def record_position(format: FileFormat, number: int) -> tuple[str, int]:
-    """Return where the record of this number, counted from 0, is in its file: in words, and as a number.
+    """Return the position in its file of the record with this number, counted from 0: as text, and as a number.
 
-    A line break in a quoted value begins no line here.
+    Line breaks in quoted values are not counted.
     """
     line = number + _FIRST_LINE[format]
     return f"{'row' if format == 'parquet' else 'line'} {line}", line
@@ -229,9 +232,9 @@ def record_position(format: FileFormat, number: int) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredFiles:
-    """Files of one tree that are to hold records in this format, with these columns.
+    """Files of a tree with records in this format and with these columns.
 
-    `what` names the dataset in errors. Without `values`, errors name the place and tell nothing of what stands there.
+    `what` names the dataset in errors. Without `values`, errors name the position but show no values.
     """
 
     tree: FileTree
@@ -241,14 +244,14 @@ class DeclaredFiles:
     values: bool = True
 
     def place(self, file: ListedFile) -> str:
-        """Return how errors name a file."""
+        """Return the name of a file in errors."""
         return f"{self.what}: file {self.tree.url}/{file.path}"
 
     def tables(self, file: ListedFile, span: tuple[int, int] | None = None) -> Iterator[tuple[int, pa.Table]]:
         """Yield the records of a file as (number of the first, counted from 0; table with the schema's columns).
 
-        `span` chooses the row groups of a Parquet file that begin in these bytes. Raises SchemaMismatchError for
-        whatever is not as declared, and SourceChangedError.
+        `span` selects the row groups of a Parquet file that begin in this range of bytes. Raises SchemaMismatchError
+        for whatever is not as declared, and SourceChangedError.
         """
         with self.locating_errors(file):
             for number, table in self._tables(file, span):
@@ -259,22 +262,22 @@ class DeclaredFiles:
 
     @contextmanager
     def locating_errors(self, file: ListedFile) -> Iterator[None]:
-        """Have errors about a file name it in their fields, and tell nothing of what stands there without `values`."""
+        """Add the file to the fields of errors, and mask them without `values`."""
         try:
             yield
         except SchemaMismatchError as error:
             error.file = f"{self.tree.url}/{file.path}"
             if self.values:
                 raise
-            raise self._untold(error, self.place(file)) from None
+            raise self._masked_error(error, self.place(file)) from None
 
-    def _untold(self, error: SchemaMismatchError, where: str) -> SchemaMismatchError:
-        name = error.column if error.column in self.schema.names else None  # another may be a value: of no header line
+    def _masked_error(self, error: SchemaMismatchError, where: str) -> SchemaMismatchError:
+        name = error.column if error.column in self.schema.names else None  # without a header line it may be a value
         place = where if error.line is None else f"{where}, line {error.line}"
         if name is not None:
             place = f"{place}: {describe_column(self.schema.field(name))}"
         return SchemaMismatchError(
-            f"{place}: what was found is not told, because columns are sensitive.",
+            f"{place}: the value is not shown, because columns are sensitive.",
             error.next_step,
             file=error.file,
             line=error.line,
@@ -295,7 +298,7 @@ _TEXTS = ("date", "timestamp", "binary")
 
 
 def read_jsonl(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> Iterator[tuple[int, pa.Table]]:
-    """Yield (number of the first record, table) of the whole file."""
+    """Yield the file's records as (number of the first record, table)."""
     number, line = 0, 1
     with tree.on_disk(file) as path:
         for block in _blocks(open_decompressed(path, file.path), where):
@@ -362,7 +365,7 @@ def _convert_column(column: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
     import pyarrow as pa
 
     if field.type in _TEXTS:
-        column.validate(full=True)  # the parser takes texts that are not UTF-8
+        column.validate(full=True)  # the parser accepts strings that are not UTF-8
     if field.type == "binary":
         values = [None if text is None else base64.b64decode(text, validate=True) for text in column.to_pylist()]
         return pa.chunked_array([pa.array(values, pa.binary())])
@@ -370,7 +373,7 @@ def _convert_column(column: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
 
 
 def _json_error(block: bytes, first: int, schema: Schema, where: str, error: Exception) -> AdjunctError:
-    """Return an error that names the line and the column: read again slowly, since the fast reader names neither."""
+    """Return an error with line and column, which a slow second reading finds."""
     import pyarrow as pa
 
     lines = block.split(b"\n")
@@ -379,7 +382,7 @@ def _json_error(block: bytes, first: int, schema: Schema, where: str, error: Exc
             return SchemaMismatchError(
                 f"{where}, line {number}: {problem}. Declared are "
                 f"{', '.join(f'{field.name} {field.type}' for field in schema.fields)}.",
-                "Mend the line: one JSON object with declared fields only.",
+                "Correct the line: it must be one JSON object with declared fields only.",
                 line=number,
             )
     for field in schema.fields:
@@ -389,7 +392,7 @@ def _json_error(block: bytes, first: int, schema: Schema, where: str, error: Exc
             number = first + _find_first_bad_line(lines, field)
             return SchemaMismatchError(
                 f"{where}, line {number}: {describe_column(field)}: {arrow_error}",
-                "Mend the value, or declare the column as what it holds.",
+                "Correct the value, or the column's declared type.",
                 column=field.name,
                 line=number,
             )
@@ -402,7 +405,7 @@ def _find_line_problem(line: bytes, schema: Schema) -> str:
     try:
         record = json.loads(line)
     except ValueError as error:
-        return f"it is no JSON ({error})"
+        return f"it is not JSON ({error})"
     if not isinstance(record, dict):
         return f"it is a {type(record).__name__}, expected an object"
     unknown = [name for name in record if name not in schema]
@@ -410,7 +413,7 @@ def _find_line_problem(line: bytes, schema: Schema) -> str:
 
 
 def _find_first_bad_line(lines: list[bytes], field: Field) -> int:
-    """Return the index of the first line whose value of the column can't be read, by halving."""
+    """Return the index of the first line whose value of the column can't be read, by bisection."""
     import pyarrow as pa
 
     low, high = 0, len(lines)
@@ -435,7 +438,7 @@ _BUFFER = 1024 * 1024
 def read_parquet(
     tree: FileTree, file: ListedFile, schema: Schema, where: str, span: tuple[int, int] | None = None
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Yield (number of the first record, table) of the row groups that begin in `span`."""
+    """Yield the records of the row groups that begin in `span`, as (number of the first record, table)."""
     import pyarrow as pa
 
     parquet, int96 = _open_parquet(tree, file, schema, where)
@@ -463,12 +466,12 @@ def _row_label(first: int, row: int) -> tuple[str, dict[str, int]]:
 
 
 def count_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> int:
-    """Return how many records the file holds and check its columns: from its footer alone."""
+    """Return the number of records after checking the columns, both from the footer alone."""
     return int(_open_parquet(tree, file, schema, where)[0].metadata.num_rows)
 
 
 def _open_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> tuple[Any, set[str]]:
-    """Return the opened file, and its columns that hold timestamps as INT96."""
+    """Return the opened file, and the columns that store timestamps as INT96."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -499,14 +502,14 @@ def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str)
             kind = pa.timestamp("us", "UTC")
         try:
             stored_type = Schema.from_arrow(pa.schema([pa.field(field.name, kind)])).fields[0].type
-        except SchemaMismatchError as error:  # a type that has no name here: nested, or a time without a zone
+        except SchemaMismatchError as error:  # an unsupported type: nested, or a timestamp without a zone
             raise error.reworded(f"{where}: {error.problem}", error.next_step) from error
         if stored_type != field.type:
             wrong[field.name] = f"column {field.name!r} is {stored_type}, declared {field.type}"
     if wrong:
         raise SchemaMismatchError(
             f"{where}: {'; '.join(wrong.values())}.",
-            "Write the files with the declared types, or declare what they hold.",
+            "Write the files with the declared types, or change the declared types.",
             column=next(iter(wrong)),
         )
 
@@ -531,18 +534,11 @@ def _first_byte(column: Any) -> int:
 
 
 def _open_ranged(tree: FileTree, file: ListedFile) -> RangedFile:
-    """Return a listed file that can be sought in: fetched whole while it is small, else by ranges."""
+    """Return a listed file with random access: small files are fetched at once, others by ranges."""
     if file.size > _MAX_WHOLE_BYTES:
         return RangedFile(file.size, partial(tree.read_range, file))
     whole = memoryview(tree.read(file))
     return RangedFile(file.size, lambda at, count: whole[at : at + count])
-
-
-# Files of others as one Spark frame: read by Python tasks, each from the very objects that were listed.
-#
-# Spark's own readers would open whatever lies under a path by then, take patterns for names, and turn a value that
-# does not parse into null. Here each task reads listed files with the reader that also checks them, and fails with an
-# error that names file and column. Large Parquet files are shared out by their row groups.
 
 
 _TASK_BYTES = 64 * 1024 * 1024
@@ -553,7 +549,7 @@ _MAX_THREADS = 16
 class FilePart:
     """A file, or the part of a large Parquet file whose row groups begin in [start, end).
 
-    `number` is the file's place in the list, which stands in `__partition` of its records.
+    `number` is the file's index in the list, which is the `__partition` of its records.
     """
 
     number: int
@@ -563,15 +559,15 @@ class FilePart:
 
 
 def read_files_with_spark(spark: SparkSession, declared: DeclaredFiles, files: Sequence[ListedFile]) -> DataFrame:
-    """Return the records of these files: the columns that are declared, then those of META.
+    """Return the records of these files as a frame with the declared columns and those of META.
 
-    `__partition` is the file's place in `files`, `__offset` the record's in its file, both counted from 0.
+    `__partition` is the file's index in `files`, `__offset` the record's in its file, both counted from 0.
     """
     from pyspark.sql import functions as F
 
     tasks, schema = plan_tasks(files, declared.format), declared.schema
     read = _task_reader(declared, tasks)
-    # By position: mapInArrow looks columns up by name, and stumbles over dots and backticks in them.
+    # By position, because mapInArrow looks up columns by name and fails on dots and backticks.
     kinds = [*(field.type for field in schema.fields), "int", "bigint"]
     ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(kinds))
     frame = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(read, ddl)
@@ -583,7 +579,7 @@ def read_files_with_spark(spark: SparkSession, declared: DeclaredFiles, files: S
 
 
 def read_files(declared: DeclaredFiles, files: Sequence[ListedFile]) -> pa.Table:
-    """Return what `files_frame` does without Spark; all of it is held in memory."""
+    """Return what `read_files_with_spark` returns as an Arrow table in memory, without Spark."""
     import pyarrow as pa
 
     columns = [*declared.schema.to_arrow(), pa.field(PARTITION, pa.int32()), pa.field(OFFSET, pa.int64())]
@@ -599,7 +595,7 @@ def read_files(declared: DeclaredFiles, files: Sequence[ListedFile]) -> pa.Table
 
 
 def count_file_records(declared: DeclaredFiles, files: Sequence[ListedFile]) -> int:
-    """Return how many records these files hold, without Spark: Parquet by footers, texts by reading them."""
+    """Return the number of records in these files, without Spark: from Parquet footers, or by reading other files."""
 
     def count(file: ListedFile) -> int:
         if declared.format == "parquet":
@@ -612,7 +608,7 @@ def count_file_records(declared: DeclaredFiles, files: Sequence[ListedFile]) -> 
 
 
 def plan_tasks(files: Sequence[ListedFile], format: FileFormat) -> list[list[FilePart]]:
-    """Return what each task reads: about 64 MiB, of one large Parquet file or of several small files."""
+    """Return the parts that each task reads: about 64 MiB, of one large Parquet file or of several small files."""
     pieces = []
     for number, file in enumerate(files):
         parts = max(1, round(file.size / _TASK_BYTES)) if format == "parquet" else 1

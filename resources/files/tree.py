@@ -1,7 +1,7 @@
-"""Folders of other people's files: what lies below a local folder or an S3 prefix, read as it was when listed.
+"""Reads external files below a local folder or an S3 prefix exactly as they were when they were listed.
 
-Unlike an object store of Adjunct's own, names may be anything, nothing is ever written, and files may be replaced at
-any time: each read compares the ETag with the listed one, so that a replaced file is an error and never a mixture.
+Unlike in a lake's object store, names may be anything, nothing is written, and files may be replaced at any time: each
+read compares the ETag with the listed one, so that a replaced file raises an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CHUNK = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A file as it was listed: `path` is relative to the tree, `size` in bytes, `modified` by the store's clock."""
+    """A file when it was listed: `path` is relative to the tree, `size` in bytes, `modified` by the store's clock."""
 
     path: str
     size: int
@@ -50,8 +50,9 @@ class ListedFile:
 
 
 class FileTree(Protocol):
-    """The files below one place. A small picklable value; every reader raises SourceChangedError for a file that
-    is not any more what was listed.
+    """The files below a folder or prefix, as a small picklable value.
+
+    Every method that reads raises SourceChangedError for a file that has changed since it was listed.
     """
 
     @property
@@ -60,7 +61,7 @@ class FileTree(Protocol):
     def __hash__(self) -> int: ...
 
     def list(self, folder: str = "") -> list[ListedFile]:
-        """Return all files below `folder` ("" or "NAME/"), by path; none where there is no such folder."""
+        """Return all files below `folder` ("" or "NAME/") ordered by path, none if there is no such folder."""
         ...
 
     def read(self, file: ListedFile) -> bytes:
@@ -72,18 +73,18 @@ class FileTree(Protocol):
         ...
 
     def on_disk(self, file: ListedFile) -> contextlib.AbstractContextManager[Path]:
-        """Give the file under a local path, for as long as the context lasts."""
+        """Provide the file under a local path within the context."""
         ...
 
     def content_tag(self, file: ListedFile) -> str:
-        """Return what equal contents have in common, whenever they were written. A local file is read whole for it."""
+        """Return a tag that is equal for files of equal content. A local file is read for it."""
         ...
 
 
 def open_tree(url: str) -> FileTree:
-    """Return the files below a folder, `file:///…` or `s3://BUCKET/PREFIX`. Reads nothing.
+    """Return the tree of files below a folder, `file:///…` or `s3://BUCKET/PREFIX`, without reading anything.
 
-    S3 is reached like a lake's: by the ADJUNCT_S3_… settings, and credentials of boto3's own chain.
+    S3 is accessed as for a lake: with the ADJUNCT_S3_… settings and boto3's credentials.
     """
     check_store_url(url, "folder", ("s3", "s3a", "file"))
     scheme, _, rest = url.partition("://")
@@ -93,7 +94,7 @@ def open_tree(url: str) -> FileTree:
         bucket, _, prefix = rest.rstrip("/").partition("/")
         if not bucket:
             raise ConfigurationError(
-                f"files at {url!r}: no bucket is named.", "Write s3://BUCKET/PREFIX.", argument="url"
+                f"files at {url!r}: the URL has no bucket.", "Write s3://BUCKET/PREFIX.", argument="url"
             )
         return S3Tree(bucket, f"{prefix}/" if prefix else "", LakeSettings().s3_options())
     if url.startswith("file:/"):
@@ -103,7 +104,7 @@ def open_tree(url: str) -> FileTree:
 
 @dataclass(frozen=True, slots=True)
 class LocalTree:
-    """Files below a local folder. An ETag is made of size, inode and time of change."""
+    """Files below a local folder, with ETags made of size, inode and modification time."""
 
     root: str
 
@@ -114,10 +115,10 @@ class LocalTree:
     def list(self, folder: str = "") -> list[ListedFile]:
         root = Path(self.root)
         files = []
-        for parent, _, names in os.walk(root / folder, onerror=self._unlisted):
+        for parent, _, names in os.walk(root / folder, onerror=self._raise_list_error):
             for name in names:
                 path = Path(parent) / name
-                with contextlib.suppress(FileNotFoundError), self._telling(path):  # deleted while we look
+                with contextlib.suppress(FileNotFoundError), self._translate(path):  # deleted since it was listed
                     files.append(_listed_local_file(path.relative_to(root).as_posix(), path.stat()))
         return sorted((_require_utf8_name(self.url, file) for file in files), key=lambda file: file.path)
 
@@ -137,7 +138,7 @@ class LocalTree:
         try:
             yield path
         finally:
-            self._check(path, file)  # what looks damaged may have been written to meanwhile
+            self._check(path, file)  # a file that looks damaged may have been overwritten
 
     def content_tag(self, file: ListedFile) -> str:
         with self._opened(file) as opened:
@@ -145,11 +146,11 @@ class LocalTree:
 
     @contextlib.contextmanager
     def _opened(self, file: ListedFile) -> Iterator[BufferedReader]:
-        with self.on_disk(file) as path, self._telling(path), path.open("rb") as opened:
+        with self.on_disk(file) as path, self._translate(path), path.open("rb") as opened:
             yield opened
 
     @contextlib.contextmanager
-    def _telling(self, path: Path) -> Iterator[None]:
+    def _translate(self, path: Path) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError:
@@ -157,24 +158,24 @@ class LocalTree:
         except OSError as error:
             raise file_error(error, path, f"files in {self.url}") from error
 
-    def _unlisted(self, error: OSError) -> None:
-        """Raise for a folder that can't be listed: what is in it would be left out in silence."""
+    def _raise_list_error(self, error: OSError) -> None:
+        """Raise for a folder that can't be listed, whose files would be missing without notice."""
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise file_error(error, error.filename or self.url, f"files in {self.url}") from error
 
     def _check(self, path: Path, file: ListedFile) -> None:
         try:
-            with self._telling(path):
+            with self._translate(path):
                 now = _listed_local_file(file.path, path.stat())
         except FileNotFoundError:
             raise source_changed_error(self, file, "is gone") from None
         if now.etag != file.etag:
-            raise source_changed_error(self, file, "was written to")
+            raise source_changed_error(self, file, "was overwritten")
 
 
 @dataclass(frozen=True, slots=True)
 class S3Tree:
-    """Objects below a prefix of a bucket; every read is bound to the listed ETag by the store itself."""
+    """Objects below a prefix of a bucket; the store itself compares the ETag in every read."""
 
     bucket: str
     prefix: str
@@ -191,7 +192,7 @@ class S3Tree:
             page = self._ask("LIST", folder, partial(self._client().list_objects_v2, **more))
             for item in page.get("Contents", []):
                 path = item["Key"].removeprefix(self.prefix)
-                if path and not path.endswith("/"):  # consoles make empty objects that stand for folders
+                if path and not path.endswith("/"):  # consoles create empty objects as folders
                     files.append(ListedFile(path, item["Size"], item["ETag"].strip('"'), item["LastModified"]))
             if not page.get("IsTruncated"):
                 return sorted(files, key=lambda file: file.path)
@@ -226,7 +227,7 @@ class S3Tree:
             answer = self._client().get_object(
                 Bucket=self.bucket, Key=self.prefix + file.path, IfMatch=f'"{file.etag}"', **more
             )
-            if answer["ETag"].strip('"') != file.etag:  # a server that ignores the condition
+            if answer["ETag"].strip('"') != file.etag:  # the server ignores the condition
                 raise source_changed_error(self, file, "was replaced")
             return take(answer["Body"])
 
@@ -256,11 +257,11 @@ def _client_of(process: int, options: S3Options) -> S3Client:
 
 
 def source_changed_error(tree: FileTree, file: ListedFile, what: str) -> SourceChangedError:
-    """Return the error for a file that is not what was listed."""
+    """Return the error for a file that has changed since it was listed."""
     return SourceChangedError(
-        f"{tree.url}/{file.path} {what} after it was listed with {file.size:,} bytes, changed {file.modified:%F %T}.",
-        "Run it again: it takes the files as they are then. Write the completion object only when all files are whole, "
-        "and remove it before files are replaced.",
+        f"{tree.url}/{file.path} {what} after it was listed with {file.size:,} bytes, modified {file.modified:%F %T}.",
+        "Run it again to read the current files. Write the completion object only when all files are complete, and "
+        "remove it before you replace files.",
         file=f"{tree.url}/{file.path}",
     )
 
@@ -275,6 +276,6 @@ def _require_utf8_name(url: str, file: ListedFile) -> ListedFile:
         file.path.encode()
     except UnicodeEncodeError:
         raise ConfigurationError(
-            f"{url} holds a file whose name is not UTF-8: {file.path!r}.", "Rename it, or move it elsewhere.", url=url
+            f"{url} has a file whose name is not UTF-8: {file.path!r}.", "Rename or move it.", url=url
         ) from None
     return file

@@ -1,4 +1,4 @@
-"""Makes small batches fast: prewarmed Python workers, interpreted plans, persisted frames, and a quickly starting JVM."""
+"""Makes small batches fast: prewarmed Python workers, interpreted plans, persisted frames, and a quick JVM."""
 
 from __future__ import annotations
 
