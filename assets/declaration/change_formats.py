@@ -1,7 +1,8 @@
-"""The forms in which changes arrive on a stream: what a record says of which row.
+"""The formats of changes on a stream.
 
-`Upserts`, `OperationColumn` and `DebeziumUnwrapped` are here: each record is one row, and a column of it or a mark says
-whether it is written or deleted. `DebeziumEnvelope`, with the row before and after, is in debezium.py.
+`Upserts`, `OperationColumn` and `DebeziumUnwrapped` are formats in which each record is a row, and a column or a
+tombstone says whether it is written or deleted. Formats with the row before and after are in debezium.py and
+maxwell.py.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 PROBLEM = "__problem"
 KEPT = "__kept"
-"""The column of a change that names those of its row that keep what the dataset has."""
+"""The column of a change with the names of the row's columns that keep their stored values."""
 ORDER = "__order"
 SNAPSHOT = "__snapshot"
 _INSERT = ("c", "i", "r", "create", "insert", "read")
@@ -49,25 +50,25 @@ _WRITE = (*_INSERT, "u", "update", "upsert")
 
 @runtime_checkable
 class ChangeFormat(Protocol):
-    """Turns the records of a change stream into changes of rows. A frozen value, comparable and picklable.
+    """Converts the records of a change stream to changes of rows. A frozen value, comparable and picklable.
 
-    A format whose changes may leave out columns has an attribute `completes` that is true, and `decode` gives KEPT: an
-    array of the names of those columns, for which the dataset keeps what it has. It is null or empty for a whole row.
+    A format whose changes may leave out columns has an attribute `completes` that is true, and `decode` returns KEPT:
+    an array of the names of the columns that keep their stored values, null or empty for a complete row.
     """
 
     def schema(self, records: Schema, what: str) -> Schema:
-        """Return the columns of the rows that change; `what` names the dataset in errors.
+        """Return the columns of the changed rows; `what` names the dataset in errors.
 
-        Raises SchemaMismatchError for a stream whose columns can't be changes of this form.
+        Raises SchemaMismatchError for a stream whose columns do not fit this format.
         """
         ...
 
     def keeps(self, columns: Sequence[str]) -> bool:
-        """Whether these columns of every change are the record's own, so that it lies in the row's partition."""
+        """Return whether these columns of every change are the record's own, so that it is in the row's partition."""
         ...
 
     def orders(self, path: str) -> bool:
-        """Whether `decode` knows this path of `order_by`, which is no column of the rows."""
+        """Return whether `decode` supports this path of `order_by`, which is not a column of the rows."""
         ...
 
     def decode(
@@ -80,15 +81,15 @@ class ChangeFormat(Protocol):
         order_by: tuple[str, ...],
         comparable: bool,
     ) -> DataFrame:
-        """Return changes with the columns of `schema`, META and PROBLEM: none, one or two a record.
+        """Return changes with the columns of `schema`, META and PROBLEM: none, one or two per record.
 
-        PROBLEM is null, or says why the change can't be applied. `__tombstone` says that the row of its key is deleted;
-        only its `key` columns, and those of `order_by`, need values then. Of each path in `order_by` the column
-        `path_column(path)` has the value as a text. `comparable` says whether positions tell which change is newer also
-        where a key comes in several partitions. Further columns that begin with `__` pass through.
+        PROBLEM is null, or the reason why the change can't be applied. `__tombstone` says that the row of its key is
+        deleted; only its `key` columns, and those of `order_by`, need values then. For each path in `order_by` the
+        column `path_column(path)` has the value as a string. `comparable` says whether positions order changes of a key
+        in different partitions. Further columns that begin with `__` pass through.
 
-        A format that tells rows of a snapshot from streamed changes has `tells_snapshots = True`, and says of each
-        change in SNAPSHOT which it is.
+        A format that distinguishes rows of a snapshot from streamed changes has `tells_snapshots = True`, and the
+        boolean column SNAPSHOT.
         """
         ...
 
@@ -99,25 +100,25 @@ class ChangeFormat(Protocol):
 
 @runtime_checkable
 class ArrowChangeFormat(ChangeFormat, Protocol):
-    """A change format that can be read without Spark too: with the same changes as `decode` makes."""
+    """A change format that can also be decoded without Spark, to the same changes."""
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
-        """Return changes as `decode` does, of records in Arrow."""
+        """Return what `decode` returns, for records in Arrow."""
         ...
 
 
 def path_column(path: str) -> str:
-    """Return the column with the values of a path."""
+    """Return the name of the column with the values of a path."""
     return f"{ORDER}_{path.replace('.', '_')}"
 
 
 def distinguishes_snapshots(changes: ChangeFormat) -> bool:
-    """Whether a format tells rows of a snapshot from streamed changes."""
+    """Whether a format distinguishes rows of a snapshot from streamed changes."""
     return bool(getattr(changes, "tells_snapshots", False))
 
 
 class _RecordIsRow:
-    """What holds where a record is a row itself, with all its columns."""
+    """A format in which a record is a row itself."""
 
     __slots__ = ()
 
@@ -160,14 +161,14 @@ class Upserts(_RecordIsRow):
 
 @dataclass(frozen=True, slots=True)
 class OperationColumn(_RecordIsRow):
-    """Each record is a row, and its text column `column` says what happened to it; the column is not stored.
+    """Each record is a row with its operation in the string column `column`, which is not stored.
 
-    `delete`, `write` and `ignore` are the operations that delete the row, write it, or say nothing of it; case does not
-    matter. Any other operation, or none, is a bad change. A tombstone deletes, whatever it says.
+    `delete`, `write` and `ignore` are the operations that delete the row, write it, or are skipped, ignoring case. A
+    change with any other operation, or none, is a bad change. A tombstone deletes whatever its operation.
 
-    `missing` is the ending of the columns that say whether another one is missing in a change ("_isMissing", as of
-    Oracle GoldenGate's formatters): boolean columns, which are not stored. The dataset keeps what it has of a column
-    that is missing; of an insert (c, i, r, create, insert, read) such a column is null.
+    `missing` is the suffix of boolean columns that say whether another column is missing in a change ("_isMissing" in
+    Oracle GoldenGate's formatters); they are not stored. A missing column keeps its stored value; in an insert (c, i,
+    r, create, insert, read) it is null.
     """
 
     column: str = "op"
@@ -186,8 +187,8 @@ class OperationColumn(_RecordIsRow):
         twice = sorted({word for word in declared if declared.count(word) > 1})
         if twice:
             raise ConfigurationError(
-                f"the operation {twice[0]!r} of column {self.column!r} is declared in two ways.",
-                "Name each operation in one of delete, write and ignore; the two others can be given as ().",
+                f"the operation {twice[0]!r} of column {self.column!r} is declared twice.",
+                "Name each operation in only one of delete, write and ignore; pass () for none.",
                 argument="operations",
             )
 
@@ -196,9 +197,9 @@ class OperationColumn(_RecordIsRow):
         marks = self._marks(records.names)
         if self.missing is not None and not marks:
             raise SchemaMismatchError(
-                f"{what}: no column ends in missing={self.missing!r}, and so tells that another one is missing: the "
-                f"record has {', '.join(records.names)}.",
-                "Name the ending of these columns, or leave missing out.",
+                f"{what}: missing={self.missing!r} is the suffix of no column: the record has "
+                f"{', '.join(records.names)}.",
+                "Give the suffix of the columns that say whether another one is missing, or leave missing out.",
                 column=self.missing,
             )
         for mark in marks.values():
@@ -211,9 +212,9 @@ class OperationColumn(_RecordIsRow):
         return self.missing is not None
 
     def _marks(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the columns that may be missing, each with the one that says so."""
-        ends = self.missing
-        return {} if ends is None else {name: name + ends for name in names if name + ends in names}
+        """Return the columns that may be missing, each with the column that says so."""
+        suffix = self.missing
+        return {} if suffix is None else {name: name + suffix for name in names if name + suffix in names}
 
     def decode(
         self,
@@ -278,13 +279,13 @@ class OperationColumn(_RecordIsRow):
 
 @dataclass(frozen=True, slots=True)
 class DebeziumUnwrapped(_RecordIsRow):
-    """Rows that Debezium's ExtractNewRecordState made of its envelopes.
+    """Rows that Debezium's ExtractNewRecordState has extracted from envelopes.
 
-    `deleted` is the column that says whether the row was deleted: boolean, or "true" and "false"; None where deletions
-    come as tombstones alone. `op` is the column with the operation, where there is one. Debezium calls them `__deleted`
-    and `__op`; a stream's own columns do not begin with `__`, so whoever writes the stream renames them. Neither is
-    stored. With `op`, rows of a snapshot ("r") never replace streamed changes, unless `order_by` says otherwise.
-    `unavailable` and `on_unavailable` are those of DebeziumEnvelope.
+    `deleted` is the column that says whether the row was deleted, as a boolean or "true" and "false"; None if deletions
+    are tombstones only. `op` is the column with the operation, if there is one. Debezium names them `__deleted` and
+    `__op`, which the writer of the stream must rename, because columns of a stream can't begin with `__`. Neither is
+    stored. With `op`, rows of a snapshot ("r") never replace streamed changes, unless `order_by` is declared. For
+    `unavailable` and `on_unavailable` see DebeziumEnvelope.
     """
 
     deleted: str | None = "deleted"
@@ -293,7 +294,7 @@ class DebeziumUnwrapped(_RecordIsRow):
     on_unavailable: Literal["refuse", "keep"] = "refuse"
 
     def __post_init__(self) -> None:
-        check_placeholder(self.unavailable, self.on_unavailable, "a row of Debezium's")
+        check_placeholder(self.unavailable, self.on_unavailable, "DebeziumUnwrapped")
 
     @property
     def completes(self) -> bool:
@@ -387,7 +388,7 @@ class DebeziumUnwrapped(_RecordIsRow):
     def _unavailable_in_arrow(
         self, records: pa.Table, schema: Schema, tombstones: Sequence[bool], problems: list[str | None]
     ) -> tuple[pa.Table, list[str | None]]:
-        """Return the records with KEPT, where columns are kept, and what is wrong with them."""
+        """Return the records, with KEPT if columns are kept, and their problems."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -416,7 +417,7 @@ class DebeziumUnwrapped(_RecordIsRow):
         return records.append_column(KEPT, kept_column(marked, written)) if self.completes else records, problems
 
     def _problem(self, mark: bool, text: str | None, op: str | None) -> str | None:
-        """Return what is wrong with a record that says this, None for nothing."""
+        """Return the problem with a record of these values, or None."""
         if self.deleted is not None and not mark and (text or "").lower() not in ("true", "false"):
             return f"column {self.deleted!r} is {quote_value(text)}: expected true or false"
         if self.op is None:
@@ -432,7 +433,7 @@ class DebeziumUnwrapped(_RecordIsRow):
 
 
 def kept_column(marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return KEPT of these rows: the names under which each one is marked."""
+    """Return the column KEPT: for each of `rows` the names under which it is marked."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -446,7 +447,7 @@ def kept_column(marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.Chunk
 
 
 def kept_matrix(kept: pa.ChunkedArray, names: Sequence[str]) -> Any:
-    """Return what KEPT says as a matrix (numpy): of each row, whether it names each of these columns."""
+    """Return KEPT as a boolean NumPy matrix: for each row, whether it names each of these columns."""
     import numpy as np
     import pyarrow.compute as pc
 
@@ -465,12 +466,12 @@ def _string_array(texts: Sequence[str]) -> pa.Array:
 
 
 def _own_columns(columns: Sequence[str]) -> list[str]:
-    """Return the columns of records that are their own."""
+    """Return the columns of records without metadata columns."""
     return [name for name in columns if not name.startswith("__")]
 
 
 def changes_with_spark(records: DataFrame, schema: Schema, tombstone: Column, problem: Column) -> DataFrame:
-    """Return the rows of records that are one change each, with what is known of them."""
+    """Return the changes of records that are one change each."""
     from pyspark.sql import functions as F
 
     rest = [F.col(name) for name in metadata_columns(records) if name != TOMBSTONE]
@@ -485,7 +486,7 @@ def changes_with_spark(records: DataFrame, schema: Schema, tombstone: Column, pr
 def changes_in_arrow(
     records: pa.Table, schema: Schema, tombstones: Sequence[bool], problems: Sequence[str | None]
 ) -> pa.Table:
-    """Return what `changed` does, of records in Arrow."""
+    """Return what `changes_with_spark` returns, for records in Arrow."""
     import pyarrow as pa
 
     rest = [name for name in records.column_names if name.startswith("__") and name != TOMBSTONE]
@@ -499,9 +500,9 @@ def _check_type(records: Schema, column: str, kinds: tuple[str, ...], whose: str
     field = records.field(column, whose)
     if field.type not in kinds:
         raise SchemaMismatchError(
-            f"{whose} has column {column!r} as {field.type}, and it is declared to say {meaning}: expected "
+            f"{whose} has column {column!r} as {field.type}, which is declared as the column for {meaning}: expected "
             f"{' or '.join(kinds)}.",
-            "Name the right column in the change format.",
+            "Name another column in the change format.",
             column=column,
         )
 
@@ -510,8 +511,9 @@ def _without(records: Schema, columns: set[str | None], what: str) -> Schema:
     kept = tuple(field for field in records.fields if field.name not in columns)
     if not kept:
         raise SchemaMismatchError(
-            f"{what}: the record has no columns but {', '.join(records.names)}, which only say what happened.",
-            "Name the right columns in the change format.",
+            f"{what}: the record has only the columns {', '.join(records.names)} of the change format, and none of a "
+            "row.",
+            "Name other columns in the change format.",
             column=next(iter(records.names), None),
         )
     return Schema(kept)

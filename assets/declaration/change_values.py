@@ -1,9 +1,14 @@
-"""What orders changes: the columns or paths of `order_by`, and positions made of their values.
+"""Values that change formats share: reasons why a change can't be applied, positions that order changes, and Debezium's
+placeholder for unavailable values.
 
-    one number                  an integer, a date, a timestamp, a log position: a bigint, as it is
-    several values, and texts   a text that sorts as the values do, from the left
+A position is computed from the columns or paths of `order_by`:
 
-What a text stands for is decided by the first change, and kept: each later value must be of its kind.
+    one number                    an integer, a date, a timestamp, a log position: a bigint, unchanged
+    several values, and strings   a string that sorts as the values do, from the left
+
+The first change determines the format of a string (a log position, a GTID, …), and all later values must have it.
+
+Values of a record are marked within a reason until `render_reason` shows or masks them.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, Literal
 
+from dagster_adjunct.resources.common import check_choice
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -25,22 +31,17 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.resources.schemas.schema import Schema
 
-# What is wrong with a change, in words: as columns of Spark's, and as plain texts of the same wording.
-#
-# A record's own values in a reason are marked, until `telling` or `told` shows or hides them.
-
-
 _BEGINS, _ENDS = "\x02", "\x03"
 _MARKED = re.compile(f"{_BEGINS}[^{_ENDS}]*{_ENDS}")
 NO_PATH = "\x04"
-"""What a reason begins with where a record lacks a path that `order_by` names: of the first change, it is an error."""
+"""The prefix of a reason for a missing path of `order_by`, which is an error for the first change."""
 _UNMARKED = str.maketrans("", "", _BEGINS + _ENDS + NO_PATH)
-_HIDDEN = "a value that is not told"
-TRUNCATE = "a truncate deletes all rows at once, and a change is of one row: build the dataset anew"
+_HIDDEN = "a hidden value"
+TRUNCATE = "a truncate deletes all rows at once, which no change of one row can express: rebuild the dataset"
 
 
 def quote_column(value: Column) -> Column:
-    """Return a text as reasons show it: quoted, its first 100 characters, or null."""
+    """Return a column with a value for a reason: quoted, its first 100 characters, or null."""
     from pyspark.sql import functions as F
 
     quoted = F.concat(F.lit("'"), F.substring(value, 1, 100), F.lit("'"))
@@ -48,14 +49,14 @@ def quote_column(value: Column) -> Column:
 
 
 def mark_column(text: Column) -> Column:
-    """Return a part of a reason that is a record's own; `telling` decides whether it is told."""
+    """Return a column marked as a record's value, which `render_reason_column` shows or masks."""
     from pyspark.sql import functions as F
 
     return F.concat(F.lit(_BEGINS), F.translate(text, _BEGINS + _ENDS, ""), F.lit(_ENDS))
 
 
 def render_reason_column(reason: Column, *, values: bool) -> Column:
-    """Return a reason with the values that stand in it (`shown`), or with a word in their places."""
+    """Return a column with a reason in which the marked values are shown or masked."""
     from pyspark.sql import functions as F
 
     if values:
@@ -64,22 +65,19 @@ def render_reason_column(reason: Column, *, values: bool) -> Column:
 
 
 def unknown_operation_column(value: Column) -> Column:
-    """Return the reason for an operation that is not declared."""
+    """Return a column with the reason for an operation that is not declared."""
     from pyspark.sql import functions as F
 
     return F.concat(F.lit("unknown operation "), quote_column(value))
 
 
-# -- the same in plain Python
-
-
 def quote_value(value: str | None) -> str:
-    """Return a text as reasons show it: quoted, its first 100 characters, or null."""
+    """Return a value for a reason: quoted, its first 100 characters, or null."""
     return "null" if value is None else f"{_BEGINS}'{value[:100].translate(_UNMARKED)}'{_ENDS}"
 
 
 def render_reason(reason: str | None, *, values: bool) -> str | None:
-    """Return a reason with the values that stand in it (`shown_text`), or with a word in their places."""
+    """Return a reason in which the marked values are shown or masked."""
     if reason is None:
         return None
     return (reason if values else _MARKED.sub(_HIDDEN, reason)).translate(_UNMARKED)
@@ -93,19 +91,18 @@ def unknown_operation_reason(value: str | None) -> str:
 Order = tuple[str, ...]
 PositionType = Literal["bigint", "string"]
 Samples = tuple[str | None, ...]
-"""A value of each name in the order, as a text: what later ones are compared with. None: there was none yet."""
+"""The first value of each name in the order, as a string that determines its format; None if there was none yet."""
 
 STREAMED_FIRST: Order = ("__snapshot", "__offset")
-"""The order of changes by offset where a snapshot's row never replaces a streamed change, whichever comes first."""
+"""The order of changes by offset in which rows of a snapshot never replace streamed changes."""
 SNAPSHOT_ROWS = -(2**62)
-"""What is added to the offset of a snapshot's row: below all streamed changes, and in order among its own."""
+"""Added to the offset of a snapshot's row, to be below all streamed changes and in order among snapshot rows."""
 LOWEST = -(2**63)
 
 PATH = re.compile(r"source\.\w+|ts_(ms|us|ns)")
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _WHOLE_DECIMAL = re.compile(r"decimal\(\d+,0\)")
 
-# -- what Debezium's connectors send
 
 ORDERS: dict[str, Order] = {
     "postgresql": ("source.lsn",),
@@ -137,30 +134,30 @@ _UNORDERED = (
 
 
 def order_as_code(order: Order) -> str:
-    """Return an order as it is written in a declaration."""
+    """Return an order as the code of a declaration."""
     names = ", ".join(f'"{name}"' for name in order)
     return f"order_by={names}" if len(order) == 1 else f"order_by=[{names}]"
 
 
 def describe_order(order: Order | None) -> str:
-    """Return an order as errors tell it."""
+    """Return an order for messages."""
     if order == STREAMED_FIRST:
         return "offset, with rows of snapshots below streamed changes"
     return "offset" if order is None else ", ".join(order)
 
 
 def find_path_problem(order: Order, path: str) -> tuple[str, str] | None:
-    """Return why a path of Debezium's envelopes can't stand in this order, and what to write; None where it can."""
+    """Return why a path of Debezium's envelopes can't be at its position in this order, and what to do, or None."""
     place, outer = order.index(path), _WITHIN.get(path)
     if outer is not None and outer not in order[:place]:
         wanted = (*order[:place], *_chain(outer), path)
-        return f"{path!r} only orders what has the same {outer!r}", f"Write {order_as_code(wanted)}."
+        return f"{path!r} only orders changes with the same {outer!r}", f"Write {order_as_code(wanted)}."
     if path == "source.file" and "source.pos" not in order[place:]:
         wanted = (*order[: place + 1], "source.pos", *order[place + 1 :])
         return "changes of one 'source.file' are ordered by 'source.pos'", f"Write {order_as_code(wanted)}."
     if path.removeprefix("source.") in _UNORDERED:
         known = "; ".join(f"{name}: {order_as_code(by)}" for name, by in ORDERS.items())
-        return f"{path!r} does not say which of two changes is newer", f"Write what the connector orders by ({known})."
+        return f"{path!r} does not say which of two changes is newer", f"Use the order of the connector ({known})."
     return None
 
 
@@ -169,11 +166,8 @@ def _chain(path: str) -> Order:
     return (path,) if outer is None else (*_chain(outer), path)
 
 
-# -- positions
-
-
 def position_type(order: Order | None, rows: Schema) -> PositionType:
-    """Return the type of positions: "bigint", or "string" where no single number orders."""
+    """Return the type of positions: "bigint" for a single number, else "string"."""
     if order is None or order == STREAMED_FIRST:
         return "bigint"
     if len(order) > 1:
@@ -185,25 +179,25 @@ def position_type(order: Order | None, rows: Schema) -> PositionType:
 
 
 def is_orderable(kind: str) -> bool:
-    """Whether values of this type can order changes; of texts the first change decides."""
+    """Whether values of this type can order changes; for strings it depends on the first change."""
     return kind in (*_INTEGERS, "date", "timestamp", "string") or _WHOLE_DECIMAL.fullmatch(kind) is not None
 
 
 NUMBER_PATTERN = r"^[+-]?0*([0-9]{1,99})$"
 _LSN = re.compile(r"^[0-9A-Fa-f]{1,32}(:[0-9A-Fa-f]{1,32})+$")
 _POSTGRES_LSN = re.compile(r"^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$")
-_BINLOG = re.compile(r"^([^\s:@]*[A-Za-z][^\s:@]*)\.[0-9]{1,20}(:[0-9]{1,20})?$")  # a time with a fraction is none
+_BINLOG = re.compile(r"^([^\s:@]*[A-Za-z][^\s:@]*)\.[0-9]{1,20}(:[0-9]{1,20})?$")  # not a time with a fraction
 _GTID = re.compile(r"^([0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?::\w+)?):[0-9]{1,20}$")
 _MARIADB_GTID = re.compile(r"^([0-9]+)-[0-9]+-[0-9]{1,20}$")
 _PART, _HEX = "0*([0-9]{1,20})", "0*([0-9A-Fa-f]{1,32})"
 
 
 def ordering_pattern(name: str, sample: str) -> str | None:
-    """Return the regular expression of texts that are ordered like this one, by its groups; None where none is known.
+    """Return the regular expression for strings in the format of the sample, whose groups order them, or None.
 
-    That is by the numbers in them: whole numbers, log positions (`0000002c:00000c68:0003`, and of what is called an
-    LSN `16/B374D848`), places in MySQL's binary logs (`mysql-bin.000009`, Maxwell's `mysql-bin.000009:120`), and GTIDs
-    of one server (of MariaDB: of one domain).
+    Known formats are whole numbers, log positions (`0000002c:00000c68:0003`, or `16/B374D848` if the name contains
+    "lsn"), positions in MySQL's binary logs (`mysql-bin.000009`, Maxwell's `mysql-bin.000009:120`), and GTIDs of one
+    server (in MariaDB: of one domain).
     """
     if re.search(NUMBER_PATTERN, sample):
         return NUMBER_PATTERN
@@ -221,33 +215,33 @@ def ordering_pattern(name: str, sample: str) -> str | None:
 
 
 def can_order_changes(name: str, sample: str, order: Order) -> bool:
-    """Whether the first value of a name in the order says which of two changes is newer."""
+    """Whether the first value of a name in the order has a known format."""
     pattern = ordering_pattern(name, sample)
     return pattern == NUMBER_PATTERN if order == (name,) and name in _NUMBERS else pattern is not None
 
 
 def unordered_reason(name: str, sample: str) -> str:
-    """Return the reason for a first value that says nothing of which change is newer."""
+    """Return the reason for a first value whose format is unknown."""
     return (
-        f"order_by names {name!r}, and the first change has {quote_value(sample)} there: which of two such values is "
-        "newer is not known. Known are whole numbers, log positions (0000002c:00000c68:0003), binary logs "
-        "(mysql-bin.000009) and GTIDs of one server"
+        f"order_by names {name!r}, which is {quote_value(sample)} in the first change, which has no known "
+        "order: expected a whole number, a log position (0000002c:00000c68:0003), a binary log (mysql-bin.000009) "
+        "or a GTID of one server"
     )
 
 
 def incomparable_reason(name: str, sample: str | None) -> str:
-    """Return how a reason goes on that began with a value which can't be compared with the first one.
+    """Return the end of a reason for a value that can't be compared with the first one, `sample`.
 
-    `sample` is that, None where a position is a bigint.
+    `sample` is None where positions are bigints.
     """
     if sample is None:
         return f" in {name!r} can't be ordered: expected a bigint"
-    beside = "a whole number" if re.search(NUMBER_PATTERN, sample) else f"one like {quote_value(sample)}"
-    return f" in {name!r} can't be ordered: expected {beside}"
+    expected = "a whole number" if re.search(NUMBER_PATTERN, sample) else f"one like {quote_value(sample)}"
+    return f" in {name!r} can't be ordered: expected {expected}"
 
 
 def sortable_column(value: Column, name: str, sample: str | None) -> Column:
-    """Return a text that sorts as these values do; null for what is not like the sample."""
+    """Return a string that sorts as these values do, null where the format differs from the sample's."""
     from pyspark.sql import functions as F
 
     pattern = None if sample is None else ordering_pattern(name, sample)
@@ -265,7 +259,7 @@ def sortable_column(value: Column, name: str, sample: str | None) -> Column:
 
 
 def sortable_array(values: pa.ChunkedArray, name: str, sample: str | None) -> pa.ChunkedArray:
-    """Return what `sortable` does, of texts in Arrow."""
+    """Return what `sortable_column` returns, for strings in Arrow."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -281,7 +275,7 @@ def sortable_array(values: pa.ChunkedArray, name: str, sample: str | None) -> pa
         parts += [pc.utf8_lpad(pc.utf8_length(digits).cast("string"), 2, "0"), digits]
     text = pc.binary_join_element_wise(*parts, "")
     if pattern == NUMBER_PATTERN:
-        below = reduce(lambda told, swap: pc.replace_substring(told, *swap), _COMPLEMENT, text)
+        below = reduce(lambda swapped, swap: pc.replace_substring(swapped, *swap), _COMPLEMENT, text)
         text = pc.if_else(
             pc.starts_with(values, "-"),
             pc.binary_join_element_wise("n", below, ""),
@@ -291,49 +285,42 @@ def sortable_array(values: pa.ChunkedArray, name: str, sample: str | None) -> pa
 
 
 _DIGITS = "0123456789"
-# One digit after the other, by way of letters: what was replaced is not replaced again.
+# Digits are replaced by letters first, so that a replaced digit is not replaced again.
 _COMPLEMENT = [(digit, letter) for digit, letter in zip(_DIGITS, "abcdefghij", strict=True)] + [
     (letter, digit) for letter, digit in zip("abcdefghij", _DIGITS[::-1], strict=True)
 ]
 MISSING_PART = "!"
-"""The part of a value that a snapshot's row does not have: below all others."""
+"""Stands for a value that a snapshot's row does not have: below all others."""
 
 
-# Values that Debezium does not know: its placeholder, in each form that a column's type gives it.
-#
-# PostgreSQL does not log a large value that an update leaves alone, nor does Oracle, and Debezium sends
-# `unavailable.value.placeholder` in its place: as text, as base64 or hex where the column holds bytes, as the only
-# element of an array of texts or UUIDs, as the codes of its bytes in an array of numbers, as the only entry of an
-# hstore.
-# Arrays and maps arrive as JSON in a text column.
+# PostgreSQL and Oracle do not log a large value that an update does not change, and Debezium sends
+# `unavailable.value.placeholder` instead: as a string, as base64 or hex for bytes, as the only element of an array of
+# strings or UUIDs, as the codes of its bytes in an array of numbers, as the only entry of an hstore. Arrays and maps
+# arrive as JSON in a string column.
 
 
 PLACEHOLDER = "__debezium_unavailable_value"
 _JSON = r"\A\s*[\[{]"
-_HEX_PREFIX = "hex:"  # as in the connector's setting: what follows are bytes
+_HEX_PREFIX = "hex:"  # as in the connector's setting, before bytes in hex
 _UNAVAILABLE_STEP = (
-    "Set REPLICA IDENTITY FULL in the source, or leave the column out. To keep the value that the dataset has, declare "
-    'on_unavailable="keep". Where it is the column\'s own value: unavailable=None, if the source knows all values, or '
-    "another unavailable.value.placeholder in the connector and the same in unavailable="
+    "Set REPLICA IDENTITY FULL in the source, or leave the column out. To keep the stored value, declare "
+    'on_unavailable="keep". If it is the actual value, declare unavailable=None where the source knows all values, or '
+    "set another unavailable.value.placeholder in the connector and in unavailable="
 )
 
 
 def may_be_unavailable(kind: str) -> bool:
-    """Whether a column of this type can hold the placeholder: other types never do, as their values are small."""
+    """Whether a column of this type can have the placeholder: values of other types are small and always known."""
     return kind in ("string", "binary") or kind.startswith("decimal")
 
 
 def check_placeholder(unavailable: str | None, on_unavailable: str, what: str) -> None:
-    """Refuse a placeholder that is none, and a rule for it that is none. Raises ConfigurationError."""
-    if on_unavailable not in ("refuse", "keep"):
-        raise ConfigurationError(
-            f"{what} has on_unavailable={on_unavailable!r}: expected 'refuse' or 'keep'.",
-            "Choose one.",
-            argument="on_unavailable",
-        )
+    """Raise ConfigurationError for an invalid placeholder or `on_unavailable`."""
+    found = f"{what} has on_unavailable={on_unavailable!r}"
+    check_choice(on_unavailable, found, ("refuse", "keep"), argument="on_unavailable")
     if unavailable is None and on_unavailable == "keep":
         raise ConfigurationError(
-            f"{what} has on_unavailable='keep' and unavailable=None: then nothing says that a value is not known.",
+            f"{what} has on_unavailable='keep' and unavailable=None: then unknown values can't be recognized.",
             "Give the connector's unavailable.value.placeholder, or leave on_unavailable out.",
             argument="on_unavailable",
         )
@@ -343,15 +330,15 @@ def check_placeholder(unavailable: str | None, on_unavailable: str, what: str) -
         valid = False
     if not valid:
         raise ConfigurationError(
-            f"{what} has unavailable={unavailable!r}: expected a text, or 'hex:' and bytes in hex, as the connector's "
-            "unavailable.value.placeholder.",
-            "Leave it out where the connector does not set it.",
+            f"{what} has unavailable={unavailable!r}: expected a text, or 'hex:' and bytes in hex, as in the "
+            "connector's unavailable.value.placeholder.",
+            "Leave it out if the connector does not set it.",
             argument="unavailable",
         )
 
 
 def is_unavailable(placeholder: str, value: Column, kind: str) -> Column:
-    """Whether a value of this type is the placeholder; a decimal is given as its text, or as a decimal."""
+    """Return whether a value of this type is the placeholder; decimals may be strings."""
     from pyspark.sql import functions as F
 
     if kind == "binary":
@@ -360,7 +347,7 @@ def is_unavailable(placeholder: str, value: Column, kind: str) -> Column:
 
 
 def contains_unavailable(placeholder: str, value: Column) -> Column:
-    """Whether a text is JSON that has the placeholder within it."""
+    """Return whether a string is JSON that contains the placeholder."""
     from pyspark.sql import functions as F
 
     found = reduce(or_, [value.contains(needle) for needle in _needles(placeholder)])
@@ -368,7 +355,7 @@ def contains_unavailable(placeholder: str, value: Column) -> Column:
 
 
 def is_unavailable_array(placeholder: str, values: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
-    """Whether each value is the placeholder, as `is_unavailable`."""
+    """Return what `is_unavailable` returns, for Arrow."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -381,7 +368,7 @@ def is_unavailable_array(placeholder: str, values: pa.ChunkedArray, kind: str) -
 
 
 def contains_unavailable_array(placeholder: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Whether each text has the placeholder within it, as `holds_unavailable`."""
+    """Return what `contains_unavailable` returns, for Arrow."""
     import pyarrow.compute as pc
 
     found = reduce(pc.or_, [pc.match_substring(values, needle) for needle in _needles(placeholder)])
@@ -389,24 +376,24 @@ def contains_unavailable_array(placeholder: str, values: pa.ChunkedArray) -> pa.
 
 
 def unavailable_reason(placeholder: str, name: str) -> str:
-    """Return the reason for a change whose value of this column is not known."""
+    """Return the reason for a change whose value of this column is unknown."""
     return (
-        f"column {name!r} is {placeholder!r}, which stands for a value too large to be logged that was not changed: "
-        f"nothing says what it holds. {_UNAVAILABLE_STEP}"
+        f"column {name!r} is {placeholder!r}, which stands for a large unchanged value that the source has not logged. "
+        f"{_UNAVAILABLE_STEP}"
     )
 
 
 def nested_unavailable_reason(placeholder: str, name: str) -> str:
-    """Return the reason for a change that knows one part of this column's value and not another."""
+    """Return the reason for a change whose value of this column is known in part only."""
     return (
-        f"column {name!r} has {placeholder!r} within its value: a part of it is not known, and a value is stored, or "
-        f"kept, as a whole. {_UNAVAILABLE_STEP}"
+        f"column {name!r} has {placeholder!r} within its value: a part of it is unknown, but values can only be stored "
+        f"or kept as a whole. {_UNAVAILABLE_STEP}"
     )
 
 
 def inserted_unavailable_reason(name: str) -> str:
-    """Return the reason for an inserted row whose value of this column is not known."""
-    return f"column {name!r} is not known, and an insert has no row before it to keep that of"
+    """Return the reason for an inserted row whose value of this column is unknown."""
+    return f"column {name!r} is unknown, and an insert has no earlier row whose value it could keep"
 
 
 def _bytes(placeholder: str) -> bytes:
@@ -417,7 +404,7 @@ def _bytes(placeholder: str) -> bytes:
 
 @lru_cache(maxsize=64)
 def _texts(placeholder: str) -> tuple[str, ...]:
-    """Return the placeholder as a text may have it: itself, or its bytes as `binary.handling.mode` codes them."""
+    """Return the placeholder as a string: itself, or its bytes in the encodings of `binary.handling.mode`."""
     data = _bytes(placeholder)
     coded = (base64.b64encode(data), base64.urlsafe_b64encode(data), data.hex().encode())
     return tuple(dict.fromkeys((data.decode(errors="replace"), *(text.decode() for text in coded))))
@@ -425,7 +412,7 @@ def _texts(placeholder: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _whole(placeholder: str) -> str:
-    """Return a pattern, of Java's and of RE2, for JSON that is the placeholder as a whole."""
+    """Return a pattern for JSON that is the placeholder as a whole, in the syntax of both Java and RE2."""
     text, data = (_pattern(text) for text in _texts(placeholder)[:2])
     arrays = (*([element] for element in _elements(placeholder)), *_codes(placeholder))
     forms = (
@@ -438,19 +425,19 @@ def _whole(placeholder: str) -> str:
 
 @lru_cache(maxsize=64)
 def _needles(placeholder: str) -> tuple[str, ...]:
-    """Return what is a part of JSON that has the placeholder within it: to be searched for, faster than a pattern."""
+    """Return substrings of JSON that contains the placeholder; searching for them is faster than a pattern."""
     codes = (_json(numbers, comma) for numbers in _codes(placeholder) for comma in (",", ", "))
     return (*map(_json, _elements(placeholder)), *codes)
 
 
 def _elements(placeholder: str) -> tuple[str, ...]:
-    """Return what the only element of an array may be."""
+    """Return the possible forms of the placeholder as the only element of an array."""
     digest = hashlib.md5(_bytes(placeholder), usedforsecurity=False).digest()
     return (*_texts(placeholder), str(uuid.UUID(bytes=digest, version=3)))  # as Java's UUID.nameUUIDFromBytes
 
 
 def _codes(placeholder: str) -> tuple[list[Any], ...]:
-    """Return the bytes as arrays of numbers: whole ones, with a fraction, and as Connect's decimals."""
+    """Return the bytes as arrays of numbers: integers, floats, and Connect's decimals."""
     numbers = [code - 256 if code > 127 else code for code in _bytes(placeholder)]
     decimals = [base64.b64encode(number.to_bytes(1, "big", signed=True)).decode() for number in numbers]
     return numbers, list(map(float, numbers)), decimals
@@ -461,7 +448,7 @@ def _json(value: Any, comma: str = ",") -> str:
 
 
 def _pattern(value: Any) -> str:
-    """Return a pattern for a value as JSON, with spaces wherever it may have some."""
+    """Return a pattern for a value as JSON, with optional spaces."""
     if isinstance(value, list):
         return r"\[\s*" + r"\s*,\s*".join(map(_pattern, value)) + r"\s*\]"
     return re.escape(_json(value))

@@ -431,8 +431,8 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ..
     for member in members:
         if member.follows_changes or isinstance(member.input, QuerySource) or member.versions is not None:
             raise ConfigurationError(
-                f"version set {name!r} has the member {member.name!r}, whose versions have no names of their producer.",
-                "Only bounded datasets from a stream or from files, without version partitions, can switch together.",
+                f"version set {name!r} has the member {member.name!r}, whose versions are not named by a producer.",
+                "Only bounded datasets from a stream or from files, without version partitions, can be members.",
                 argument="members",
                 dataset=member.name,
             )

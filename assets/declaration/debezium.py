@@ -1,4 +1,5 @@
-"""Debezium's envelope, declared: the row before and after a change, the operation, and where it stood in the source."""
+"""The declaration of Debezium's envelopes (the row before and after a change, the operation, and its position in the
+source), and the conversion of their values."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 from uuid import UUID
 
 from dagster_adjunct.assets.declaration.change_values import PATH, PLACEHOLDER, check_placeholder
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.common import check_choice, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.values import DAYS, MICROS
@@ -30,18 +31,18 @@ if TYPE_CHECKING:
 Schemas = Mapping[int | None, str]
 _ANY_SCALE = "VariableScaleDecimal"  # Debezium's record
 _HEADER = struct.Struct(">bI")  # Confluent's: a zero, then the schema's id
-# What reading bytes that are not of the schema raises in fastavro, whichever part of it stumbles.
+# What fastavro raises for bytes that do not match the schema.
 _UNREADABLE = (ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, AttributeError, OSError)
 
 
 def with_avro_as_json(records: DataFrame, value: str, schemas: Schemas, names: tuple[str, str], what: str) -> DataFrame:
-    """Return the records with two more columns: the value as JSON, and why it can't be read (null if it can).
+    """Return the records with two more columns: the Avro value as JSON, and why it can't be read (null if it can).
 
-    Null values give two nulls. Raises ConfigurationError without fastavro, or for a schema that is none.
+    Both are null for a null value. Raises ConfigurationError without fastavro, or for an invalid schema.
     """
     from pyspark.sql import functions as F
 
-    avro_readers(schemas, what)  # what fails here would fail in every task
+    avro_readers(schemas, what)  # fail here instead of in every task
     given = records.columns
     types = [field.dataType.simpleString() for field in records.schema.fields] + ["string", "string"]
     ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(types))
@@ -51,14 +52,14 @@ def with_avro_as_json(records: DataFrame, value: str, schemas: Schemas, names: t
 
 
 def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[bytes], Any]]:
-    """Return functions that read one value each, by schema id."""
+    """Return the functions that decode a value, by schema id."""
     try:
         from fastavro import parse_schema, schemaless_reader
         from fastavro.schema import SchemaParseException, UnknownType
     except ImportError as error:
         raise ConfigurationError(
-            f"{what}: its changes are in Avro, and fastavro is not installed ({error}).",
-            'Install it wherever tasks run: pip install "dagster-adjunct[avro]".',
+            f"{what}: its changes are in Avro, but fastavro is not installed ({error}).",
+            'Install it on all machines that run tasks: pip install "dagster-adjunct[avro]".',
             package="fastavro",
         ) from error
 
@@ -68,8 +69,8 @@ def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[byte
         except (SchemaParseException, UnknownType, LookupError, TypeError, ValueError) as error:
             name = "avro_schema" if which is None else f"avro_schema {which}"
             raise ConfigurationError(
-                f"{what}: {name} is no Avro schema: {type(error).__name__}: {error}.",
-                "Correct it.",
+                f"{what}: {name} is not an Avro schema: {type(error).__name__}: {error}.",
+                "Copy it from the schema registry or the .avsc file.",
                 argument="avro_schema",
             ) from error
 
@@ -90,7 +91,7 @@ def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[byte
 def json_from_avro(
     data: bytes | None, by_id: Mapping[int | None, Callable[[bytes], Any]]
 ) -> tuple[str | None, str | None]:
-    """Return an Avro value as JSON and None, or None and why it can't be read."""
+    """Return an Avro value as JSON, and None; or None, and why it can't be read."""
     if data is None:
         return None, None
     read = by_id.get(None)
@@ -109,7 +110,7 @@ def json_from_avro(
 
 
 def _with_variable_decimals(value: Any) -> Any:
-    """Return a value with decimals for what Debezium sends of a `numeric` without digits: each with its own scale."""
+    """Return a value with Debezium's VariableScaleDecimal (a `numeric` without precision) converted to decimals."""
     if isinstance(value, list):
         return [_with_variable_decimals(item) for item in value]
     if not isinstance(value, dict):
@@ -121,7 +122,7 @@ def _with_variable_decimals(value: Any) -> Any:
 
 
 def _json_default(value: Any) -> str:
-    """Return what JSON has no form for, as the text that Debezium's JSON has."""
+    """Return a value that JSON can't represent as the string that Debezium writes for it."""
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, bytes | bytearray):
@@ -157,7 +158,7 @@ AvroSchemas = str | Mapping[int, str] | tuple[tuple[int, str], ...]
 
 
 class EnvelopeFormat:
-    """What the formats of envelopes have in common: `columns` of rows in a column `value`, read by envelope.py."""
+    """The common part of the envelope formats: the rows' `columns`, in envelopes in the column `value`."""
 
     __slots__ = ()
 
@@ -169,24 +170,24 @@ class EnvelopeFormat:
         field = records.field(value, f"{what}: the record")
         if field.type != kind:
             raise SchemaMismatchError(
-                f"{what}: the record has column {value!r} as {field.type}, and envelopes in {envelope.format} are "
-                f"{kind}.",
-                "Name the column with the envelope in value=, or declare the right format=.",
+                f"{what}: the record's column {value!r} is {field.type}: expected {kind} for envelopes in "
+                f"{envelope.format}.",
+                "Name the column with the envelope in value=, or change format=.",
                 column=value,
             )
         declared = Schema.from_ddl(envelope.columns, what)
         for field in declared.fields:
             if field.name in records.names and records.field(field.name).type != field.type:
                 raise SchemaMismatchError(
-                    f"{what}: the rows in {value!r} have column {field.name!r} declared as {field.type}, and the "
+                    f"{what}: column {field.name!r} of the rows in {value!r} is declared as {field.type}, but the "
                     f"record's own column of this name is {records.field(field.name).type}.",
-                    "Declare both alike: rows are checked to have the key of their record.",
+                    "Declare both with one type: the key of a row is compared with that of its record.",
                     column=field.name,
                 )
         return declared
 
     def keeps(self, columns: Sequence[str]) -> bool:
-        """Never: an update that changes the key deletes a row of another partition."""
+        """Return False: an update that changes the key deletes a row of another partition."""
         return False
 
     def decode(
@@ -208,22 +209,21 @@ class EnvelopeFormat:
 
 @dataclass(frozen=True, slots=True)
 class DebeziumEnvelope(EnvelopeFormat):
-    """Envelopes in the column `value`: the row before a change and after it, the operation, the source's position.
+    """Envelopes in the column `value`: the row before and after a change, the operation, the source's position.
 
-    `columns` are those of the rows ("id BIGINT, name STRING"); what else a row has is left out. `format` is "json" (a
-    STRING column; bare, or with the schema that JsonConverter puts beside the payload) or "avro" (a BINARY column).
-    `avro_schema` is the schema of all values, or schemas by id where values begin with Confluent's five bytes.
-    `timestamps` says what numbers in TIMESTAMP columns count ("millis", "micros"), None where they are ISO texts with
-    a zone. `decimals` says how DECIMAL columns come in JSON: "precise" (base64 of the unscaled number, Debezium's
-    default) or "string".
+    `columns` are those of the rows ("id BIGINT, name STRING"); others are ignored. `format` is "json" (a STRING column;
+    with or without the schema that JsonConverter adds to the payload) or "avro" (a BINARY column). `avro_schema` is the
+    schema of all values, or schemas by id if values begin with Confluent's five bytes. `timestamps` is the unit of
+    numbers in TIMESTAMP columns ("millis", "micros"), None for ISO strings with a zone. `decimals` is the encoding of
+    DECIMAL columns in JSON: "precise" (base64 of the unscaled number, Debezium's default) or "string".
 
     `unavailable` is what Debezium sends for a large value that it does not know (its `unavailable.value.placeholder`),
-    None where the source always knows (REPLICA IDENTITY FULL). With `on_unavailable="keep"` the dataset keeps the value
-    that it has; "refuse" makes such a change a bad one. With `on_missing="keep"` an update changes only the columns
-    that its row names, with "null" the others become null.
+    None if the source always knows (REPLICA IDENTITY FULL). With `on_unavailable="keep"` the dataset keeps its stored
+    value; with "refuse" such a change is a bad change. With `on_missing="keep"` an update changes only the columns in
+    its row; with "null" the others become null.
 
-    `documents` says that the rows are documents, as MongoDB's connector sends them: texts of extended JSON,
-    whose dates count milliseconds, and whose decimals are texts.
+    `documents` is for rows of MongoDB's connector: documents in extended JSON, with dates in milliseconds and decimals
+    as strings.
 
     `transactions` is the stream of Debezium's transaction metadata ("lake.tx") and `collection` the table's name in it
     ("public.accounts"): changes of one transaction then become visible together.
@@ -250,11 +250,14 @@ class DebeziumEnvelope(EnvelopeFormat):
             ("decimals", (None, "precise", "string")),
             ("on_missing", ("null", "keep")),
         ):
-            check_choice(_ENVELOPE, name, getattr(self, name), choices)
-        check_choice(_ENVELOPE, "documents", self.documents, (True, False))
+            value = getattr(self, name)
+            check_choice(value, f"{_ENVELOPE} has {name}={value!r}", choices, argument=name)
+        check_choice(
+            self.documents, f"{_ENVELOPE} has documents={self.documents!r}", (True, False), argument="documents"
+        )
         check_placeholder(self.unavailable, self.on_unavailable, _ENVELOPE)
         if isinstance(self.avro_schema, Mapping):
-            # As pairs, so that formats can be compared, hashed and pickled.
+            # As pairs, so that formats are comparable, hashable and picklable.
             object.__setattr__(self, "avro_schema", tuple(sorted(self.avro_schema.items())))
         if (self.format == "avro") != (self.avro_schema is not None):
             raise ConfigurationError(
@@ -267,9 +270,9 @@ class DebeziumEnvelope(EnvelopeFormat):
         if self.on_missing == "keep" and (self.documents or self.format == "avro"):
             what = "documents=True" if self.documents else "format='avro'"
             raise ConfigurationError(
-                f"{_ENVELOPE} has {what} and on_missing='keep': such rows come as a whole, so a column that a row does "
-                "not have is not one that was left out.",
-                "Leave on_missing out: then a column that is not there is null.",
+                f"{_ENVELOPE} has {what} and on_missing='keep': such rows are complete, so a column that is missing in "
+                "one is null.",
+                "Leave on_missing out.",
                 argument="on_missing",
             )
         if self.documents and self.timestamps is None:
@@ -277,9 +280,9 @@ class DebeziumEnvelope(EnvelopeFormat):
         decimal = next((field.name for field in declared.fields if field.type.startswith("decimal")), None)
         if decimal is not None and not self.documents and self.format == "json" and self.decimals is None:
             raise ConfigurationError(
-                f"{_ENVELOPE} declares {decimal!r} as a DECIMAL and not how decimals come in JSON: '1234' may be a "
-                "number, or base64 of one.",
-                "Say decimals='precise' (Debezium's default) or decimals='string', as decimal.handling.mode is set.",
+                f"{_ENVELOPE} declares {decimal!r} as a DECIMAL, but not how decimals are encoded in JSON: '1234' may "
+                "be a number, or base64 of one.",
+                "Add decimals='precise' (Debezium's default) or decimals='string', as in decimal.handling.mode.",
                 argument="decimals",
             )
         if (self.transactions is None) != (self.collection is None):
@@ -296,17 +299,17 @@ class DebeziumEnvelope(EnvelopeFormat):
 
     @property
     def layout(self) -> Literal["rows", "documents"]:
-        """How an envelope holds its rows."""
+        """The form of the rows in an envelope."""
         return "documents" if self.documents else "rows"
 
     @property
     def completes(self) -> bool:
-        """Whether changes may leave out columns, which keep what the dataset has."""
+        """Whether changes may leave out columns, which keep their stored values."""
         return "keep" in (self.on_unavailable, self.on_missing)
 
     @property
     def schemas(self) -> dict[int | None, str]:
-        """Return the Avro schemas by id; by None where values have no id."""
+        """The Avro schemas by id, or by None where values have no id."""
         if isinstance(self.avro_schema, str):
             return {None: self.avro_schema}
         assert not isinstance(self.avro_schema, Mapping)
@@ -321,30 +324,20 @@ class DebeziumEnvelope(EnvelopeFormat):
         return f"Debezium envelopes in {self.format} ({self.columns}){kept}"
 
 
-def check_choice(whose: str, argument: str, given: object, choices: Sequence[object]) -> None:
-    """Refuse an argument that is none of these."""
-    if given not in choices:
-        raise ConfigurationError(
-            f"{whose} has {argument}={given!r}: expected one of {', '.join(map(repr, choices))}.",
-            "Choose one.",
-            argument=argument,
-        )
-
-
 def _check_avro(text: str, which: str) -> None:
     try:
         json.loads(text)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"{_ENVELOPE}: the Avro schema{which} is no JSON ({error}): {str(text)[:60]!r}.",
-            "Give the schema's text, as the registry or the .avsc file has it.",
+            f"{_ENVELOPE}: the Avro schema{which} is not JSON ({error}): {str(text)[:60]!r}.",
+            "Give the text of the schema from the registry or the .avsc file.",
             argument="avro_schema",
         ) from error
 
 
 _DATE = r"^\d{4}-\d\d-\d\d$"
 _ISO = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d(:?\d\d)?)$"
-_LAST_DAY = 9_999_999  # far beyond the year 9999, and no more than a date can hold
+_LAST_DAY = 9_999_999  # far beyond the year 9999, but within the range of a date
 _EXACT_DIGITS = 15
 _SCALES = 16_383  # PostgreSQL's
 DATE_TYPES = ("date", "timestamp")
@@ -354,7 +347,7 @@ _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 def raw_row_type(schema: Schema) -> StructType:
-    """Return how a row is read: numbers as such, what may come in several forms as either, all else as a text."""
+    """Return the type to parse a row with: numbers as such, types with several encodings as variant, else strings."""
     from pyspark.sql.types import DoubleType, LongType, StringType, StructType, VariantType
 
     native: dict[str, DataType] = dict.fromkeys(_INTEGERS, LongType())
@@ -367,14 +360,14 @@ def raw_row_type(schema: Schema) -> StructType:
 
 
 def convert_value(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
-    """Return the value with its declared type, null where it does not fit; `text` is the whole JSON."""
+    """Return a value with its declared type, null where it does not fit; `text` is the whole JSON."""
     from pyspark.sql import functions as F
 
     if field.type in _INTEGERS:
         return raw.try_cast(field.type)
     if field.type in _FLOATS:
         value, infinity = raw.cast(field.type), F.lit(float("inf"))
-        # JSON has no infinity: one that was read is a number that is too large. Avro has.
+        # An infinite value of JSON, which has no infinity, is a number that is too large. Avro has infinity.
         sent = F.lit(False) if declared.format == "json" else F.abs(raw) == infinity
         return F.when((F.abs(value) != infinity) | sent, value)
     if field.type in DATE_TYPES:
@@ -382,7 +375,7 @@ def convert_value(declared: Envelope, field: Field, raw: Column, text: Column) -
         count, ends = (F.unix_date(value), DAYS) if field.type == "date" else (F.unix_micros(value), MICROS)
         return F.when(count.between(*ends), value)
     if field.type == "boolean":
-        # MySQL has no booleans: TINYINT(1) is 0 or 1.
+        # MySQL stores booleans as TINYINT(1), 0 or 1.
         number = F.when(is_whole_number(raw), raw_value_text(field, raw))
         sent = F.when(F.schema_of_variant(raw) == "BOOLEAN", F.try_variant_get(raw, "$", "boolean"))
         return F.coalesce(sent, F.when(number.isin("0", "1"), number == "1"))
@@ -394,21 +387,21 @@ def convert_value(declared: Envelope, field: Field, raw: Column, text: Column) -
 
 
 def raw_value_text(field: Field, raw: Column) -> Column:
-    """Return a value as errors show it, null where there is none."""
+    """Return a value as errors show it."""
     from pyspark.sql import functions as F
 
     return F.try_variant_get(raw, "$", "string") if field.type in _VARIANTS else raw.cast("string")
 
 
 def is_whole_number(raw: Column) -> Column:
-    """Whether a value came as a whole number, without quotes."""
+    """Return whether a value is a whole number, without quotes."""
     from pyspark.sql import functions as F
 
     return F.schema_of_variant(raw) == "BIGINT"
 
 
 def convert_date(declared: Envelope, field: Field, raw: Column) -> Column:
-    """Return a date or timestamp of any year, null where it is none."""
+    """Return a date or timestamp of any year, null where the value is neither."""
     from pyspark.sql import functions as F
 
     text, number = raw_value_text(field, raw), F.when(is_whole_number(raw), F.try_variant_get(raw, "$", "bigint"))
@@ -423,7 +416,7 @@ def convert_date(declared: Envelope, field: Field, raw: Column) -> Column:
 
 
 def _decimal(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
-    """Return a decimal as it was sent, never rounded: JSON numbers of many digits are not exact any more here."""
+    """Return a decimal exactly as it was sent, else null: JSON numbers with many digits have been rounded by now."""
     from pyspark.sql import functions as F
 
     scale = int(field.type.rstrip(")").split(",")[1])
@@ -448,23 +441,23 @@ def _plain_decimals(scale: int):  # type: ignore[no-untyped-def]  # Spark's own 
 
 
 def decimal_from_variable_scale(text: str) -> str | None:
-    """Return the decimal that `{"scale": 2, "value": base64}` stands for, None for what is none.
+    """Return the decimal for `{"scale": 2, "value": base64}`, None for any other text.
 
-    Debezium sends it for a `numeric` without digits, whose values each have a scale of their own.
+    Debezium sends it for a `numeric` without precision, whose values have a scale each.
     """
     try:
-        told = json.loads(text)
-        scale, value = told["scale"], told["value"]
+        parts = json.loads(text)
+        scale, value = parts["scale"], parts["value"]
     except (ValueError, LookupError, TypeError):
         return None
-    if len(told) != 2 or type(scale) is not int or not isinstance(value, str) or not -_SCALES <= scale <= _SCALES:
+    if len(parts) != 2 or type(scale) is not int or not isinstance(value, str) or not -_SCALES <= scale <= _SCALES:
         return None
     plain = decimal_from_unscaled(value, max(scale, 0))
     return plain if plain is None or scale >= 0 or plain.strip("-") == "0" else plain + "0" * -scale
 
 
 def decimal_from_unscaled(text: str, scale: int) -> str | None:
-    """Return the decimal that base64 of a big-endian, unscaled number stands for; None for what is none."""
+    """Return the decimal for base64 of a big-endian, unscaled number, None for any other text."""
     try:
         number = int.from_bytes(base64.b64decode(text, validate=True), "big", signed=True)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Envelopes as JSON in Debezium's form: Avro as JSON, MongoDB's documents as objects, and what Maxwell writes."""
+"""Converts envelopes to Debezium's JSON: from Avro, MongoDB's documents, and Maxwell's JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXT, UNREAD, BAD = "__text", "__unread", "__bad"
 
 
 def with_envelope_json(declared: Envelope, records: DataFrame, what: str) -> DataFrame:
-    """Return the records with the envelope as JSON in `__text`, and in `__unread` why it can't be had."""
+    """Return the records with the envelope as JSON in `__text`, and in `__unread` why it can't be read."""
     from pyspark.sql import functions as F
 
     if declared.format == "avro":
@@ -35,10 +35,10 @@ def with_envelope_json(declared: Envelope, records: DataFrame, what: str) -> Dat
     return records.withColumn(TEXT, _maxwell_envelope(declared.table)) if declared.layout == "maxwell" else records
 
 
-# -- MongoDB: the row is a document, in extended JSON, as a text
+# MongoDB: the row is a string with a document in extended JSON.
 
 _DOCUMENTS = ("op", "source", "before", "after", "transaction", "ts_ms", "ts_us", "ts_ns")
-# In this order: `{"$date": {"$numberLong": "0"}}` is a number in a date. In a text these quotes are escaped.
+# The order matters: `{"$date": {"$numberLong": "0"}}` is a number in a date. Within strings these quotes are escaped.
 _EXTENDED = (
     (r'\{\s*"\$number(?:Long|Int|Double)"\s*:\s*"(-?\d[\d.eE+-]*)"\s*\}', "$1"),
     (r'\{\s*"\$(?:oid|numberDecimal|numberDouble|uuid|symbol)"\s*:\s*("[^"\\]*")\s*\}', "$1"),
@@ -49,7 +49,7 @@ _EXTENDED = (
 
 
 def plain_extended_json(text: Column) -> Column:
-    """Return a document in MongoDB's extended JSON with plain values: numbers, dates, ids, binary values as base64."""
+    """Return a document in MongoDB's extended JSON with plain values: numbers, dates, ids, and binary as base64."""
     from pyspark.sql import functions as F
 
     for pattern, value in _EXTENDED:
@@ -58,7 +58,7 @@ def plain_extended_json(text: Column) -> Column:
 
 
 def plain_extended_key(text: Column) -> Column:
-    """Return the value that a key in extended JSON stands for, as a text; what is no JSON, as it is."""
+    """Return the value of a key in extended JSON as a string; text that is not JSON is returned unchanged."""
     from pyspark.sql import functions as F
 
     return F.coalesce(F.get_json_object(F.concat(F.lit('{"k":'), plain_extended_json(text), F.lit("}")), "$.k"), text)
@@ -71,7 +71,7 @@ def _document_envelope() -> Column:
     return _envelope(whole, {name: whole[name] for name in ("op", "ts_ms", "ts_us", "ts_ns")}, nested | rows)
 
 
-# -- Maxwell: {"type": "update", "data": the row, "old": what was other before}
+# Maxwell: {"type": "update", "data": the row, "old": the earlier values of changed columns}
 
 _MAXWELL = ("database", "table", "type", "data", "old", "position", "gtid", "ts")
 _OPERATIONS = {
@@ -86,7 +86,7 @@ def _maxwell_envelope(table: str | None) -> Column:
     whole = _pieces(_MAXWELL)
     operations = F.create_map(*[F.lit(part) for pair in _OPERATIONS.items() for part in pair])
     op = F.coalesce(operations[whole["type"]], whole["type"])
-    if table is not None:  # a topic may hold all tables
+    if table is not None:  # a topic may have several tables
         other = F.coalesce(F.concat_ws(".", whole["database"], whole["table"]) != table, F.lit(False))
         op = F.when(other, F.lit("m")).otherwise(op)
     deletes = whole["type"] == "delete"
@@ -98,13 +98,11 @@ def _maxwell_envelope(table: str | None) -> Column:
     return _envelope(whole, {"op": op}, rows)
 
 
-# -- both
-
 _ALL = {"ignoreNullFields": "false"}
 
 
 def _pieces(names: tuple[str, ...]) -> Column:
-    """Return the parts of an envelope, each as a text: nested ones as JSON."""
+    """Return the parts of an envelope as strings, nested ones as JSON."""
     from pyspark.sql import functions as F
 
     strings = ", ".join(f"`{name}` string" for name in names)
@@ -116,7 +114,7 @@ def _pieces(names: tuple[str, ...]) -> Column:
 
 
 def _envelope(whole: Column, plain: Mapping[str, Column], nested: Mapping[str, Column]) -> Column:
-    """Return an envelope with these parts as texts and these as JSON; what could not be read, as it is."""
+    """Return an envelope with these parts as strings and these as JSON; unreadable text is returned unchanged."""
     from pyspark.sql import functions as F
 
     head = F.to_json(F.struct(*[value.alias(name) for name, value in plain.items()]), _ALL)

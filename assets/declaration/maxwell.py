@@ -1,11 +1,12 @@
-"""What Maxwell writes of MySQL's changes, declared: the row, and of an update what was other before."""
+"""The declaration of Maxwell's envelopes of MySQL's changes: the row, and the earlier values that an update changed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from dagster_adjunct.assets.declaration.debezium import EnvelopeFormat, check_choice
+from dagster_adjunct.assets.declaration.debezium import EnvelopeFormat
+from dagster_adjunct.resources.common import check_choice
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
 
@@ -18,13 +19,13 @@ _PATHS = ("source.position", "source.gtid", "source.ts")
 
 @dataclass(frozen=True, slots=True)
 class MaxwellEnvelope(EnvelopeFormat):
-    """Maxwell's JSON in the STRING column `value`: the row as `data`, and in `old` what an update has changed.
+    """Maxwell's JSON in the STRING column `value`: the row in `data`, and earlier values of changed columns in `old`.
 
-    `columns` are those of the rows ("id BIGINT, name STRING"); what else a row has is left out. `table` is the one that
-    counts ("shop.items") where the stream holds others too. `timestamps` says what numbers in TIMESTAMP columns count,
-    None where they are ISO texts with a zone. With `on_missing="keep"` an update changes only the columns that `data`
-    has, with "null" the others become null. Rows of a bootstrap never replace streamed changes, unless `order_by` says
-    otherwise: `source.position` (Maxwell's output_binlog_position), `source.gtid` or `source.ts`.
+    `columns` are those of the rows ("id BIGINT, name STRING"); others are ignored. `table` selects one ("shop.items")
+    if the stream has several. `timestamps` is the unit of numbers in TIMESTAMP columns, None for ISO strings with a
+    zone. With `on_missing="keep"` an update changes only the columns in `data`, with "null" the others become null.
+    Rows of a bootstrap never replace streamed changes, unless `order_by` is declared: `source.position` (Maxwell's
+    output_binlog_position), `source.gtid` or `source.ts`.
     """
 
     columns: str
@@ -43,18 +44,20 @@ class MaxwellEnvelope(EnvelopeFormat):
 
     def __post_init__(self) -> None:
         Schema.from_ddl(self.columns, _ENVELOPE)
-        check_choice(_ENVELOPE, "timestamps", self.timestamps, (None, "millis", "micros"))
-        check_choice(_ENVELOPE, "on_missing", self.on_missing, ("null", "keep"))
+        found = f"{_ENVELOPE} has timestamps={self.timestamps!r}"
+        check_choice(self.timestamps, found, (None, "millis", "micros"), argument="timestamps")
+        found = f"{_ENVELOPE} has on_missing={self.on_missing!r}"
+        check_choice(self.on_missing, found, ("null", "keep"), argument="on_missing")
         if self.table is not None and (not isinstance(self.table, str) or self.table.count(".") < 1):
             raise ConfigurationError(
                 f"{_ENVELOPE} has table={self.table!r}: expected DATABASE.TABLE.",
-                'Write table="shop.items", say, or leave it out where the stream holds one table.',
+                'Write, for example, table="shop.items", or leave it out if the stream has one table.',
                 argument="table",
             )
 
     @property
     def completes(self) -> bool:
-        """Whether changes may leave out columns, which keep what the dataset has."""
+        """Whether changes may leave out columns, which keep their stored values."""
         return self.on_missing == "keep"
 
     def orders(self, path: str) -> bool:

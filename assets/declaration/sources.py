@@ -1,4 +1,4 @@
-"""What a dataset can be made from besides a stream: folders of files, queries, and what one application sends."""
+"""The inputs of datasets other than streams: folders of files, queries, and the output of an application."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.common import check_name
+from dagster_adjunct.resources.common import check_choice, check_name
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.files.formats import FileFormat
 from dagster_adjunct.resources.schemas.records import ArrowFrame
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """Versions as folders of files: each folder below `url` that holds the completion object is one version.
+    """Versions as folders of files: each folder below `url` with a completion object is one version.
 
-    `url` is a folder, `file:///…` or `s3://BUCKET/PREFIX`; a folder's name is its version's, and versions follow each
-    other in the natural order of their names (v2 before v10). A folder without completion object holds back those
-    after it. All files in a folder and below are its records, without those called `_…` or `.…`.
+    `url` is a folder, `file:///…` or `s3://BUCKET/PREFIX`. A version has the name of its folder, and versions are in
+    the natural order of their names (v2 before v10). A folder without completion object holds back those after it. All
+    files in and below a folder are its records, except those named `_…` or `.…`.
 
-    Where the completion object lies in `url` itself, that folder is one version after another, written in place and
-    named by when it was completed: remove the completion object, replace the files, write it again.
+    If the completion object is in `url` itself, that folder holds one version after the other, named by the time of
+    completion: to replace it, remove the completion object, replace the files, and write the completion object again.
 
-    `complete` is the completion object's name. It is written last; it may be empty, or a JSON object with `rows`, the
-    number of records, and `checksum`, as `records_checksum` gives it. `schema` is what the files hold, checked
-    strictly: see resources/files/formats.py for what each format may look like.
+    `complete` is the completion object's name. It is written last. It may be empty, or a JSON object with `rows`, the
+    number of records, and `checksum`, as `records_checksum` returns it. `schema` is the schema of the files, checked
+    strictly: see resources/files/formats.py for each format.
     """
 
     url: str
@@ -39,17 +39,13 @@ class FileSource:
     complete: str = "_SUCCESS"
 
     def __post_init__(self) -> None:
-        if self.format not in ("parquet", "csv", "jsonl"):
-            raise ConfigurationError(
-                f"files at {self.url!r} have format {self.format!r}: expected parquet, csv or jsonl.",
-                "Choose one.",
-                argument="format",
-            )
+        found = f"files at {self.url!r} have format {self.format!r}"
+        check_choice(self.format, found, ("parquet", "csv", "jsonl"), argument="format")
         if not self.url or not self.complete or "/" in self.complete:
             raise ConfigurationError(
                 f"files at {self.url!r} are complete with the object {self.complete!r}: "
                 "expected a URL and a plain name.",
-                "Name the completion object as it lies in a version's folder.",
+                "Give the completion object's name within a version's folder.",
                 argument="complete",
             )
 
@@ -59,7 +55,7 @@ class FileSource:
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """What a query is asked for: the version's name, and the partition where Dagster materialises one."""
+    """What a query computes: the version's name, and the partition if Dagster materializes one."""
 
     version: str
     partition: str | None
@@ -67,12 +63,12 @@ class Computation:
 
 @dataclass(frozen=True, slots=True)
 class QuerySource:
-    """Versions computed by Spark: each advance runs the query and publishes what it gives, if that is new.
+    """Versions computed by a query: each advance runs it and publishes the result if that is new.
 
-    `query` is SQL, in which `{version}` and `{partition}` stand as quoted texts, or a function of the session
-    and a Computation that returns a frame of Spark, pandas or Polars, or an Arrow table. `schema` is what it returns,
-    checked strictly. Without Spark it has to be a function, which gets IN_PROCESS instead of a session, and returns
-    another than Spark's frames.
+    `query` is SQL, in which `{version}` and `{partition}` are replaced by string literals, or a function of the session
+    and a Computation that returns a Spark, pandas or Polars frame or an Arrow table. `schema` is the schema of the
+    result, checked strictly. Without Spark it must be a function, which gets IN_PROCESS instead of a session and
+    returns no Spark frame.
     """
 
     query: str | Callable[[Any, Computation], DataFrame | ArrowFrame]
@@ -88,10 +84,10 @@ class QuerySource:
 
 @dataclass(frozen=True, slots=True)
 class OwnedBy:
-    """What the batches of one application send: the input of a local table, whose columns are `schema`.
+    """The input of a local table: what the batches of one application send. `schema` are its columns.
 
-    `expires` is the column, a timestamp, of a table of state that says when a row is gone; None where none ever is.
-    `kept_for` says what an operator keeps it for, in words.
+    `expires` is the timestamp column of a state table after which a row is expired, None if rows never expire.
+    `kept_for` describes the operator's purpose for a state table.
     """
 
     application: str

@@ -37,9 +37,7 @@ def test_unknown_backends_are_named_with_those_that_are_known():
         function_from_description({"backend": "nosuch"})
     with pytest.raises(ConfigurationError, match="dict is not a registered backend"):
         describe_function({})
-    with pytest.raises(
-        ConfigurationError, match=r"backend of tables 'memory' rejects its stored settings: .*'nosuch'"
-    ):
+    with pytest.raises(ConfigurationError, match=r"backend of tables 'memory' rejects its stored settings: .*'nosuch'"):
         function_from_description({"backend": "memory", "name": "x", "nosuch": 1})
 
 
