@@ -217,7 +217,7 @@ def resolve_position(
         problems += [f"{', '.join(unknown)} unknown"] if unknown else []
         raise DatasetError(
             f"{what}: its position must give the next offset of every partition of the stream, each once: "
-            f"{'; '.join(problems) or 'a partition stands twice'}.",
+            f"{'; '.join(problems) or 'a partition occurs twice'}.",
             "Record the offset at which the stream goes on for each partition, also for those without records.",
             dataset=spec.name,
         )

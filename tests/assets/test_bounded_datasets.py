@@ -183,7 +183,7 @@ def test_a_null_key_publishes_nothing_and_names_the_column(sparkling: World) -> 
     world.send("planes", [("N1", 2, "a"), (None, 3, "b")], version="v2")
     report = world.advance(PLANES)
     assert report.action == "rejected"
-    assert "NullKeyError: dataset 'planes', version 'v2': 1 record(s) have no 'tailnum'" in report.note
+    assert "NullKeyError: dataset 'planes', version 'v2': 1 record(s) have a null in 'tailnum'" in report.note
     assert world.view(PLANES).version == first.version
     named = re.search(r"the key \(tailnum\): lake\.planes\.(\d) at offset (\d+)\.", report.note)
     assert named is not None, report.note
@@ -192,7 +192,7 @@ def test_a_null_key_publishes_nothing_and_names_the_column(sparkling: World) -> 
 
     world.send("planes", [(None, number, "b") for number in range(8)], version="v3")
     note = world.advance(PLANES).note
-    assert "8 record(s) have no 'tailnum'" in note
+    assert "8 record(s) have a null in 'tailnum'" in note
     assert len(re.findall(r"lake\.planes\.\d at offset \d+", note)) == 5
     assert " …" in note.partition("Next:")[0]
 

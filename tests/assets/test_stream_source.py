@@ -331,7 +331,7 @@ def test_records_without_a_key_are_kept_by_their_place_on_the_stream(sparkling: 
     "source", [FileSource("/data", "csv", SCHEMA), QuerySource("SELECT 1", SCHEMA, name="nightly")]
 )
 def test_files_and_queries_without_a_key_are_refused_by_name(source: FileSource | QuerySource) -> None:
-    with pytest.raises(ConfigurationError, match=r"'planes' is keyed by offset, and its input is (files in|query)"):
+    with pytest.raises(ConfigurationError, match=r"'planes' is keyed by offset, but its input is (files in|query)"):
         bounded_dataset("planes", input=source, key=BY_OFFSET, broadcast=True)
 
 

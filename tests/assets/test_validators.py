@@ -401,7 +401,7 @@ def declared(*validators: Any) -> None:
 
 def test_a_dataset_refuses_validators_that_can_t_be_told_apart_or_are_none() -> None:
     declared(unique_keys(), min_rows(1))
-    with pytest.raises(ConfigurationError, match="dataset 'planes' has two validators of the name 'min_rows'"):
+    with pytest.raises(ConfigurationError, match="dataset 'planes' has two validators named 'min_rows'"):
         declared(min_rows(1), unique_keys(), min_rows(2))
     with pytest.raises(ConfigurationError, match="dataset 'planes' has <function unique_keys"):
         declared(unique_keys)

@@ -129,7 +129,7 @@ def test_a_version_whose_time_can_not_be_told_is_rejected_and_the_next_one_comes
     report = place.advance(place.dataset("name"))
     assert len(report.rejected) == 1
     refused = [ref for ref in StoredVersions(place.lake, "planes").versions() if ref.state == "rejected"]
-    assert "its name does not tell since when it is valid: expected a day or a time" in refused[0].reason
+    assert "its name does not say since when it is valid: expected a date or time" in refused[0].reason
     assert [name for name, _, _ in place.spans()] == ["2026-01-01", "2026-01-03"]
 
 
@@ -142,8 +142,8 @@ def test_markers_of_different_times_or_of_none_reject_a_version(place: Place) ->
         )
     place.advance(spec)
     reasons = [ref.reason for ref in StoredVersions(place.lake, "planes").versions()]
-    assert "no marker says since when it is valid" in reasons[0]
-    assert "its markers say different times (2026-01-03 00:00:00 UTC, 2026-01-04 00:00:00 UTC)" in reasons[1]
+    assert "no marker has a time since when it is valid" in reasons[0]
+    assert "its markers have different times (2026-01-03 00:00:00 UTC, 2026-01-04 00:00:00 UTC)" in reasons[1]
     with pytest.raises(DatasetError, match="has no sealed version that states since when it is valid"):
         place.reader()
     with pytest.raises(ConfigurationError, match="a time with its zone"):

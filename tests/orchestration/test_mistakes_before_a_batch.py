@@ -56,7 +56,7 @@ def line_with(text: str) -> int:
 
 STREAMS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda stream: stream.filter("vv > 1"), "filter-2: .*vv"),
-    (lambda stream: stream.filter("v >"), "filter-2: .*something is missing"),
+    (lambda stream: stream.filter("v >"), "filter-2: .*an operand is missing"),
     (lambda stream: stream.map("k", "v * nowhere as w"), "map-2: .*nowhere"),
     (lambda stream: stream.map(nowhere), "map-2: .*`?nowhere`?"),
     (lambda stream: stream.map(lambda frame: None), r"map-2: <lambda>\(\) returned None: expected a DataFrame"),

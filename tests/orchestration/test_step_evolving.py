@@ -92,7 +92,7 @@ def test_what_only_spark_knows_is_refused_before_a_batch_is_begun(step_world: St
     heard: list[str] = []
     with pytest.raises(StreamExistsError, match="v is string, was int"):
         step_world.run(sending("k", "concat(v, 'x') as v"), on_event=lambda event: heard.append(event.what))
-    with pytest.raises(StreamExistsError, match=r"v \(int\) is called V"):
+    with pytest.raises(StreamExistsError, match=r"v \(int\) is renamed to V"):
         step_world.run(sending("*", hidden=lambda frame: frame.withColumnRenamed("v", "V")))
     assert "intent" not in heard
     state = step_world.state(sending("k", "v"))

@@ -119,7 +119,7 @@ def one_only(record: dict[str, Any]) -> dict[str, Any]:
     [
         (nothing_named_so, "result of nothing_named_so.. has the columns k, letter; its schema says k, letter, place"),
         (no_number, "gave column 'place' a value that is no int"),
-        (half_a_number, "gave column 'place' a value that is no int: 1.5 is no whole number"),
+        (half_a_number, "gave column 'place' a value that is no int: 1.5 is not a whole number"),
         (one_only, "returned dict for a record: expected any number of dictionaries"),
     ],
 )

@@ -62,7 +62,11 @@ def test_what_pandas_calls_missing_is_null(returned: Any, returns: str) -> None:
         (2**40, "int", "returned int for 'f', which does not fit into int"),
         (2.5, "bigint", "returned float for 'f', which does not fit into bigint"),
         ([1], "bigint", "returned list for 'f', which is no bigint"),
-        (datetime(2026, 1, 1), "timestamp", "returned datetime for 'f', which is no timestamp: .* no time with a zone"),
+        (
+            datetime(2026, 1, 1),
+            "timestamp",
+            "returned datetime for 'f', which is no timestamp: .* not a time with a time zone",
+        ),
         (pa.scalar(datetime(2026, 1, 1)), "timestamp", "returned datetime for 'f', which is no timestamp"),
         (1_767_225_600, "timestamp", "returned int for 'f', which does not fit into timestamp"),
         (pa.scalar(253_402_300_800_000_000, pa.timestamp("us", tz="UTC")), "timestamp", "returned TimestampScalar"),

@@ -110,7 +110,7 @@ def test_a_wrong_java_home_beside_a_java_that_will_do_is_to_be_unset(
     with pytest.raises(ConfigurationError) as refused:
         check_java()
     assert refused.value.setting == "JAVA_HOME"
-    assert refused.value.next_step == f"Unset JAVA_HOME: {good} on the PATH is Java 21, and will do."
+    assert refused.value.next_step == f"Unset JAVA_HOME: {good} on the PATH is Java 21, which is recent enough."
 
 
 def test_a_java_home_goes_before_the_path(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def test_names_kept_for_the_record_itself_are_refused(name: str) -> None:
 
 
 def test_names_that_differ_only_in_case_are_refused() -> None:
-    with pytest.raises(SchemaMismatchError, match=r"\['year'\] stand twice"):
+    with pytest.raises(SchemaMismatchError, match=r"\['year'\] occur twice"):
         Schema.of(year="int", Year="int")
 
 
@@ -107,7 +107,7 @@ def test_conform_widens_and_decodes_without_loss() -> None:
     ],
 )
 def test_conform_refuses_what_would_lose_or_invent_a_value(values: pa.Array, kind: str) -> None:
-    with pytest.raises(SchemaMismatchError, match=r"stream 's': column 'a' holds .* where the schema says"):
+    with pytest.raises(SchemaMismatchError, match=r"stream 's': column 'a' is .*, but the schema declares"):
         fit_to_schema(pa.table({"a": values}), Schema.of(a=kind), "stream 's'")
 
 

@@ -75,7 +75,7 @@ def test_a_read_that_the_network_broke_off_is_transient_and_names_the_file(cause
     inner = "Caused by: java.lang.RuntimeException: wrapped\n\tat a.B.c(B.java:1)\n"
     translated = find_adjunct_error(Py4JJavaError(f"{READ}{inner}Caused by: {cause}\n\tat a.B.c(B.java:1)\n"))
     assert isinstance(translated, StoreUnavailableError)
-    assert translated.problem == f"Spark's read of {FILE} was broken off: {cause.split(': ', 1)[1]}."
+    assert translated.problem == f"Spark's read of {FILE} was interrupted: {cause.split(': ', 1)[1]}."
     assert translated.url == FILE
 
 

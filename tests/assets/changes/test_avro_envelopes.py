@@ -172,7 +172,7 @@ def test_whatever_bytes_there_are_they_are_read_or_a_problem() -> None:
 def test_a_schema_that_is_none_is_refused_before_a_task_is_run(sparkling: World) -> None:
     stream(sparkling, BINARY, [(b"x",)])
     form = DebeziumEnvelope("id BIGINT", format="avro", avro_schema={7: '{"type": "recrd"}'})
-    with pytest.raises(ConfigurationError, match=r"dataset 'table'.* avro_schema 7 is no Avro schema"):
+    with pytest.raises(ConfigurationError, match=r"dataset 'table'.* avro_schema 7 is not an Avro schema"):
         decoded(sparkling, dataset(changes=form))
 
 

@@ -58,9 +58,9 @@ def test_no_reason_tells_a_value_where_a_column_is_sensitive(sparkling: World) -
     hidden = dataset(changes=DebeziumEnvelope("id BIGINT"), on_bad_change=DeadLetters("lake.dead"), sensitive=["id"])
     reasons = [row["reason"] for row in split(sparkling, hidden)[1].orderBy("offset").collect()]
     assert reasons == [
-        "column 'id' is a value that is not told, declared bigint",
-        "not JSON: a value that is not told",
-        "unknown operation a value that is not told",
+        "column 'id' is a hidden value, declared bigint",
+        "not JSON: a hidden value",
+        "unknown operation a hidden value",
     ]
 
 

@@ -241,7 +241,7 @@ def test_a_stream_that_can_not_be_of_the_declared_form_is_refused_with_the_datas
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda: OperationColumn(delete=("d", "U")), "the operation 'u' of column 'op' is declared in two ways"),
+        (lambda: OperationColumn(delete=("d", "U")), "the operation 'u' of column 'op' is declared twice"),
         (lambda: DebeziumEnvelope("id BIGINT", format="xml"), "format='xml': expected one of 'json', 'avro'"),
         (lambda: DebeziumEnvelope("id BIGINT", format="avro"), "format='avro' and no avro_schema"),
         (lambda: DebeziumEnvelope("id BIGINT", avro_schema="{}"), "format='json' and an avro_schema"),

@@ -18,12 +18,12 @@ from dagster_adjunct.resources.schemas.schema import Schema
     ("options", "problem"),
     [
         ({"history": 5}, "history is 5: expected a timedelta"),
-        ({"history": timedelta(0)}, "expected a timedelta of more than nothing"),
+        ({"history": timedelta(0)}, "expected a positive timedelta"),
         ({"history": "none"}, "history is 'none'"),
         ({"valid_from": "at"}, "no history is kept"),
         ({"history": "all", "valid_from": "__at"}, "valid_from is '__at'"),
         ({"history": "all", "order_by": "n", "keep_tombstones": 5}, "says itself how long deletions"),
-        ({"history": "all", "persistent": False}, "a table of one run can't keep a history"),
+        ({"history": "all", "persistent": False}, "a table with persistent=False can't keep a history"),
     ],
 )
 def test_a_history_that_can_not_be_kept_is_refused_with_what_to_do(options: dict[str, Any], problem: str) -> None:

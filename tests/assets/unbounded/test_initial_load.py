@@ -204,7 +204,7 @@ def test_a_position_names_every_partition_of_the_stream_once() -> None:
     for given, problem in (
         ({"lake.accounts.0": "5"}, r"each once: lake.accounts.1 missing"),
         ({"0": 1, "1": 1, "2": 1}, r"each once: 2 unknown"),
-        ([(0, 1), (1, 1), (1, 2)], r"a partition stands twice"),
+        ([(0, 1), (1, 1), (1, 2)], r"a partition occurs twice"),
     ):
         with pytest.raises(DatasetError, match=problem):
             resolve_position(accounts, "x", given, ssps)

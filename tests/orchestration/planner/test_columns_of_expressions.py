@@ -100,7 +100,7 @@ def test_a_condition_that_is_no_condition_is_refused() -> None:
 def test_an_expression_that_is_not_closed_is_refused_whatever_the_columns() -> None:
     unknown = StreamFacts("lake.other", 4, ("visitor",), SPARK)
     error = refusal(lambda app, visits: app.input_stream("lake.other").filter("upper(shop = 'A'"), unknown)
-    assert "is no expression of Spark SQL: '(' is not closed" in error.problem
+    assert "is not a Spark SQL expression: '(' is not closed" in error.problem
 
 
 def test_what_updates_say_is_proven() -> None:
@@ -299,7 +299,7 @@ def test_validators_that_may_hold_are_planned(validator) -> None:
         ({"validators": [sql_check("rows", "SELECT * FROM version WHERE uper(city) = 'A'")]},
          "validator 'rows' of dataset 'shops': uper() is not a Spark function (upper?)"),
         ({"validators": [sql_check("rows", "SELEC *")]},
-         "validator 'rows' of dataset 'shops': 'SELEC *' (it can't be read without Spark (ParseError))"),
+         "validator 'rows' of dataset 'shops': 'SELEC *' (it only Spark can parse it (ParseError))"),
         ({"validators": [sql_check("ours", "uper(city) = 'A'")]},
          "validator 'ours' of dataset 'shops': uper() is not a Spark function (upper?)"),
         ({"extractor": Projection("shop string, city string", {"city": "uper(city)"}, where="exists (select 1)")},
@@ -340,7 +340,7 @@ def test_a_select_of_which_all_is_known_is_no_note() -> None:
         (Projection("shop string, city string", where="sise > 0"), "the record has no column 'sise' ('sise > 0')"),
         (Projection("shop string, city string", {"city": "upper(city"}), "'(' is not closed"),
         (Projection("shop string, city string", where="size"), "where=: the condition 'size' is int: expected boolean"),
-        (Projection("shop string, city string", where="max(size) > 1"), "makes one value of several records with max"),
+        (Projection("shop string, city string", where="max(size) > 1"), "aggregates several records with max"),
         (Projection("shop string, city string", {"city": "ours(city)"}, where="__offset > 1"), None),
         (Projection("shop string, city bigint", {"city": "size + 1"}, where="exists (select 1)"), None),
     ],
@@ -376,7 +376,7 @@ def test_a_change_stream_is_judged_by_the_rows_that_its_envelopes_hold(extractor
 
 @pytest.mark.parametrize("expression", ["to_json(struct(*))", "hash(*, 1)", "cast(struct(* except (spent)) as string)"])
 def test_functions_of_all_columns_would_take_a_record_s_position(expression: str):
-    with pytest.raises(PlanningError, match=r"takes all columns in a function with '\*'"):
+    with pytest.raises(PlanningError, match=r"passes all columns to a function with '\*'"):
         planned(lambda app, visits: visits.with_columns(made=expression))
 
 

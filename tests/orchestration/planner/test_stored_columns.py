@@ -46,7 +46,7 @@ def test_more_and_wider_columns_in_any_order_are_planned(expressions: tuple[str,
     [
         (("k",), r"map|send-to-3: stream lake\.out .*v \(int\) is removed"),
         (("k", "v as w"), r"v \(int\) is removed"),
-        (("k", "v as V"), r"v \(int\) is called V"),
+        (("k", "v as V"), r"v \(int\) is renamed to V"),
         (("k", "cast(v as tinyint) as v"), "v is tinyint, was int"),
         (("k", "upper(k) as v"), "v is string, was int"),
         (("k", "x as v"), "v is double, was int|whose values"),

@@ -225,7 +225,7 @@ def test_mistakes_are_told_as_in_production_and_before_spark(tmp_path: Path) -> 
 
 def test_a_time_without_a_zone_in_a_record_of_the_test_is_refused_as_in_production() -> None:
     schema = Schema.of(at="timestamp")
-    with pytest.raises(ConfigurationError, match=r"column 'at' is timestamp: .* no time with a zone"):
+    with pytest.raises(ConfigurationError, match=r"column 'at' is timestamp: .* not a time with a time zone"):
         arrow_table("lake.seen", schema, [{"at": datetime(2026, 1, 1)}], [])
     assert arrow_table("lake.seen", schema, [{"at": datetime(2026, 1, 1, tzinfo=UTC)}], []).num_rows == 1
 

@@ -88,12 +88,12 @@ def test_the_byte_order_mark_and_carriage_returns_of_a_csv_file_are_no_content(f
         ("tailnum,seats\nN1,2,3\n", ["line 2", "Expected 2 columns, got 3"]),
         ("tailnum\nN1\n", ["column 'seats' is missing"]),
         ("tailnum,seats,maker\nN1,2,B\n", ["column 'maker' is not declared"]),
-        ("tailnum,seats,seats\nN1,2,2\n", ["column 'seats' stands twice"]),
+        ("tailnum,seats,seats\nN1,2,2\n", ["column 'seats' occurs twice"]),
         ("Tailnum,seats\nN1,2\n", ["column 'tailnum' is missing", "column 'Tailnum' is not declared"]),
         ("", ["is empty", "a header line"]),
         ("\n\n", ["is empty"]),
-        ('seats,tailnum\n1,N1\n2,"N2\n3,N3\n', ["ends inside of a quoted value", "N2"]),
-        ('seats,tailnum\n1,N1\n2,"N2', ["ends inside of a quoted value"]),
+        ('seats,tailnum\n1,N1\n2,"N2\n3,N3\n', ["ends within a quoted value", "N2"]),
+        ('seats,tailnum\n1,N1\n2,"N2', ["ends within a quoted value"]),
         ('tailnum,seats\n"N1,1\nN2,2\n', ["line 2"]),
     ],
 )  # fmt: skip
@@ -296,7 +296,7 @@ def test_errors_tell_the_place_and_no_value_where_a_column_is_sensitive(
     schema = Schema.of({"tailnum": "string", "it's": "int"})
     with pytest.raises(SchemaMismatchError) as caught:
         list(DeclaredFiles(tree, format, schema, "it", values=False).tables(tree.list()[0]))
-    assert f"/a{place}: what was found is not told, because columns are sensitive." in str(caught.value)
+    assert f"/a{place}: the value is not shown, because columns are sensitive." in str(caught.value)
     assert "hunter2" not in f"{caught.value} {caught.value.facts}"
 
 

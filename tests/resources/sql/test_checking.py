@@ -37,8 +37,8 @@ def test_what_spark_may_accept_is_not_refused(text: str) -> None:
         ("* except (sp)", "sp", "no column 'sp'", ""),
         ("transform(address.xs, x -> x + y)", "y", "no column 'y'", ""),
         ("x.y", "x", "no column 'x'", ""),
-        ("__offset > 1", "__offset", "carry a record's own position", "columns of your own"),
-        ("visitor.name", "visitor", "'visitor' is string: it has no fields", "`visitor.name`"),
+        ("__offset > 1", "__offset", "are reserved for the record's position", "the record's own columns"),
+        ("visitor.name", "visitor", "'visitor' is string and has no fields", "`visitor.name`"),
         ("`a.b`", "a.b", "no column 'a.b'", ""),
     ],
 )  # fmt: skip

@@ -19,15 +19,15 @@ TYPES = {"n": "int", "s": "string", "b": "boolean", "d": "date", "xs": None}
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("explode(split(s, ',')) as item", "several records of one with explode()"),
-        ("upper(s) || POSEXPLODE_OUTER(xs)", "several records of one with posexplode_outer()"),
-        ("json_tuple(s, 'a', 'b')", "several records of one with json_tuple()"),
-        ("sum(n) as total", "one value of several records with sum()"),
-        ("n - count(*)", "one value of several records with count()"),
-        ("max(n) filter (where n > 1) + 1", "one value of several records with max()"),
-        ("listagg(s) within group (order by n)", "one value of several records with listagg()"),
-        ("sum(max(n)) over (order by s)", "one value of several records with max()"),
-        ("row_number()", "one value of several records with row_number()"),
+        ("explode(split(s, ',')) as item", "several records for one with explode()"),
+        ("upper(s) || POSEXPLODE_OUTER(xs)", "several records for one with posexplode_outer()"),
+        ("json_tuple(s, 'a', 'b')", "several records for one with json_tuple()"),
+        ("sum(n) as total", "aggregates several records with sum()"),
+        ("n - count(*)", "aggregates several records with count()"),
+        ("max(n) filter (where n > 1) + 1", "aggregates several records with max()"),
+        ("listagg(s) within group (order by n)", "aggregates several records with listagg()"),
+        ("sum(max(n)) over (order by s)", "aggregates several records with max()"),
+        ("row_number()", "aggregates several records with row_number()"),
     ],
 )
 def test_what_is_not_of_one_record_is_refused(text: str, message: str) -> None:
@@ -64,9 +64,9 @@ def test_a_condition_has_no_window() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("b and n", "takes 'n' for true or false, and it is int"),
-        ("n > 1 or length(s)", "takes 'LENGTH(s)' for true or false, and it is int"),
-        ("case when not d then 1 end", "takes 'd' for true or false, and it is date"),
+        ("b and n", "uses 'n' as a boolean, but it is int"),
+        ("n > 1 or length(s)", "uses 'LENGTH(s)' as a boolean, but it is int"),
+        ("case when not d then 1 end", "uses 'd' as a boolean, but it is date"),
     ],
 )
 def test_what_is_no_truth_is_refused(text: str, message: str) -> None:

@@ -154,7 +154,7 @@ def test_a_lost_reply_of_the_commit_is_found_out(records: Records) -> None:
 
 def test_records_that_do_not_fit_name_the_column(s: LakeStreams, records: Records) -> None:
     wrong = pa.table({"k": ["a"], "v": ["12"]})
-    with pytest.raises(SchemaMismatchError, match="stream 's': column 'v' holds string where the schema says bigint"):
+    with pytest.raises(SchemaMismatchError, match="stream 's': column 'v' is string, but the schema declares bigint"):
         s.append("s", wrong, producer="p", sequence=0)
     with pytest.raises(SchemaMismatchError, match=r"\['v'\] are missing and \['w'\] are not expected"):
         s.append("s", pa.table({"k": ["a"], "w": [1]}), producer="p", sequence=0)

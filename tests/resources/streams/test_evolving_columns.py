@@ -56,7 +56,7 @@ def test_added_columns_are_null_in_old_records_and_widened_ones_are_cast(streams
     [
         (Schema.of(k="string"), r"v \(bigint\) is removed"),
         (Schema.of(k="string", w="bigint"), r"v \(bigint\) is removed"),
-        (Schema.of(k="string", V="bigint"), r"v \(bigint\) is called V"),
+        (Schema.of(k="string", V="bigint"), r"v \(bigint\) is renamed to V"),
         (Schema.of(k="string", v="int"), "v is int, was bigint, whose values do not all fit"),
         (Schema.of(k="string", v="string"), "v is string, was bigint"),
         (Schema.of(k="binary", v="bigint"), "k is binary, was string, and is a column of the key"),

@@ -159,7 +159,7 @@ def test_a_tombstone_makes_another_content(spark: SparkSession, streams: LakeStr
 
 def test_a_frame_that_does_not_fit_names_the_column(spark: SparkSession, streams: LakeStreams) -> None:
     streams.create("s", schema=SCHEMA, partitions=1)
-    with pytest.raises(SchemaMismatchError, match="column 'v' holds string where the schema says bigint"):
+    with pytest.raises(SchemaMismatchError, match="column 'v' is string, but the schema declares bigint"):
         streams.append("s", spark.createDataFrame([("a", "1")], "k string, v string"), producer="p", sequence=0)
     with pytest.raises(SchemaMismatchError, match=r"\['w'\] are not expected"):
         streams.append("s", spark.createDataFrame([("a", 1, 2)], "k string, v int, w int"), producer="p", sequence=0)
@@ -175,7 +175,7 @@ def test_a_stray_or_missing_file_is_found_before_anything_is_read(
     (file,) = streams.lake.store.list("streams/s/data/")
     stray = file.key.replace("part-00000", "part-00007")
     streams.lake.store.put(stray, streams.lake.store.get(file.key).data)
-    with pytest.raises(ManifestMismatchError, match="streams/s: the manifest lists 1 files, Spark sees 2; not listed"):
+    with pytest.raises(ManifestMismatchError, match="streams/s: the manifest lists 1 files, Spark found 2; not listed"):
         streams.read(spark, streams.whole("s"))
     streams.lake.store.delete(stray)
     assert streams.read(spark, streams.whole("s")).count() == 1

@@ -299,12 +299,12 @@ def test_headers_become_a_column_and_are_headers_again() -> None:
     ("declare", "message"),
     [
         (lambda: topic_schema(KafkaTopic(value=Json("id INT"), key=KeyText("id BIGINT"))), "'id' is bigint in the key"),
-        (lambda: Json("id INT", malformed="id"), "stand twice"),
+        (lambda: Json("id INT", malformed="id"), "occur twice"),
         (lambda: Json("id INT", malformed=""), "malformed is empty"),
         (lambda: Json("id INT", timestamps="days"), "timestamps='days'"),  # type: ignore[arg-type]
         (lambda: Json("id INT", names={"no": "id"}), "has no column 'no'"),
         (lambda: Json("id INT, no INT", names={"no": "id"}), "two columns for the field 'id'"),
-        (lambda: Text("value", malformed="value"), "stand twice"),
+        (lambda: Text("value", malformed="value"), "occur twice"),
         (lambda: KeyText("a DOUBLE"), "have several text forms"),
         (lambda: Raw(malformed="bad"), "never malformed"),
         (lambda: Avro("{"), "an invalid schema"),
