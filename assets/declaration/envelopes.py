@@ -1,11 +1,10 @@
-"""From Debezium's envelopes to changes of rows, as Spark expressions.
+"""Converts Debezium's envelopes to changes of rows with Spark expressions.
 
     value -> from_json -> op, before and after with their declared types -> none, one or two changes -> explode
 
-Numbers and booleans are read as such, so that a text where a number belongs is found, and dates and timestamps as
-variants, which say whether they are numbers or texts; decimals and binary values are read as texts, since what they
-mean is for the declaration to say. Of the row before only the key is used: databases fill the rest of it, or not, as
-they are configured.
+Numbers are parsed as such, so that strings in their place are found. Booleans, dates and timestamps are parsed as
+variants, which tell numbers from strings. Decimals and binary values are parsed as strings, whose encoding is declared.
+Only the key of the row before is used, because databases may leave out its other columns.
 """
 
 from __future__ import annotations
@@ -68,10 +67,8 @@ def decode_envelopes(
     order_by: tuple[str, ...],
     comparable: bool,
 ) -> DataFrame:
-    """Return the changes in these records: `schema`, META, PROBLEM, SNAPSHOT, and the paths in `order_by`.
-
-    KEPT is there where the declaration keeps columns.
-    """
+    """Return the changes in these records, with the columns of `schema`, META, PROBLEM, SNAPSHOT, the paths in
+    `order_by`, and KEPT if changes may leave out columns."""
     from pyspark.sql import functions as F
 
     paths = [name for name in order_by if name not in schema.names]
@@ -104,10 +101,10 @@ def decode_envelopes(
     problem = F.coalesce(_problem(declared, schema, old, key, own, comparable), *absent)
     changes = _changes(schema, old, key, own).alias(_CHANGE)
     others = [F.col(name) for name in kept if name not in (TOMBSTONE, TEXT, UNREAD)]
-    told = read.select("*", problem.alias(PROBLEM)).withColumn(SNAPSHOT, F.coalesce(F.col(_OP) == "r", F.lit(False)))
+    read = read.select("*", problem.alias(PROBLEM)).withColumn(SNAPSHOT, F.coalesce(F.col(_OP) == "r", F.lit(False)))
     others += [F.col(name) for name in (SNAPSHOT, *map(path_column, paths))]
     others += [F.col(KEPT)] if declared.completes else []
-    made = told.select(*others, F.explode(changes).alias(_CHANGE))
+    made = read.select(*others, F.explode(changes).alias(_CHANGE))
     return made.select(
         *[F.col(_CHANGE)[_ROW][name].alias(name) for name in schema.names],
         *others,
@@ -117,7 +114,7 @@ def decode_envelopes(
 
 
 def read_transactions(declared: DebeziumEnvelope, records: DataFrame, what: str) -> DataFrame:
-    """Return of each record META, `transaction` (its id, or null), `number` in it, and whether it is `readable`."""
+    """Return META, `transaction` (an id or null), its `number` within that, and `readable` for each record."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructType
 
@@ -135,11 +132,8 @@ def read_transactions(declared: DebeziumEnvelope, records: DataFrame, what: str)
     )
 
 
-# -- the form of the JSON
-
-
 def _block(schema: Schema, old: Schema, paths: Sequence[str]) -> StructType:
-    """Return what is read of an envelope."""
+    """Return the type with which an envelope is parsed."""
     from pyspark.sql.types import StringType, StructType
 
     block = StructType().add("op", StringType()).add("after", raw_row_type(schema)).add("before", raw_row_type(old))
@@ -151,19 +145,19 @@ def _block(schema: Schema, old: Schema, paths: Sequence[str]) -> StructType:
 
 
 def _top(block: StructType) -> StructType:
-    """Return the envelope's form: bare, or as the payload beside a schema."""
+    """Return the type of the whole value: the bare envelope, or one in the payload next to its schema."""
     from pyspark.sql.types import StringType, StructType
 
     return StructType([*block.fields]).add("payload", block).add(BAD, StringType())
 
 
 def _options(declared: Envelope) -> dict[str, str]:
-    """Return how JSON is read: NaN and infinities only stand in what was made of Avro, which has them."""
+    """Return the options of the JSON parser. Only JSON that was converted from Avro may have NaN and infinity."""
     return {"columnNameOfCorruptRecord": BAD, "allowNonNumericNumbers": str(declared.format == "avro").lower()}
 
 
 def _part(*path: str) -> Column:
-    """Return a part of the parsed envelope, of its payload where it has one."""
+    """Return a part of the parsed envelope, or of its payload if it has one."""
     from pyspark.sql import functions as F
 
     payload, bare = F.col(_PARSED)["payload"], F.col(_PARSED)
@@ -173,7 +167,7 @@ def _part(*path: str) -> Column:
 
 
 def _before(declared: Envelope, old: Schema) -> Column:
-    """Return the row before, of which Maxwell's updates have only what was other."""
+    """Return the row before the change, completed for Maxwell, whose updates have only the changed columns of it."""
     from pyspark.sql import functions as F
 
     before, after = _part("before"), _part("after")
@@ -184,16 +178,13 @@ def _before(declared: Envelope, old: Schema) -> Column:
 
 
 def _own_key(declared: Envelope, schema: Schema, name: str) -> Column:
-    """Return a column of the record's own key; MongoDB's connector writes it as extended JSON."""
+    """Return a column of the record's own key, which is extended JSON for MongoDB's connector."""
     documents = declared.layout == "documents" and schema.field(name).type == "string"
     return plain_extended_key(named_column(name)) if documents else named_column(name)
 
 
-# -- values
-
-
 def _converted_row(declared: Envelope, schema: Schema, raw: str) -> Column:
-    """Return the row with the types of `schema`; null where there is no row, and each value that does not fit."""
+    """Return the row with the types of `schema`, null if there is none, with null for values that do not fit."""
     from pyspark.sql import functions as F
 
     values = [
@@ -202,13 +193,10 @@ def _converted_row(declared: Envelope, schema: Schema, raw: str) -> Column:
     return F.when(F.col(raw).isNotNull(), F.struct(*values))
 
 
-# -- what a record says
-
-
 def _problem(
     declared: Envelope, schema: Schema, old: Schema, key: tuple[str, ...], own: list[str], comparable: bool
 ) -> Column:
-    """Return why a record's change can't be applied, null where it can."""
+    """Return the reason why a record's change can't be applied, null if it can."""
     from pyspark.sql import functions as F
 
     op, writes = F.col(_OP), F.col(_OP).isin("c", "r", "u")
@@ -227,7 +215,7 @@ def _problem(
         ),
         F.when(
             (op == "d") & F.col(_RAW_BEFORE).isNull() & ~_has_own(key, own),
-            F.lit("a delete without the row before it: nothing says which row (REPLICA IDENTITY is NOTHING?)"),
+            F.lit("a delete without the row before it, so its key is unknown (REPLICA IDENTITY is NOTHING?)"),
         ),
         *_unknown_reasons(declared, schema, key),
         *[
@@ -242,11 +230,11 @@ def _problem(
     if own:
         reasons.append(_check_own_key(own))
     if not comparable:
-        told = F.lit(
+        reason = F.lit(
             "an update changes the key, and offsets of several partitions do not say which change of a key is newer: "
             "declare order_by (source.lsn, for example)"
         )
-        reasons.append(F.when(_key_changes(key), told))
+        reasons.append(F.when(_key_changes(key), reason))
     return F.coalesce(*reasons)
 
 
@@ -254,9 +242,9 @@ _FIELDS = "map<string,string>"
 
 
 def _check_path(path: str, *, first: bool) -> Column:
-    """Return the reason for a change whose envelope has no such path; one whose value is null has it.
+    """Return the reason for a change whose envelope lacks a path of `order_by`; a null value is no problem.
 
-    Of a snapshot's row, all but the first path may be missing.
+    In a snapshot's row, all but the first path may be missing.
     """
     from pyspark.sql import functions as F
 
@@ -277,13 +265,13 @@ def _check_path(path: str, *, first: bool) -> Column:
     return F.when(asked, F.when(~F.coalesce(F.map_contains_key(fields, name), F.lit(False)), told))
 
 
-_READ = ("string", "bigint")  # as from_json gives them: what does not fit is told by it
+_READ = ("string", "bigint")  # the types that from_json itself checks
 
 
 def _unreadable_reason(declared: Envelope, schema: Schema, old: Schema) -> Column:
-    """Return why Spark could not read a text: no JSON, a value of another type, or something else than an envelope.
+    """Return why Spark could not parse a value: it is not JSON, not an envelope, or a column has another type.
 
-    Read again, as texts by name: one expression however many columns there are, and evaluated for such texts only.
+    It is parsed again, as strings by name: in one expression for all columns, and only for such values.
     """
     from pyspark.sql import functions as F
 
@@ -306,7 +294,7 @@ def _unreadable_reason(declared: Envelope, schema: Schema, old: Schema) -> Colum
 
 
 def _unreadable_column_reason(sent: Column, raw: str, schema: Schema) -> Column:
-    """Return which of the columns that are sent could not be read as what they are declared."""
+    """Return the reason for the first column that could not be parsed with its declared type."""
     from pyspark.sql import functions as F
 
     types = F.create_map(*[F.lit(part) for field in schema.fields for part in (field.name, field.type)])
@@ -355,7 +343,7 @@ _HALF = (
 
 
 def _check_surrogates(field: Field, row: Column) -> Column:
-    """Return the reason for a text with half of a character, of which JSON's reader makes a question mark."""
+    """Return the reason for a string with a lone surrogate, which the JSON parser replaces by a question mark."""
     from pyspark.sql import functions as F
 
     value, text = row[field.name], F.col(TEXT)
@@ -364,15 +352,15 @@ def _check_surrogates(field: Field, row: Column) -> Column:
 
 
 def _unavailable(declared: Envelope, schema: Schema) -> Column:
-    """Return the names of the columns whose values are not known.
+    """Return the names of the columns whose values are unavailable.
 
-    A snapshot's row is read whole: there the text is the text. An update that changes the key comes as a "c".
+    In a snapshot's row, which is complete, the placeholder is an actual value. An update that changes the key is a "c".
     """
     from pyspark.sql import functions as F
 
     placeholder = declared.unavailable
     fields = [] if placeholder is None else [field for field in schema.fields if may_be_unavailable(field.type)]
-    # Binary values and decimals are texts still, where they are raw.
+    # Raw binary values and decimals are strings.
     unknown = [
         F.when(is_unavailable(placeholder or "", F.col(_RAW)[field.name], "string"), field.name) for field in fields
     ]
@@ -381,7 +369,7 @@ def _unavailable(declared: Envelope, schema: Schema) -> Column:
 
 
 def _unknown_reasons(declared: Envelope, schema: Schema, key: tuple[str, ...]) -> list[Column]:
-    """Return why a change whose values are not all known can't be applied."""
+    """Return the reasons why a change with unavailable values can't be applied."""
     from pyspark.sql import functions as F
 
     placeholder, reasons = declared.unavailable, []
@@ -404,7 +392,7 @@ def _unknown_reasons(declared: Envelope, schema: Schema, key: tuple[str, ...]) -
 
 
 def _kept(declared: Envelope, schema: Schema) -> Column:
-    """Return the names of the columns that keep what the dataset has: of an insert, only what is not known."""
+    """Return the names of the columns that keep their stored values; in an insert only the unavailable ones."""
     from pyspark.sql import functions as F
 
     kept = F.col(_UNAVAILABLE)
@@ -424,7 +412,7 @@ def _no_names() -> Column:
 
 
 def _check_own_key(own: list[str]) -> Column:
-    """Return the reason for a row whose key is not that of its record: then it lies in the wrong partition."""
+    """Return the reason for a row whose key differs from that of its record, so that it is in the wrong partition."""
     from pyspark.sql import functions as F
 
     def equals(side: str) -> Column:
@@ -442,7 +430,7 @@ def _check_own_key(own: list[str]) -> Column:
 
 
 def _has_own(key: tuple[str, ...], own: list[str]) -> Column:
-    """Whether the record's own key says of which row it is."""
+    """Return whether the record's own key identifies the row."""
     from pyspark.sql import functions as F
 
     whole = F.lit(bool(key) and set(own) == set(key))
@@ -462,7 +450,7 @@ def _key_changes(key: tuple[str, ...]) -> Column:
 
 
 def _changes(schema: Schema, old: Schema, key: tuple[str, ...], own: list[str]) -> Column:
-    """Return the changes of a record, as an array."""
+    """Return an array of the changes of a record."""
     from pyspark.sql import functions as F
 
     def change(row: Column, tombstone: bool, problem: Column) -> Column:
@@ -473,7 +461,7 @@ def _changes(schema: Schema, old: Schema, key: tuple[str, ...], own: list[str]) 
     nothing = [F.lit(None).cast(field.type).alias(field.name) for field in schema.fields]
 
     def held(field: Field) -> Column:
-        """Return what is known of the deleted row: its key may be the record's own alone."""
+        """Return a column of the deleted row, of which only the record's own key may be known."""
         before = F.col(_BEFORE)[field.name] if field.name in known else F.lit(None).cast(field.type)
         if field.name in own:
             before = F.when(F.col(_BEFORE).isNull(), F.col(f"__own{own.index(field.name)}")).otherwise(before)
@@ -484,7 +472,7 @@ def _changes(schema: Schema, old: Schema, key: tuple[str, ...], own: list[str]) 
     delete = change(F.struct(*before), True, fine)
     bad = change(F.struct(*nothing), True, F.col(PROBLEM))
     return (
-        F.when(F.col(TOMBSTONE), F.lit(None))  # what follows a delete; exploding null gives no row
+        F.when(F.col(TOMBSTONE), F.lit(None))  # the tombstone after a delete; exploding null returns no row
         .when(F.col(PROBLEM).isNotNull(), F.array(bad))
         .when(F.col(_OP) == "m", F.lit(None))
         .when(F.col(_OP) == "d", F.array(delete))

@@ -1,14 +1,14 @@
-"""Extractors: what of a record becomes a dataset's entries (SAMZA-1278, "Key and Value").
+"""Extractors turn records into a dataset's entries (SAMZA-1278, "Key and Value").
 
-Without one, an entry is the record itself: its key and value. `Projection` computes columns with Spark expressions,
+Without an extractor, an entry is the record itself. `Projection` computes columns with Spark expressions,
 `PythonExtractor` calls a function on each record.
 
-Tombstones have a key and no value, so nothing is computed from them: they go around an extractor that passes the
-dataset's key columns on unchanged, and delete by these. Where the key is computed, nobody can say which entry a
-tombstone deletes, and a version with one is refused.
+Tombstones have a key but no value, so they bypass an extractor that passes the dataset's key columns on unchanged, and
+delete by these. If the key is computed, it is unknown which entry a tombstone deletes, and a version with one is
+rejected.
 
-In a change stream, a record of which no entry is made says that the one that was there is gone: it becomes a tombstone
-where the key is passed on. Where the key is computed, what was there stays.
+In a change stream, a record without entries deletes the earlier entry: it becomes a tombstone if the key is passed on.
+If the key is computed, the earlier entry stays.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w
 class KeyValueExtractor(Protocol):
     """Turns input records into entries: none, one or several for each record.
 
-    Extractors are frozen values, comparable and picklable; `describe()` is what the manifest keeps of one.
+    Extractors are frozen values, comparable and picklable. The manifest stores `describe()`.
     """
 
     def schema(self, records: Schema, what: str) -> Schema:
@@ -52,22 +52,20 @@ class KeyValueExtractor(Protocol):
         ...
 
     def keeps(self, columns: Sequence[str]) -> bool:
-        """Whether these columns of an entry are always the record's own, so that a tombstone deletes by them."""
+        """Return whether these columns of an entry are always the record's own, so that a tombstone deletes by them."""
         ...
 
     def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
-        """Return entries with the columns of `schema`; columns that begin with `__` pass through, record by record.
+        """Return entries with the columns of `schema`; metadata columns, which begin with `__`, pass through.
 
-        These are the columns of META, and for changes what else is known of them.
-
-        A tombstone stays one: the columns that are kept have its values, the others are null. Raises DatasetError
-        where the extractor itself is wrong; SchemaMismatchError is for records, and refuses their version. Of a change
-        that it makes no entry of, nothing is known afterwards: to delete what was there, return a tombstone.
+        A tombstone stays one: the columns that are passed on have its values, the others are null. Raises DatasetError
+        for an error in the extractor itself, and SchemaMismatchError, which rejects the version, for records. A change
+        without entries is dropped: to delete the earlier entry, return a tombstone.
         """
         ...
 
     def describe(self) -> str:
-        """Return what it does, in one line, without addresses of objects."""
+        """Return a description in one line, without addresses of objects."""
         ...
 
 
@@ -75,11 +73,11 @@ class KeyValueExtractor(Protocol):
 class Projection:
     """Entries with the columns of `columns` ("tailnum STRING, seats INT"), of the records for which `where` holds.
 
-    `select` says by column how it is computed, as Spark SQL; other columns are taken from the record as they are.
-    An expression must have the declared type, or one that fits into it without loss: nothing is cast otherwise.
+    `select` maps columns to Spark SQL expressions; other columns are the record's own. An expression must have the
+    declared type, or one that fits into it without loss.
 
     In an unbounded dataset a change for which `where` does not hold deletes the entry of its key, if the key is passed
-    on as it is. Where the key is computed, nobody can say which entry that was, and it stays.
+    on unchanged. If the key is computed, that entry is unknown, and stays.
     """
 
     columns: str
@@ -87,7 +85,7 @@ class Projection:
     where: str | None = None
 
     def __post_init__(self) -> None:
-        # As pairs, so that projections can be compared, hashed and pickled.
+        # As pairs, so that projections are comparable, hashable and picklable.
         pairs = self.select.items() if isinstance(self.select, Mapping) else self.select
         object.__setattr__(self, "select", tuple((str(name), str(expression)) for name, expression in pairs))
         declared = Schema.from_ddl(self.columns, "a projection").names
@@ -112,7 +110,7 @@ class Projection:
                 if not is_assignable(given.type, field.type):
                     raise SchemaMismatchError(
                         f"{what}: the projection declares {field.name} as {field.type}, the record has {given.type}.",
-                        f"Declare it as {given.type}, or say in select how it is cast.",
+                        f"Declare it as {given.type}, or cast it in select.",
                         column=field.name,
                     )
         return declared
@@ -129,7 +127,7 @@ class Projection:
         return self._entries(records, schema, what)
 
     def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
-        """Return what `apply` does, and a tombstone for each record that `where` leaves out and that has a key."""
+        """Return what `apply` returns, and a tombstone for each record with a key for which `where` does not hold."""
         from pyspark.sql import functions as F
 
         if self.where is not None:
@@ -140,11 +138,11 @@ class Projection:
 
     @property
     def needs_spark(self) -> bool:
-        """Whether it has expressions, which only Spark reads."""
+        """Whether it has expressions, which only Spark evaluates."""
         return bool(self.select) or self.where is not None
 
     def apply_arrow(self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()) -> pa.Table:
-        """Return what `apply` does, of records in Arrow; for a projection without expressions."""
+        """Return what `apply` returns, for records in Arrow and a projection without expressions."""
         import pyarrow as pa
 
         wanted = schema.to_arrow()
@@ -171,7 +169,7 @@ class Projection:
         try:
             planned = records.select(*expressions.values()).schema.fields
         except PySparkException:
-            for name, expression in expressions.items():  # one by one: Spark does not say which it is
+            for name, expression in expressions.items():  # one by one, to find the one that failed
                 try:
                     records.select(expression)
                 except PySparkException as error:
@@ -182,9 +180,9 @@ class Projection:
             kind, expression = given.dataType.simpleString(), expressions[field.name]
             if not is_assignable(kind, field.type):
                 raise DatasetError(
-                    f"{what}: the projection declares {field.name} as {field.type}, and "
-                    f"{computed.get(field.name, field.name)!r} gives {kind}.",
-                    f"Declare it as {kind}, or cast it in the expression, where everybody sees it.",
+                    f"{what}: the projection declares {field.name} as {field.type}, but "
+                    f"{computed.get(field.name, field.name)!r} is {kind}.",
+                    f"Declare it as {kind}, or cast it in the expression.",
                     column=field.name,
                 )
             kept = computed.get(field.name, field.name) in (field.name, quote_name(field.name))
@@ -198,18 +196,18 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class PythonExtractor:
-    """Entries that a Python function makes: none, one or several of each record.
+    """Entries that a Python function returns: none, one or several for each record.
 
-    `factory` is "package.module:name": called without arguments in each task, it returns the function, which takes a
-    record as a dict and returns its entries, an iterable of dicts with exactly the columns of `columns` ("tailnum
-    STRING, seats INT"). Values must be of their column's type: nothing is parsed, rounded or cut. The module is
-    imported where the tasks run. `unchanged` are columns that the function promises to pass on from the record as
-    they are; each entry is checked for it. Errors tell no values of `sensitive` columns, nor, where there are any, what
-    the function's own error says; those of the dataset are added.
+    `factory` is "package.module:name". It is called without arguments in each task and returns the function, which
+    takes a record as a dict and returns its entries, an iterable of dicts with exactly the columns of `columns`
+    ("tailnum STRING, seats INT"). Values must have their column's type: nothing is parsed, rounded or truncated. The
+    module is imported where the tasks run. `unchanged` are columns that the function passes on from the record
+    unchanged, which is checked. Errors show no values of `sensitive` columns, which include those of the dataset, nor
+    the message of the function's own error if there are any.
 
-    In an unbounded dataset a change of which the function makes no entry deletes the entry of its key, if `unchanged`
-    has the whole key. Where the function makes the key, nobody can say which entries an earlier change of the record
-    made: they stay until a change writes or deletes them by their own key.
+    In an unbounded dataset a change without entries deletes the entry of its key, if `unchanged` has the whole key. If
+    the function computes the key, the entries of an earlier change are unknown, and stay until a change writes or
+    deletes them by their own key.
     """
 
     factory: str
@@ -250,18 +248,18 @@ class PythonExtractor:
         return self._entries(records, schema, what, ())
 
     def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
-        """Return what `apply` does, and a tombstone for each record that makes no entry and has a key."""
+        """Return what `apply` returns, and a tombstone for each record with a key and without entries."""
         return self._entries(records, schema, what, tuple(key))
 
     @property
     def needs_spark(self) -> bool:
-        """Never: the function is called in this process as well."""
+        """False: the function can be called in this process."""
         return False
 
     def apply_arrow(self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()) -> pa.Table:
-        """Return what `apply` does, of records in Arrow.
+        """Return what `apply` returns, for records in Arrow.
 
-        A record that makes no entry becomes a tombstone where it has all columns of the key `deleting`.
+        A record without entries becomes a tombstone if it has all columns of the key `deleting`.
         """
         entries = extract_arrow_entries(records, self, Schema.from_ddl(self.columns, what), what, deleting)
         return entries.select([*schema.names, *(name for name in entries.column_names if name.startswith("__"))])
@@ -276,14 +274,14 @@ class PythonExtractor:
 
 
 def mask_columns(extractor: KeyValueExtractor, sensitive: Sequence[str]) -> KeyValueExtractor:
-    """Return an extractor whose errors tell no values of these columns, as far as they are ours to write."""
+    """Return the extractor with errors that mask values of these columns, if it is one of Adjunct's."""
     if not isinstance(extractor, PythonExtractor) or not sensitive:
         return extractor
     return replace(extractor, sensitive=tuple(dict.fromkeys((*extractor.sensitive, *sensitive))))
 
 
 def is_assignable(given: str, declared: str) -> bool:
-    """Whether every value of one type is a value of the other: equal, or wider of the same family."""
+    """Whether every value of the given type is one of the declared type."""
     if given in (declared, "void"):
         return True
     if given in _INTEGERS and declared in _INTEGERS:
@@ -303,7 +301,7 @@ def is_assignable(given: str, declared: str) -> bool:
 
 
 def metadata_columns(records: DataFrame) -> list[str]:
-    """Return the columns that go with records and are not theirs: META, and others that begin with `__`."""
+    """Return the metadata columns of records, which begin with `__`: META, and further ones."""
     return [name for name in records.columns if name.startswith("__")]
 
 
@@ -315,7 +313,7 @@ def _decimal(kind: str) -> tuple[int, int]:
 def _planning_error(what: str, part: str, expression: str, error: Exception) -> DatasetError:
     return DatasetError(
         f"{what}: {part} of the projection, {expression!r}, can't be planned: {first_message_line(error)}",
-        "Correct it: Spark SQL over the record's columns, without aggregates.",
+        "Correct the expression: it must be Spark SQL over the record's columns, without aggregates.",
         function=expression,
     )
 
@@ -337,15 +335,13 @@ _DECIMAL, _INTEGER = (Decimal, int), (int,)
 def extract_entries(
     records: DataFrame, extractor: PythonExtractor, schema: Schema, what: str, deleting: tuple[str, ...] = ()
 ) -> DataFrame:
-    """Return the entries of these records, with all columns of `schema` and those of the records that begin `__`.
+    """Return the entries of these records, with all columns of `schema` and the metadata columns.
 
-    A record that makes none becomes a tombstone, where it has all columns of the key `deleting`.
+    A record without entries becomes a tombstone if it has all columns of the key `deleting`.
     """
     from pyspark.sql import functions as F
 
-    load_function(
-        extractor, what
-    )  # a name that can't be imported here will not be in a task either: say so without one
+    load_function(extractor, what)  # fail here instead of in every task
     names = records.columns
     by_position = records.toDF(*[f"c{index}" for index in range(len(names))])
     marks = _marks(names)
@@ -359,7 +355,7 @@ def extract_entries(
 def extract_arrow_entries(
     records: pa.Table, extractor: PythonExtractor, schema: Schema, what: str, deleting: tuple[str, ...] = ()
 ) -> pa.Table:
-    """Return what `extracted` does, of records in Arrow."""
+    """Return what `extract_entries` returns, for records in Arrow."""
     import pyarrow as pa
 
     names = records.column_names
@@ -371,20 +367,20 @@ def extract_arrow_entries(
 
 
 def load_function(extractor: PythonExtractor, what: str) -> Function:
-    """Import the factory and return the function that it makes. Raises ConfigurationError."""
+    """Import the factory and return its function. Raises ConfigurationError."""
     module, _, path = extractor.factory.partition(":")
     try:
         factory = reduce(getattr, path.split("."), import_module(module))
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"{what}: the extractor's factory {extractor.factory} can't be imported ({error}).",
-            "Correct the name, and install the module wherever tasks run.",
+            "Correct the name, or install the module on all machines that run tasks.",
             argument="factory",
         ) from error
     function = factory() if callable(factory) else None
     if not callable(function):
         raise ConfigurationError(
-            f"{what}: the extractor's factory {extractor.factory} gives {type(function).__name__}: expected a "
+            f"{what}: the extractor's factory {extractor.factory} returns {type(function).__name__}: expected a "
             "function of a record.",
             "Return the function that takes a record and returns its entries.",
             argument="factory",
@@ -435,7 +431,7 @@ def _entries(
 
 
 def _marks(names: list[str]) -> list[str]:
-    """Return the columns that go with records and are not theirs: META, and others that begin with `__`."""
+    """Return the metadata columns, which begin with `__`."""
     return [name for name in names if name.startswith("__")]
 
 
@@ -460,11 +456,11 @@ def _call_function(
         iterable = isinstance(made, Iterable) and not isinstance(made, dict | str | bytes)
         entries = list(made) if iterable else []
     except Exception as error:
-        # What the function says may hold any value of the record, whole or in parts.
-        text = "what it says is left out, because columns are sensitive" if extractor.sensitive else str(error)
+        # The message may contain values of the record.
+        text = "the message is not shown, because columns are sensitive" if extractor.sensitive else str(error)
         raise DatasetError(
             f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {text}{_error_line(error)}.",
-            "Correct the function or the record, and run it again: nothing was published.",
+            "Fix the function or the record, and run it again: nothing was published.",
             function=extractor.factory,
         ) from error
     if not iterable:
@@ -554,10 +550,10 @@ def _is_hidden(column: str, extractor: PythonExtractor) -> bool:
 
 
 def _function_error(factory: str, where: str, what_it_does: str, declared: str) -> DatasetError:
-    """Return the error for a function that does not do what is declared: it says nothing of the version."""
+    """Return the error for a function that violates its declaration, which does not reject the version."""
     return DatasetError(
-        f"{where}: extractor {factory} {what_it_does}, declared is {declared}.",
-        "Correct the function, or declare what it returns, and run it again: nothing was published or rejected.",
+        f"{where}: extractor {factory} {what_it_does}: expected {declared}.",
+        "Fix the function or its declaration, and run it again: nothing was published or rejected.",
         function=factory,
     )
 
@@ -568,7 +564,7 @@ def _describe_value(value: Any, hidden: bool) -> str:
         if isinstance(value, dt.datetime) and not is_missing(value) and value.utcoffset() is None
         else ""
     )
-    text = "that is not told, because it is sensitive" if hidden else repr(str(value)[:100])
+    text = "*** (sensitive)" if hidden else repr(str(value)[:100])
     return f"the {type(value).__name__}{zone} {text}"
 
 
@@ -581,7 +577,7 @@ def _describe_record(marks: dict[str, Any]) -> str:
 
 
 def _error_line(error: BaseException) -> str:
-    """Return where in the user's code an error was raised."""
+    """Return the line of user code that raised an error, for messages."""
     trace, last = error.__traceback__, ""
     while trace is not None:
         code = trace.tb_frame.f_code

@@ -1,7 +1,7 @@
-"""A bulk snapshot to begin with: the table as it was at a recorded position of its change stream.
+"""Initial snapshots of unbounded datasets: the table as it was at a recorded position of its change stream.
 
-A change that is in the snapshot may come again on the stream, which changes nothing in the end. None may be missing
-from both, so a position is always found out before the rows are looked at.
+A change in the snapshot may be repeated on the stream, which does not alter the result. No change may be missing from
+both, so the position is always determined before the rows are read.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def _nothing_to_close() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Rows with the dataset's columns, and the next offset to read of each partition of its stream.
+    """Rows with the dataset's columns, and the next offset to read for each partition of its stream.
 
-    `rows` may have more columns, which are left out, and narrower types. Arrow tables are read once, in order.
-    `close` is called when they have been, or when something is wrong.
+    `rows` may have further columns, which are ignored, and narrower types. Arrow tables are read once, in order.
+    `close` is called after they have been read, or after an error.
     """
 
     rows: DataFrame | Iterable[pa.Table]
@@ -60,19 +60,19 @@ class Snapshot:
 
 @runtime_checkable
 class InitialLoad(Protocol):
-    """Gives the whole table at once. A frozen value, free of secrets."""
+    """Loads the whole table at once. A frozen value without secrets."""
 
     def load(
         self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
     ) -> Snapshot:
-        """Return the table and where its stream goes on; `schema` are the dataset's columns.
+        """Return the table and the position at which its stream continues; `schema` are the dataset's columns.
 
-        A change that is in the snapshot already may come again on the stream, but none may be missing from both.
+        A change in the snapshot may be repeated on the stream, but none may be missing from both.
         """
         ...
 
     def describe(self) -> str:
-        """Return what it is, in one line, without secrets."""
+        """Return a description in one line, without secrets."""
         ...
 
 
@@ -80,8 +80,8 @@ class InitialLoad(Protocol):
 class ParquetSnapshot:
     """Parquet files: one, or all `*.parquet` in a folder, at a path, `file:///…` or `s3://BUCKET/PREFIX`.
 
-    `position` gives the next offset of each partition, {"lake.accounts.0": "123", …}, or names a JSON object with the
-    same that lies beside the files.
+    `position` is the next offset of each partition, {"lake.accounts.0": "123", …}, or the name of a JSON file with that
+    next to the files.
     """
 
     url: str
@@ -95,7 +95,7 @@ class ParquetSnapshot:
                 argument="url",
             )
         if not isinstance(self.position, str) or not self.position:
-            freeze_position(self, "a Parquet snapshot", self.position, "the name of a JSON object beside the files")
+            freeze_position(self, "a Parquet snapshot", self.position, "the name of a JSON file next to the files")
 
     def load(
         self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
@@ -123,8 +123,8 @@ class ParquetSnapshot:
             position = None
         if not isinstance(position, dict):
             raise DatasetError(
-                f"{what}: {place} holds no JSON object.",
-                'Write it as {"system.stream.0": "OFFSET", …}, one entry for each partition.',
+                f"{what}: {place} is not a JSON object.",
+                'Write it as {"system.stream.0": "OFFSET", …}, with one entry for each partition.',
                 dataset=spec.name,
             )
         return position
@@ -132,10 +132,10 @@ class ParquetSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class QuerySnapshot:
-    """What Spark answers to SQL, or what a function of the session returns: tables of other formats, JDBC.
+    """The result of Spark SQL or of a function of the session: for tables in other formats, or JDBC.
 
-    `position` gives the next offset of each partition, {"lake.accounts.0": "123", …}, or is a function that does; it
-    is called before the query is run.
+    `position` is the next offset of each partition, {"lake.accounts.0": "123", …}, or a function that returns it, which
+    is called before the query runs.
     """
 
     sql: str | None = None
@@ -156,7 +156,7 @@ class QuerySnapshot:
         if self.query is not None and not callable(self.query):
             raise ConfigurationError(
                 f"a query snapshot has query={self.query!r}: expected a function of the session.",
-                "SQL is given as sql=….",
+                "Pass SQL as sql=….",
                 argument="query",
             )
         if not callable(self.position):
@@ -194,9 +194,9 @@ class QuerySnapshot:
 def resolve_position(
     spec: AdjunctDataset, what: str, given: Any, ssps: Iterable[SystemStreamPartition]
 ) -> dict[SystemStreamPartition, str]:
-    """Return a position with all partitions of the stream. Raises DatasetError for anything else, naming what is wrong.
+    """Return `given`, a mapping or pairs, as a position with all partitions of the stream, or raise DatasetError.
 
-    A partition is named in full ("lake.accounts.0") or by its number; `given` is a mapping, or pairs.
+    A partition is named in full ("lake.accounts.0") or by its number.
     """
     wanted = {name: ssp for ssp in ssps for name in (str(ssp), str(ssp.partition))}
     pairs = _pairs(given)
@@ -218,14 +218,14 @@ def resolve_position(
         raise DatasetError(
             f"{what}: its position must give the next offset of every partition of the stream, each once: "
             f"{'; '.join(problems) or 'a partition occurs twice'}.",
-            "Record the offset at which the stream goes on for each partition, also for those without records.",
+            "Record the next offset of each partition, also of those without records.",
             dataset=spec.name,
         )
     return offsets
 
 
 def call_user_function(spec: AdjunctDataset, what: str, function: str, call: Callable[[], Any]) -> Any:
-    """Return what a user's function returns. Raises DatasetError for an error of its own; Adjunct's pass through."""
+    """Return the result of a user's function. Raises DatasetError for its errors, except those of Adjunct."""
     try:
         return call()
     except AdjunctError:
@@ -233,14 +233,14 @@ def call_user_function(spec: AdjunctDataset, what: str, function: str, call: Cal
     except Exception as error:
         raise DatasetError(
             f"{what}: its {function} failed: {type(error).__name__}: {first_message_line(error)}",
-            "Correct the function.",
+            "Fix the function.",
             dataset=spec.name,
             function=function,
         ) from error
 
 
 def _pairs(given: Any) -> list[tuple[Any, Any]] | None:
-    """Return a position as (partition, offset); None for what is no position."""
+    """Return a position as pairs (partition, offset), None for anything else."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         return None
     pairs = list(given.items() if isinstance(given, Mapping) else given)
@@ -248,7 +248,7 @@ def _pairs(given: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _is_offset(offset: object) -> bool:
-    # Databases answer numbers.
+    # Databases return numbers.
     return isinstance(offset, str | Integral | Decimal) and not isinstance(offset, bool)
 
 
@@ -256,12 +256,12 @@ def offset_error(kind: type[AdjunctError], what: str, partition: Any, offset: An
     return kind(
         f"{what}: its position has the offset {offset!r} for partition {partition}: expected an offset of the stream, "
         "such as '42'.",
-        "Record offsets as the stream's system gave them out.",
+        "Record offsets as the stream's system returns them.",
     )
 
 
 def freeze_position(declared: Any, what: str, position: Any, other: str) -> None:
-    """Make a declaration hashable: it is part of a dataset's. Raises ConfigurationError for what is no position."""
+    """Store the position as pairs, so that the declaration is hashable. Raises ConfigurationError."""
     pairs = _pairs(position)
     if not pairs or not all(_is_offset(offset) for _, offset in pairs):
         raise ConfigurationError(
@@ -289,7 +289,7 @@ def _for_spark(url: str) -> str:
     return f"s3a://{url.removeprefix('s3://')}" if url.startswith("s3://") else url
 
 
-# What psycopg gives for a column of these types, and nothing else: other values would be changed without a word.
+# The classes that psycopg returns for these types; values of others would be converted with loss.
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "boolean": (bool,),
@@ -307,11 +307,12 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class PostgresSnapshot:
-    """The answer to `query`, read in one repeatable-read transaction of the server that `dsn_env` names.
+    """The result of `query`, read in one repeatable-read transaction of the server that `dsn_env` names.
 
     `dsn_env` is the environment variable with the DSN; only the process that advances the dataset needs it. The
-    position comes from `position_query`, whose rows are (partition, offset), in the same transaction and before the
-    rows; or it is a mapping or function, called before the transaction begins. `batch` rows are in memory at a time.
+    position is read by `position_query`, which returns rows of (partition, offset), in the same transaction and before
+    the rows; or it is a mapping or function, called before the transaction begins. At most `batch` rows are in memory
+    at a time.
     """
 
     dsn_env: str
@@ -324,9 +325,7 @@ class PostgresSnapshot:
         for name in ("dsn_env", "query", "position_query"):
             given = getattr(self, name)
             if given is not None and not isinstance(given, str):
-                raise ConfigurationError(
-                    f"a PostgreSQL snapshot has {name}={given!r}: expected text.", "Correct it.", argument=name
-                )
+                raise ConfigurationError(f"a PostgreSQL snapshot has {name}={given!r}: expected a text.", argument=name)
         if not self.dsn_env or not self.query or (self.position_query is None) == (self.position is None):
             raise ConfigurationError(
                 "a PostgreSQL snapshot needs dsn_env, query, and exactly one of position_query and position.",
@@ -335,8 +334,8 @@ class PostgresSnapshot:
             )
         if "://" in self.dsn_env or "=" in self.dsn_env:
             raise ConfigurationError(
-                "a PostgreSQL snapshot was declared with a DSN as dsn_env, which would show its password in logs.",
-                "Put the DSN into an environment variable, and give the variable's name.",
+                "a PostgreSQL snapshot has a DSN as dsn_env, which would show its password in logs.",
+                "Put the DSN into an environment variable, and pass the variable's name.",
                 argument="dsn_env",
             )
         check_whole_number(self.batch, f"batch is {self.batch!r}", "1 or more rows", argument="batch")
@@ -377,8 +376,8 @@ class PostgresSnapshot:
             raise translate_error(error, what, place) from error
         if any(len(row) != 2 or None in row for row in rows):
             raise DatasetError(
-                f"{what}: its position_query answers {rows[0]!r}: expected rows of (partition, offset).",
-                "Select the number of each partition, and the offset at which the stream goes on.",
+                f"{what}: its position_query returns {rows[0]!r}: expected rows of (partition, offset).",
+                "Select the number of each partition and its next offset.",
                 dataset=spec.name,
             )
         return [(row[0], row[1]) for row in rows]
@@ -395,7 +394,7 @@ class PostgresSnapshot:
                 missing = [name for name in schema.names if name not in names]
                 if missing:
                     raise DatasetError(
-                        f"{what} answers the columns {', '.join(names)}: {', '.join(missing)} missing.",
+                        f"{what} returns the columns {', '.join(names)}: {', '.join(missing)} missing.",
                         "Select the columns of the dataset, under their names.",
                         dataset=spec.name,
                         column=missing[0],

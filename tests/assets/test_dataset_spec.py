@@ -57,8 +57,8 @@ def test_a_specification_is_a_value():
     [
         ({"partitions": None}, "neither partitions nor broadcast=True"),
         ({"broadcast": True}, "both partitions and broadcast=True"),
-        ({"partitions": 0}, "0 partitions: expected 1 to 100,000"),
-        ({"partitions": 100_001}, "100001 partitions"),
+        ({"partitions": 0}, "partitions=0: expected a whole number from 1 to 100,000"),
+        ({"partitions": 100_001}, "partitions=100001"),
         ({"partitions": True}, "partitions=True: expected a whole number"),
         ({"key": []}, "has no key"),
         ({"key": ["a", "A"]}, "names column 'a' twice in key"),
