@@ -74,7 +74,7 @@ def test_a_declaration_that_cannot_work_is_refused_in_words(change, message):
         bounded_dataset("planes", **{"input": "lake.planes", "key": "a", "partitions": 8, **change})
     assert message in str(caught.value)
     assert "'planes'" in str(caught.value)
-    assert caught.value.next_step
+    assert caught.value.argument
 
 
 @pytest.mark.parametrize("change", [{"name": "a/b"}, {"name": "../x"}, {"input": "planes"}, {"input": "lake.a/b"}])
@@ -86,9 +86,9 @@ def test_an_unsafe_name_is_refused(change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_age": 7}, "max_age is 7: expected a timedelta"),
-        ({"max_age": "7d"}, "max_age is '7d': expected a timedelta"),
-        ({"freshness": 3}, "freshness is 3: expected a timedelta"),
+        ({"max_age": 7}, "max_age is 7: expected a positive timedelta"),
+        ({"max_age": "7d"}, "max_age is '7d': expected a positive timedelta"),
+        ({"freshness": 3}, "freshness is 3: expected a positive timedelta"),
         ({"keep_tombstones": "x", "order_by": "n"}, "keep_tombstones is 'x': expected a whole number"),
         ({"keep_tombstones": 1.5, "order_by": "n"}, "keep_tombstones is 1.5: expected a whole number"),
         ({"keep_tombstones": True, "order_by": "n"}, "keep_tombstones is True: expected a whole number"),
@@ -113,7 +113,7 @@ def test_an_argument_of_another_type_is_refused_by_the_names_of_both(change, mes
         unbounded_dataset(**{"name": "people", "input": "lake.people", "key": "k", "partitions": 2, **change})
     assert message in str(caught.value)
     assert "dataset 'people'" in str(caught.value)
-    assert caught.value.next_step
+    assert caught.value.argument
 
 
 @pytest.mark.parametrize("change", [{"bootstrap": "no"}, {"extractor": "x"}, {"discard": "x"}, {"discard": 0}])

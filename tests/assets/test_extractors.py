@@ -88,7 +88,7 @@ def test_columns_that_do_not_fit_the_record_are_refused_with_the_dataset(
 def test_declarations_that_can_not_work_are_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match="computes 'x', which is not among its columns k"):
         Projection("k STRING", {"x": "1"})
-    with pytest.raises(SchemaMismatchError, match="can't be read at 'x'"):
+    with pytest.raises(SchemaMismatchError, match="can't be parsed at 'x'"):
         Projection("k STRING, x")
     for factory in ("module", "module:", ":f", "a/b:f", "a b:f"):
         with pytest.raises(ConfigurationError, match=r"expected package\.module:name"):
@@ -216,28 +216,28 @@ def test_what_pandas_calls_missing_is_null_in_an_entry() -> None:
     [
         ("1 / 0", "failed: ZeroDivisionError: division by zero"),
         ("record['x']", "failed: KeyError: 'x' (<string>, line 1)"),
-        ("None", "returned the NoneType 'None', declared is an iterable of dicts with tailnum string, at"),
-        ("{'tailnum': 'x'}", "returned the dict \"{'tailnum': 'x'}\", declared is an iterable of dicts"),
-        ("7", "returned the int '7', declared is an iterable of dicts"),
-        ("[7]", "returned the int '7' for an entry, declared is a dict with tailnum string, at timestamp"),
-        ("[{'tailnum': 'x'}]", "an entry without column 'at', with 'tailnum', declared is a dict with tailnum string"),
+        ("None", "returned the NoneType 'None': expected an iterable of dicts with tailnum string, at"),
+        ("{'tailnum': 'x'}", "returned the dict \"{'tailnum': 'x'}\": expected an iterable of dicts"),
+        ("7", "returned the int '7': expected an iterable of dicts"),
+        ("[7]", "returned the int '7' for an entry: expected a dict with tailnum string, at timestamp"),
+        ("[{'tailnum': 'x'}]", "an entry without column 'at', with 'tailnum': expected a dict with tailnum string"),
         ("[dict(tailnum='x', at=None, seats=None, day=None, y=1)]", "with column 'y', which is not declared"),
         (
             "[dict(tailnum=7, at=None, seats=None, day=None)]",
-            "column 'tailnum' as the int '7', declared is it as string",
+            "column 'tailnum' as the int '7': expected it as string",
         ),
         (
             "[dict(tailnum='x', at=dt.datetime(9999, 12, 31, 23, tzinfo=dt.timezone(dt.timedelta(hours=-5))), seats=1, "
             "day=None)]",
-            "column 'at' as the datetime '9999-12-31 23:00:00-05:00', declared is it as timestamp",
+            "column 'at' as the datetime '9999-12-31 23:00:00-05:00': expected it as timestamp",
         ),
         (
             "[dict(tailnum='x', at=None, seats=1.5, day=None)]",
-            "column 'seats' as the float '1.5', declared is it as int",
+            "column 'seats' as the float '1.5': expected it as int",
         ),
         (
             "[dict(tailnum='x', at=None, seats=True, day=None)]",
-            "column 'seats' as the bool 'True', declared is it as int",
+            "column 'seats' as the bool 'True': expected it as int",
         ),
         ("[dict(tailnum='x', at=None, seats=2**40, day=None)]", "column 'seats' as the int '1099511627776'"),
         ("[dict(tailnum='x', at=dt.datetime(2026, 1, 1), seats=1, day=None)]", "datetime without a zone"),
@@ -272,8 +272,8 @@ def test_a_column_that_is_promised_unchanged_has_to_be() -> None:
     [
         ("no.such.module:f", "can't be imported"),
         ("tests.assets.extractors:nothing", "can't be imported"),
-        ("tests.assets.extractors:NOT_A_FACTORY", "gives NoneType"),
-        ("tests.assets.extractors:not_a_function", "gives int: expected a function"),
+        ("tests.assets.extractors:NOT_A_FACTORY", "returns NoneType"),
+        ("tests.assets.extractors:not_a_function", "returns int: expected a function"),
     ],
 )
 def test_a_factory_that_gives_no_function_is_refused(factory: str, problem: str) -> None:

@@ -51,7 +51,7 @@ def test_a_validator_that_asks_spark_refuses_the_advance_and_not_the_version(
 ) -> None:
     counting = sql_check("positive", "n > 0", severity=severity)
     numbers = bounded_dataset("numbers", input="lake.numbers", key="k", partitions=2, validators=[counting])
-    with pytest.raises(ConfigurationError, match="validator 'positive': this needs a Spark session, and there is none"):
+    with pytest.raises(ConfigurationError, match="validator 'positive': this needs a Spark session, but IN_PROCESS"):
         advance_dataset(numbers, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, by="test")
     plain = bounded_dataset("numbers", input="lake.numbers", key="k", partitions=2)
     assert (
@@ -65,7 +65,7 @@ def test_a_validator_that_asks_spark_refuses_the_advance_and_not_the_version(
 def test_a_batch_of_an_application_is_refused_and_the_next_run_takes_its_records(streams: LakeStreams) -> None:
     app = Application("copy")
     app.input_stream("lake.numbers").send_to(app.output_stream("lake.copied", partitions=2, key="k"))
-    with pytest.raises(ConfigurationError, match="needs a Spark session, and there is none"):
+    with pytest.raises(ConfigurationError, match="needs a Spark session, but IN_PROCESS"):
         run_application(app, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, run="test")
     left = application_state(streams.lake, "copy")
     assert (left.records, left.open) == (0, None)

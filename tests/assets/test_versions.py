@@ -247,5 +247,5 @@ def test_a_query_has_no_partition_to_wait_for_in_a_set() -> None:
     from dagster_adjunct.assets.declaration.dataset import version_set
 
     query = bounded_dataset("q", input=QuerySource("SELECT 1", SCHEMA), key="tailnum", broadcast=True)
-    with pytest.raises(ConfigurationError, match="no names of their producer"):
+    with pytest.raises(ConfigurationError, match="not named by a producer"):
         version_set("both", PLANES, query)

@@ -17,12 +17,12 @@ from dagster_adjunct.resources.schemas.schema import Schema
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"history": 5}, "history is 5: expected a timedelta"),
+        ({"history": 5}, "history is 5: expected a positive timedelta"),
         ({"history": timedelta(0)}, "expected a positive timedelta"),
         ({"history": "none"}, "history is 'none'"),
-        ({"valid_from": "at"}, "no history is kept"),
+        ({"valid_from": "at"}, "has no effect without a history"),
         ({"history": "all", "valid_from": "__at"}, "valid_from is '__at'"),
-        ({"history": "all", "order_by": "n", "keep_tombstones": 5}, "says itself how long deletions"),
+        ({"history": "all", "order_by": "n", "keep_tombstones": 5}, "already says how long deletions"),
         ({"history": "all", "persistent": False}, "a table with persistent=False can't keep a history"),
     ],
 )

@@ -158,7 +158,7 @@ def test_what_is_left_to_spark_is_one_note() -> None:
     (note,) = (note for note in planned(describe).notes if "Unproven" in note)
     assert note == (
         'Unproven; Spark checks it in a dry run before a batch: filter-2: "spent > 0 and shop in (select '
-        "'a')\" (a subquery is not understood without Spark); the columns after map-3 ('upper(shop)' has "
+        "'a')\" (only Spark can analyze a subquery); the columns after map-3 ('upper(shop)' has "
         "no name); the columns after map-5 (tidy()); map-8: uper() is not a Spark function (upper?)."
     )
     proven = planned(lambda app, visits: visits.filter("spent > 0").map("visitor"))
@@ -235,7 +235,7 @@ SHOPS = StreamFacts("lake.shops", 4, ("shop",), SPARK, Schema.of(shop="string", 
         (sql_check("rows", "select count(*) from version group by citty"), "citty", "no column 'citty'"),
         (sql_check("rows", "select city, count(*) n from version group by 1 having m > 1"), "m", "no column 'm'"),
         (sql_check("rows", "select shop from version v where version.size > 1"), "version", "no column 'version'"),
-        (sql_check("rows", "select * from version where size"), None, "after where is int: expected a condition"),
+        (sql_check("rows", "select * from version where size"), None, "is int: expected a condition"),
         (sql_check("rows", "select * from version where current_date > size"), None, "compares 'CURRENT_DATE'"),
         (
             sql_check("rows", "SELECT v.* FROM version v ANTI JOIN current c ON v.sise = c.sise"),
@@ -299,11 +299,11 @@ def test_validators_that_may_hold_are_planned(validator) -> None:
         ({"validators": [sql_check("rows", "SELECT * FROM version WHERE uper(city) = 'A'")]},
          "validator 'rows' of dataset 'shops': uper() is not a Spark function (upper?)"),
         ({"validators": [sql_check("rows", "SELEC *")]},
-         "validator 'rows' of dataset 'shops': 'SELEC *' (it only Spark can parse it (ParseError))"),
+         "validator 'rows' of dataset 'shops': 'SELEC *' (only Spark can parse it (ParseError))"),
         ({"validators": [sql_check("ours", "uper(city) = 'A'")]},
          "validator 'ours' of dataset 'shops': uper() is not a Spark function (upper?)"),
         ({"extractor": Projection("shop string, city string", {"city": "uper(city)"}, where="exists (select 1)")},
-         "the projection of dataset 'shops': 'exists (select 1)' (a subquery is not understood without Spark); "
+         "the projection of dataset 'shops': 'exists (select 1)' (only Spark can analyze a subquery); "
          "the projection of dataset 'shops': uper() is not a Spark function (upper?)"),
     ],
 )  # fmt: skip
