@@ -102,11 +102,11 @@ class RecordedPlan(StoredDocument):
         versions: dict[str, list[str]] = {}
         for dataset, version, _ in self.met():
             versions.setdefault(dataset, []).append(version)
-        told = [f"recorded: what {which} met, held until the replay has ended"]
+        lines = [f"recorded: what {which} met, held until the replay has ended"]
         for dataset, met in versions.items():
             more = f" and {len(met) - 3} more" if len(met) > 3 else ""
-            told.append(f"recorded: dataset {dataset}: {', '.join(met[:3])}{more}")
-        return tuple(told)
+            lines.append(f"recorded: dataset {dataset}: {', '.join(met[:3])}{more}")
+        return tuple(lines)
 
 
 def write_plan(lake: Lake, plan: RecordedPlan) -> None:

@@ -169,7 +169,7 @@ def resolve_handed(
         unresolved.append(Unresolved(request, str(refusal)))
     startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = {}
     replays: list[Replay] = []
-    told: list[str] = []
+    messages: list[str] = []
     for ssp, request in sorted(handed.newest.items()):
         stream, before = streams[ssp.qualified_stream], known.resolved.get(ssp)
         if before is not None and before.id == request.id and before.stream == stream.info.identity:
@@ -184,10 +184,10 @@ def resolve_handed(
         else:
             startpoints[ssp] = start
         offset = start.start if isinstance(start, Replay) else start.offset
-        told.append(f"{ssp}: starts at {start.position}, which is offset {offset} ({start.by}: {start.reason})")
+        messages.append(f"{ssp}: starts at {start.position}, which is offset {offset} ({start.by}: {start.reason})")
     for without in unresolved:
         asked = without.request
-        told.append(f"{asked.ssp}: continues from its checkpoint ({asked.by}: {asked.reason}): {without.error}")
+        messages.append(f"{asked.ssp}: continues from its checkpoint ({asked.by}: {asked.reason}): {without.error}")
 
     # Done: applied requests, those replaced by a newer one, and those of the replays that begin.
     begun = {replay.ssp for replay in replays}
@@ -197,7 +197,7 @@ def resolve_handed(
     for task, request in handed.waiting:
         if request.ssp in begun or request.sequence < handed.newest[request.ssp].sequence:
             done.setdefault(task, {})[request.ssp] = request.id
-    return Resolved(startpoints, tuple(replays), done, tuple(told))
+    return Resolved(startpoints, tuple(replays), done, tuple(messages))
 
 
 def _sort_requests(app: Application, tasks: Iterable[str], fan_out: FanOut, known: OffsetState) -> HandedRequests:

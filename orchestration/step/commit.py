@@ -78,8 +78,8 @@ def commit_intent(step: StepResources, run: StepState, batch: LeasedBatch, began
     broadcast = {dataset.name for dataset in context.app.datasets if dataset.broadcast}
     sizes = [measure_version(view, broadcast=name in broadcast) for name, view in met.items()]
     few = is_small_batch(records, intent.tasks, context.app.few_records, sizes)
-    told = {"records": records, "unit": context.unit, "versions": intent.versions, "few": few}
-    context.on_event(StepEvent("intent", intent.batch, told))
+    detail = {"records": records, "unit": context.unit, "versions": intent.versions, "few": few}
+    context.on_event(StepEvent("intent", intent.batch, detail))
     inputs = BatchInputs(
         batch=intent.batch,
         ranges={ssp: OffsetRange(span.start, span.end) for ssp, span in spans},
@@ -147,10 +147,10 @@ def close_batch(step: StepResources, written: WrittenBatch) -> StepState:
     texts += [f"{before.replays[key].words()} has ended" for key in before.replays if key not in after.replays]
     run = replace(run, logged=logged).with_messages(context, texts)
     run = run.with_batch(done, time.monotonic() - began, written.measured, few=opened.inputs.few)
-    told: dict[str, Any] = {"records": state.records, "unit": context.unit, "counters": written.counters}
+    detail: dict[str, Any] = {"records": state.records, "unit": context.unit, "counters": written.counters}
     if marks := measure_input_times(context.app, state.times, done.closed_at):
-        told["watermarks"] = marks
-    context.on_event(StepEvent("batch", intent.batch, told))
+        detail["watermarks"] = marks
+    context.on_event(StepEvent("batch", intent.batch, detail))
     return run
 
 
@@ -261,10 +261,10 @@ def write_outputs(step: StepResources, opened: OpenBatch) -> WrittenBatch:
         except Exception as error:
             ours = find_adjunct_error(error)
             if isinstance(ours, _APPLICATION_ERRORS):
-                told = add_next_steps(ours, context.app.name, intent.batch)
-                if told is error:
+                explained = add_next_steps(ours, context.app.name, intent.batch)
+                if explained is error:
                     raise
-                raise told from (error.__cause__ if ours is error else error)
+                raise explained from (error.__cause__ if ours is error else error)
             if isinstance(ours, OffsetOutOfRangeError) and ours is not error:
                 raise ours from error  # raised in a task
             if pause is None or not isinstance(ours, StoreUnavailableError):

@@ -96,7 +96,7 @@ class TimeBlockMapper:
     microseconds.
     """
 
-    stood: Mapping[int, PriorTimes]
+    prior: Mapping[int, PriorTimes]
     delay: int
     length: int
 
@@ -106,7 +106,7 @@ class TimeBlockMapper:
             partition, offset, time = _sort_by_offset(batch)
             for number, span in iter_partitions(partition):
                 last, newest = reached.get(number, (-1, NEVER))
-                before = self.stood.get(number, PriorTimes())
+                before = self.prior.get(number, PriorTimes())
                 if newest > NEVER and last < offset[span.start]:  # else records are out of order, and nothing is known
                     before = PriorTimes(newest, before.watermark)
                 after = running_newest(before, time[span])
@@ -166,7 +166,7 @@ class Lateness:
 
 def find_late_records(
     times: DataFrame,
-    stood: Mapping[int, PriorTimes],
+    prior: Mapping[int, PriorTimes],
     delay: int,
     *,
     offsets: int,
@@ -177,11 +177,11 @@ def find_late_records(
     Many records are read by `in_tasks`, if given.
     """
     if offsets <= DRIVER_LIMIT:
-        return find_late_in_memory(times.toArrow(), stood, delay)
-    return _find_late_by_blocks(times, stood, delay, in_tasks)
+        return find_late_in_memory(times.toArrow(), prior, delay)
+    return _find_late_by_blocks(times, prior, delay, in_tasks)
 
 
-def find_late_in_memory(records: pa.Table, stood: Mapping[int, PriorTimes], delay: int) -> Lateness:
+def find_late_in_memory(records: pa.Table, prior: Mapping[int, PriorTimes], delay: int) -> Lateness:
     """Return the measured times and late records of a table, in any order."""
     import numpy as np
 
@@ -192,7 +192,7 @@ def find_late_in_memory(records: pa.Table, stood: Mapping[int, PriorTimes], dela
     mark = np.full(len(time), NEVER)
     newest, read_to = {}, {}
     for number, span in iter_partitions(partition):
-        before = stood.get(number, PriorTimes())
+        before = prior.get(number, PriorTimes())
         reached = running_newest(before, time[span])
         mark[span] = running_watermarks(before, reached[:-1], delay)
         read_to[number] = int(offset[span][-1]) + 1
@@ -204,17 +204,17 @@ def find_late_in_memory(records: pa.Table, stood: Mapping[int, PriorTimes], dela
 
 
 def _find_late_by_blocks(
-    times: DataFrame, stood: Mapping[int, PriorTimes], delay: int, in_tasks: TaskTimeReader | None
+    times: DataFrame, prior: Mapping[int, PriorTimes], delay: int, in_tasks: TaskTimeReader | None
 ) -> Lateness:
     """Check each record in the task that reads it, and again the blocks of which that task can't be sure."""
     import pyarrow as pa
 
-    look = TimeBlockMapper(stood, delay, BLOCK_LENGTH)
+    look = TimeBlockMapper(prior, delay, BLOCK_LENGTH)
     if in_tasks is None:
         rows = times.select(PARTITION, OFFSET, TIME).mapInArrow(look, BLOCK_SCHEMA)
     else:
         rows = in_tasks.blocks(times.sparkSession, look)
-    looked = merge_blocks(rows.toArrow(), stood, delay, BLOCK_LENGTH)
+    looked = merge_blocks(rows.toArrow(), prior, delay, BLOCK_LENGTH)
     behind = looked.behind
     if looked.unsure.num_rows:
         behind = pa.concat_tables([behind, _find_late_in_blocks(times, looked.unsure, delay)])
@@ -233,7 +233,7 @@ class MergedBlocks:
     unsure: pa.Table
 
 
-def merge_blocks(rows: pa.Table, stood: Mapping[int, PriorTimes], delay: int, length: int) -> MergedBlocks:
+def merge_blocks(rows: pa.Table, prior: Mapping[int, PriorTimes], delay: int, length: int) -> MergedBlocks:
     """Merge the rows of BLOCK_SCHEMA of all tasks, in blocks of `length` offsets."""
     import numpy as np
 
@@ -244,7 +244,7 @@ def merge_blocks(rows: pa.Table, stood: Mapping[int, PriorTimes], delay: int, le
     begun, mark, place = np.full(len(last), NEVER), np.full(len(last), NEVER), np.zeros(len(late_mark), np.int64)
     newest, read_to = {}, {}
     for number, span in iter_partitions(partition):
-        before = stood.get(number, PriorTimes())
+        before = prior.get(number, PriorTimes())
         reached = running_newest(before, latest[span])
         begun[span], mark[span] = reached[:-1], running_watermarks(before, reached[:-1], delay)
         mine = slice(*np.searchsorted(late_partition, [number, number + 1]))
@@ -262,7 +262,7 @@ def merge_blocks(rows: pa.Table, stood: Mapping[int, PriorTimes], delay: int, le
     behind = _late_table(late_partition[sure], late_offset[sure], np.maximum(late_mark, mark[place])[sure])
     again = np.flatnonzero(other)[unsure]
     return MergedBlocks(
-        Measured(newest, read_to), behind, _recheck_table(partition[again], begins[again], begun[again], stood)
+        Measured(newest, read_to), behind, _recheck_table(partition[again], begins[again], begun[again], prior)
     )
 
 
@@ -270,11 +270,11 @@ def _recheck_table(
     partition: np.ndarray[Any, Any],
     begins: np.ndarray[Any, Any],
     begun: np.ndarray[Any, Any],
-    stood: Mapping[int, PriorTimes],
+    prior: Mapping[int, PriorTimes],
 ) -> pa.Table:
     import pyarrow as pa
 
-    floors = (stood.get(number, PriorTimes()).watermark for number in partition.tolist())
+    floors = (prior.get(number, PriorTimes()).watermark for number in partition.tolist())
     return pa.table(
         {
             PARTITION: pa.array(partition, pa.int32()),
@@ -408,9 +408,9 @@ class BatchTimes:
 
     def watermarks(self, name: str) -> Watermarks:
         """Return the watermarks of the stateful operator of this name, before and after the batch."""
-        stood = self._inputs.times.operators.get(name)
+        prior = self._inputs.times.operators.get(name)
         after = self.after()
-        return Watermarks(stood, stood if after is None else after.operators.get(name))
+        return Watermarks(prior, prior if after is None else after.operators.get(name))
 
     def after(self) -> TimeState | None:
         """Return the times after the batch; None if no input declares event times, or none change."""
@@ -474,8 +474,8 @@ class BatchTimes:
             return F.lit(False)
         ends = bigint_array(read_to.get(number, 0) for number in range(max(read_to, default=0) + 1))
         again = F.col(OFFSET) < F.coalesce(F.get(ends, F.col(PARTITION)), F.lit(0))
-        for ssp, stood in self._partition_times(stream).items():
-            for low, high in stood.skipped:  # skipped before, so this is the first read
+        for ssp, prior in self._partition_times(stream).items():
+            for low, high in prior.skipped:  # skipped before, so this is the first read
                 here = (F.col(PARTITION) == ssp.partition) & (F.col(OFFSET) >= low) & (F.col(OFFSET) < high)
                 again = again & ~here
         return again
@@ -486,7 +486,7 @@ class BatchTimes:
 
     def _partition_times(self, stream: str) -> Mapping[SystemStreamPartition, PartitionTimes]:
         times = self._inputs.times.partitions.items()
-        return {ssp: stood for ssp, stood in times if ssp.qualified_stream == stream}
+        return {ssp: prior for ssp, prior in times if ssp.qualified_stream == stream}
 
     def _lateness(self, stream: str) -> Lateness:
         if stream not in self._found:
@@ -500,7 +500,7 @@ class BatchTimes:
         if self._is_replay or not offsets:
             return Lateness(Measured())
         records = self._records(stream)
-        stood = {ssp.partition: _to_prior_times(times) for ssp, times in self._partition_times(stream).items()}
+        prior = {ssp.partition: _to_prior_times(times) for ssp, times in self._partition_times(stream).items()}
         delay = _to_micros(declared.delay)
         # Times so late that their state could never expire move no watermark; operators leave such records out.
         latest = MAX_MICROS - _to_micros(required_retention(self._context.app.operators).get(stream, timedelta(0)))
@@ -514,7 +514,7 @@ class BatchTimes:
                 pass  # records that were read before lie in between: Spark filters them
             elif self._inputs.few and offsets <= DRIVER_LIMIT and system.reads_arrow:
                 return find_late_in_memory(
-                    extract_times(system.read_arrow(unread, columns), name, latest), stood, delay
+                    extract_times(system.read_arrow(unread, columns), name, latest), prior, delay
                 )
             elif system.reads_in_tasks:
                 numbers = [ssp.partition for ssp in unread]
@@ -522,7 +522,7 @@ class BatchTimes:
         time = F.unix_micros(declared.column(f"input {stream}", records))
         counting = F.when(time <= latest, time).alias(TIME)
         times = records.where(~self._again(stream)).select(PARTITION, OFFSET, counting)
-        return find_late_records(times, stood, delay, offsets=offsets, in_tasks=in_tasks)
+        return find_late_records(times, prior, delay, offsets=offsets, in_tasks=in_tasks)
 
     def _unread(self, stream: str) -> dict[SystemStreamPartition, OffsetRange] | None:
         """Return the parts of the batch's ranges, of numbered offsets, that were not read before.
@@ -531,8 +531,8 @@ class BatchTimes:
         """
         unread = {}
         for ssp, span in self._ranges(stream).items():
-            stood, start, end = self._partition_times(stream).get(ssp), int(span.start), int(span.end)
-            gaps = [(0, end)] if stood is None else [*stood.skipped, (stood.read_to, end)]
+            prior, start, end = self._partition_times(stream).get(ssp), int(span.start), int(span.end)
+            gaps = [(0, end)] if prior is None else [*prior.skipped, (prior.read_to, end)]
             parts = [(max(low, start), min(high, end)) for low, high in gaps if max(low, start) < min(high, end)]
             if len(parts) > 1:
                 return None

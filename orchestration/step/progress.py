@@ -326,15 +326,15 @@ def times_at_batch_start(app: Application, state: ApplicationState, intent: Inte
 
     Partitions with records that wait for a later batch count as active, so that a backlog never makes them idle.
     """
-    declared, stood = declared_event_times(app), state.times.partitions
+    declared, prior = declared_event_times(app), state.times.partitions
     known = {ssp for ssp in (*state.checkpoint, *intent.ranges) if ssp.qualified_stream in declared}
-    changed = {ssp: PartitionTimes(active_at=intent.clock) for ssp in sorted(known - stood.keys())}
+    changed = {ssp: PartitionTimes(active_at=intent.clock) for ssp in sorted(known - prior.keys())}
     changed |= {
-        ssp: stood[ssp].model_copy(update={"active_at": intent.clock}) for ssp in intent.waiting if ssp in stood
+        ssp: prior[ssp].model_copy(update={"active_at": intent.clock}) for ssp in intent.waiting if ssp in prior
     }
     if not changed:
         return state.times
-    return state.times.model_copy(update={"partitions": {**stood, **changed}})
+    return state.times.model_copy(update={"partitions": {**prior, **changed}})
 
 
 def times_after_batch(
@@ -349,13 +349,13 @@ def times_after_batch(
     `ranges` are the offsets [from, to) that it read, of partitions with numeric offsets.
     """
     declared, partitions = declared_event_times(app), dict(times.partitions)
-    for ssp, stood in times.partitions.items():
+    for ssp, prior in times.partitions.items():
         read = measured.get(ssp.qualified_stream, Measured())
         if ssp.partition in read.read_to:
-            moved = _advance_times(stood, read, ssp.partition, declared[ssp.qualified_stream].delay, clock)
+            moved = _advance_times(prior, read, ssp.partition, declared[ssp.qualified_stream].delay, clock)
             span = (ranges or {}).get(ssp)
             partitions[ssp] = (
-                moved if span is None else moved.model_copy(update={"skipped": stood.skipped_after(*span)})
+                moved if span is None else moved.model_copy(update={"skipped": prior.skipped_after(*span)})
             )
     after = times.model_copy(update={"partitions": partitions})
     operators = dict(times.operators)
@@ -368,10 +368,10 @@ def times_after_batch(
 
 def compute_operator_watermark(app: Application, times: TimeState, name: str, clock: datetime) -> datetime | None:
     """Return the watermark of a stateful operator at these times of its sources; never below its former one."""
-    stood, lowest = times.operators.get(name), find_holding_partition(app, times, name, clock)
+    prior, lowest = times.operators.get(name), find_holding_partition(app, times, name, clock)
     if lowest is None or lowest.watermark is None:
-        return stood
-    return lowest.watermark if stood is None else max(stood, lowest.watermark)
+        return prior
+    return lowest.watermark if prior is None else max(prior, lowest.watermark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,10 +387,10 @@ def find_holding_partition(app: Application, times: TimeState, name: str, clock:
     declared = declared_event_times(app)
     lowest: HoldingPartition | None = None
     for stream, span in watermark_inputs(app.operators)[name].items():
-        for ssp, stood in sorted(times.partitions.items()):
-            if ssp.qualified_stream != stream or is_idle(declared.get(stream), stood, clock):
+        for ssp, prior in sorted(times.partitions.items()):
+            if ssp.qualified_stream != stream or is_idle(declared.get(stream), prior, clock):
                 continue
-            mark = None if stood.watermark is None else long_before(stood.watermark, span)
+            mark = None if prior.watermark is None else long_before(prior.watermark, span)
             if mark is None:
                 return HoldingPartition(ssp, None)
             if lowest is None or lowest.watermark is None or mark < lowest.watermark:
@@ -406,17 +406,17 @@ def is_idle(declared: EventTime | None, times: PartitionTimes, clock: datetime) 
 
 
 def _advance_times(
-    stood: PartitionTimes, read: Measured, partition: int, delay: timedelta, clock: datetime
+    prior: PartitionTimes, read: Measured, partition: int, delay: timedelta, clock: datetime
 ) -> PartitionTimes:
-    newest, watermark = stood.newest, stood.watermark
+    newest, watermark = prior.newest, prior.watermark
     if partition in read.newest:
         here = EPOCH + timedelta(microseconds=read.newest[partition])
         newest = here if newest is None else max(newest, here)
     if newest is not None:
         mark = long_before(newest, delay)
         watermark = mark if watermark is None else max(watermark, mark)
-    read_to = max(stood.read_to, read.read_to[partition])
-    return stood.model_copy(update={"active_at": clock, "newest": newest, "watermark": watermark, "read_to": read_to})
+    read_to = max(prior.read_to, read.read_to[partition])
+    return prior.model_copy(update={"active_at": clock, "newest": newest, "watermark": watermark, "read_to": read_to})
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,17 +509,17 @@ def measure_state_sizes(lake: Lake, names: Iterable[str]) -> dict[str, StateSize
 
 
 def _measure_input(name: str, declared: EventTime, times: TimeState, clock: datetime) -> InputTimes:
-    stood = {
+    prior = {
         ssp: partition_times
         for ssp, partition_times in sorted(times.partitions.items())
         if ssp.qualified_stream == name
     }
-    idle = {ssp for ssp, partition_times in stood.items() if is_idle(declared, partition_times, clock)}
-    marks = {ssp: partition_times.watermark for ssp, partition_times in stood.items() if ssp not in idle}
+    idle = {ssp for ssp, partition_times in prior.items() if is_idle(declared, partition_times, clock)}
+    marks = {ssp: partition_times.watermark for ssp, partition_times in prior.items() if ssp not in idle}
     held = min(marks, key=lambda ssp: (marks[ssp] is not None, marks[ssp] or clock, ssp), default=None)
-    known = [partition_times.watermark for partition_times in stood.values() if partition_times.watermark is not None]
+    known = [partition_times.watermark for partition_times in prior.values() if partition_times.watermark is not None]
     watermark = marks[held] if held is not None else max(known, default=None)
-    newest = _newest(stood)
+    newest = _newest(prior)
     return InputTimes(
         stream=name,
         watermark=watermark,
@@ -532,9 +532,9 @@ def _measure_input(name: str, declared: EventTime, times: TimeState, clock: date
     )
 
 
-def _newest(stood: Mapping[SystemStreamPartition, PartitionTimes]) -> datetime | None:
+def _newest(prior: Mapping[SystemStreamPartition, PartitionTimes]) -> datetime | None:
     return max(
-        (partition_times.newest for partition_times in stood.values() if partition_times.newest is not None),
+        (partition_times.newest for partition_times in prior.values() if partition_times.newest is not None),
         default=None,
     )
 

@@ -64,20 +64,20 @@ def advance_units(
     A failing unit does not stop the others: the first error is raised at the end and names the rest. `on_report` is
     called in declaration order by the calling thread, `on_stage` by one thread at a time.
     """
-    starting, telling = threading.Lock(), threading.Lock()
+    session_lock, stage_lock = threading.Lock(), threading.Lock()
 
     def session() -> SparkSession:
-        with starting:  # threads may ask at the same time
+        with session_lock:  # threads may ask at the same time
             return runtime.spark()
 
     spark = IN_PROCESS if runtime.spark is IN_PROCESS else session
 
-    def tell(event: StageEvent) -> None:
-        with telling:
+    def forward_stage(event: StageEvent) -> None:
+        with stage_lock:
             on_stage(event)
 
     def advance(unit: DatasetGroup) -> list[AdvanceReport]:
-        return advance_unit(replace(runtime, spark=spark), unit, on_stage=tell)
+        return advance_unit(replace(runtime, spark=spark), unit, on_stage=forward_stage)
 
     reports: list[AdvanceReport] = []
     errors: list[Exception] = []
@@ -136,8 +136,8 @@ def advance_unit(
         reports = advance_members(runtime, unit, on_stage=on_stage)
     else:
         reports = [advance_with_runtime(runtime, unit[0], on_stage=on_stage)]
-    told = zip(unit, reports, strict=True)
-    return [discard_retired(runtime.lake, dataset, report, runtime.by, on_stage) for dataset, report in told]
+    pairs = zip(unit, reports, strict=True)
+    return [discard_retired(runtime.lake, dataset, report, runtime.by, on_stage) for dataset, report in pairs]
 
 
 def _has_expired_files(lake: Lake, dataset: AdjunctDataset) -> bool:
@@ -290,12 +290,12 @@ def run_application(
             advanced = advance_datasets(runtime, app, plan, on_report=on_event, on_stage=on_stage)
             datasets = [*advanced.reports]
 
-            def heard(report: AdvanceReport) -> None:
+            def record_report(report: AdvanceReport) -> None:
                 on_event(report)
                 datasets.append(report)
 
             def follow() -> None:
-                advance_followed_datasets(runtime, app, on_report=heard, on_stage=on_stage)
+                advance_followed_datasets(runtime, app, on_report=record_report, on_stage=on_stage)
 
             # Once a run: rewinding datasets may have fanned out already.
             fan_out = fan_out_for_run(runtime, app, plan) if advanced.fan_out is None else advanced.fan_out
