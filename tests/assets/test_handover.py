@@ -184,7 +184,7 @@ def test_what_has_to_be_merged_is_refused(tmp_path: Path, tombstones: list[bool]
 
 def test_a_lake_in_memory_is_refused() -> None:
     view = view_of(InMemoryStore(), ROWS, schema=SCHEMA, key=["k"])
-    with pytest.raises(ConfigurationError, match="is in this process's memory, where no other engine reads"):
+    with pytest.raises(ConfigurationError, match="is in this process's memory, which other engines can't read"):
         parquet_files(view)
 
 

@@ -190,4 +190,4 @@ def test_the_command_line_shows_one_entry_over_time(prices_world: World) -> None
     assert "2026-01-01 00:00:05" in printed
     assert "deleted" in printed
     assert "2026-01-01 00:00:01" not in printed, "the newest two"
-    assert "one entry is shown over time" in commands.refused(prices_world, "dataset", "history", NAME, "a", "b")
+    assert "history shows one entry" in commands.refused(prices_world, "dataset", "history", NAME, "a", "b")
