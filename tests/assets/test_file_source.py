@@ -644,7 +644,7 @@ def _read_changed(place: Place, source: Any, spark: SparkSession) -> None:
     frame = source.read(delivery, lambda: spark)
     place.csv("v3", {"N1": 1, "N2": 2}, done=None)
     layout = BucketLayout(PLANES, ("tailnum",), 2, ("tailnum",))
-    with pytest.raises(SourceChangedError, match=r"v3/part-0\.csv was written to"):
+    with pytest.raises(SourceChangedError, match=r"v3/part-0\.csv was overwritten"):
         write_buckets(frame, InMemoryStore(), "data/x", layout, WriteOptions("planes"), order_by=())
 
 

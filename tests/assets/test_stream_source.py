@@ -345,7 +345,7 @@ def test_what_could_hide_entries_of_a_dataset_keyed_by_offset_is_refused(world: 
     assert opened(world, spec).schema.names == (*BY_OFFSET, "source")
     several = PythonExtractor("package.module:factory", "name STRING")
     spec = bounded_dataset("odd", input="lake.odd", key=BY_OFFSET, broadcast=True, extractor=several)
-    with pytest.raises(SchemaMismatchError, match=r"'odd'.*several entries of one record"):
+    with pytest.raises(SchemaMismatchError, match=r"'odd'.*several entries from one record"):
         opened(world, spec)
 
 

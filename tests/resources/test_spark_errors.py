@@ -111,8 +111,8 @@ def test_a_plan_that_is_too_deep_for_the_jvm_says_what_to_do(before: str) -> Non
     )
     translated = find_adjunct_error(Py4JJavaError(message))
     assert isinstance(translated, PlanningError)
-    assert "nested deeper" in translated.problem
-    assert "spark.driver.extraJavaOptions and spark.executor.extraJavaOptions: -Xss" in translated.next_step
+    assert "nested too deeply" in translated.problem
+    assert "-Xss128m in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions" in translated.next_step
     assert (
         find_adjunct_error(Py4JJavaError(message.replace("java.lang.StackOverflowError", "a.B: java.lang.StackOver")))
         is None

@@ -33,7 +33,9 @@ def test_a_description_holds_a_registered_name_and_plain_values(tmp_path, monkey
 
 
 def test_unknown_backends_are_named_with_those_that_are_known():
-    with pytest.raises(ConfigurationError, match=r"'nosuch'; registered are .*memory, postgres, redis, sqlite"):
+    with pytest.raises(
+        ConfigurationError, match=r"'nosuch', which is not registered; registered are .*memory, postgres, redis, sqlite"
+    ):
         function_from_description({"backend": "nosuch"})
     with pytest.raises(ConfigurationError, match="dict is not a registered backend"):
         describe_function({})
@@ -43,7 +45,7 @@ def test_unknown_backends_are_named_with_those_that_are_known():
 
 def test_a_name_is_registered_once():
     register_backend("sqlite", SqliteTable)
-    with pytest.raises(ConfigurationError, match="registered already"):
+    with pytest.raises(ConfigurationError, match="already registered"):
         register_backend("sqlite", MemoryTable)
     with pytest.raises(InvalidNameError):
         register_backend("a.b", MemoryTable)

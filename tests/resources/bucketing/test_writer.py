@@ -90,7 +90,7 @@ def test_the_last_row_of_a_key_wins_across_batch_borders(seed: int) -> None:
 
 
 def test_a_null_key_is_refused_with_its_column() -> None:
-    with pytest.raises(NullKeyError, match=r"dataset 'd': 1 record.* no 'k', which is part of the key"):
+    with pytest.raises(NullKeyError, match=r"dataset 'd': 1 record.* a null in 'k', which is part of the key"):
         write_arrow_buckets(table([("a", 1), (None, 2)]), InMemoryStore(), FOLDER, KEYED, WriteOptions("dataset 'd'"))
 
 

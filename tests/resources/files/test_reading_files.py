@@ -170,7 +170,7 @@ def test_a_json_lines_file_is_typed_by_the_schema_and_absent_fields_are_null(fol
         ('{"tailnum":"N1","seats":{"first":2}}\n', ["line 1", "'seats'"]),
         ('{"tailnum":"N1","maker":"B"}\n', ["line 1", "'maker' is not declared"]),
         ('{"tailnum":"N1"}\n[1]\n', ["line 2", "is a list, expected an object"]),
-        ('{"tailnum":"N1"}\n{"tailnum":"N2",\n', ["line 2", "no JSON"]),
+        ('{"tailnum":"N1"}\n{"tailnum":"N2",\n', ["line 2", "not JSON"]),
         ('{"tailnum":"N1","tailnum":"N2"}\n', ["line 1", "'tailnum'", "twice"]),
     ],
 )  # fmt: skip
@@ -335,7 +335,7 @@ def test_a_file_that_is_replaced_or_removed_after_it_was_listed_is_noticed(folde
     tree = open_tree(str(folder))
     listed = tree.list()[0]
     path.write_bytes(content[:5])
-    with pytest.raises(SourceChangedError, match=re.escape(str(path)) + " was written to"):
+    with pytest.raises(SourceChangedError, match=re.escape(str(path)) + " was overwritten"):
         list(DeclaredFiles(tree, format, PLANES, "it").tables(listed))
     path.unlink()
     with pytest.raises(SourceChangedError, match="is gone"):

@@ -63,5 +63,5 @@ def test_a_column_stands_before_a_name_that_was_given_before_whatever_its_case()
 
 def test_without_columns_only_what_is_certain_is_refused() -> None:
     assert check_expression("map-2", "anything + 1", None) is None
-    with pytest.raises(PlanningError, match="no expression of Spark SQL: '\\(' is not closed"):
+    with pytest.raises(PlanningError, match="not a Spark SQL expression: '\\(' is not closed"):
         check_expression("map-2", "upper(anything", None)

@@ -57,7 +57,7 @@ def test_what_is_of_one_record_is_not(text: str) -> None:
 
 
 def test_a_condition_has_no_window() -> None:
-    with pytest.raises(PlanningError, match=r"filter-2: the condition .* takes row_number\(\) over other records"):
+    with pytest.raises(PlanningError, match=r"filter-2: the condition .* uses the window function row_number\(\)"):
         check_condition("filter-2", "row_number() over (partition by s order by d) = 1", tuple(TYPES))
 
 

@@ -165,8 +165,8 @@ def test_brackets_within_texts_names_and_comments_are_none(text: str) -> None:
 def test_the_parser_is_loaded_for_the_first_expression_that_is_more_than_a_name() -> None:
     code = (
         "import sys, dagster_adjunct\n"
-        "from dagster_adjunct.resources.sql.checking import checked_expression\n"
-        "checked_expression('map-1', 'a as b', ('a',), {'a': 'int'})\n"
+        "from dagster_adjunct.resources.sql.checking import check_expression\n"
+        "check_expression('map-1', 'a as b', ('a',), {'a': 'int'})\n"
         "print('sqlglot' in sys.modules, 'pyspark' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
