@@ -333,7 +333,7 @@ class StreamInfo:
 
     def change_since(self, before: str | None) -> str:
         """Return what happened to the stream of this identity, to follow "was" in a message."""
-        return f"repartitioned into {self.partitions}" if self.was_repartitioned(before) else "deleted and made anew"
+        return f"repartitioned into {self.partitions}" if self.was_repartitioned(before) else "deleted and recreated"
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,7 +273,7 @@ def _find_problem(position: ReaderPosition, state: StreamState) -> str:
     if position.stream != state.id:
         if Lineage.of(state).index_of(position.stream) is not None:
             return "the stream was repartitioned before it had read all of it"
-        return f"the stream was deleted and made anew (it is {state.id}, and was {position.stream})"
+        return f"the stream was deleted and recreated (it is {state.id}, and was {position.stream})"
     if len(position.offsets) != len(state.next):
         return f"the stream has {len(state.next)} partitions now, and had {len(position.offsets)}"
     if any(offset > upcoming for offset, upcoming in zip(position.offsets, state.next, strict=True)):

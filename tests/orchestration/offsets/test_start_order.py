@@ -188,7 +188,7 @@ def test_a_stream_that_was_made_anew_is_an_error_until_somebody_says_where_to_be
     app = reader()
     world.run(app)
     stream_of_two(world, key=["k"])
-    with pytest.raises(OffsetOutOfRangeError, match=r"fake\.s was deleted and made anew .*made-2.*made-1") as refused:
+    with pytest.raises(OffsetOutOfRangeError, match=r"fake\.s was deleted and recreated .*made-2.*made-1") as refused:
         world.run(app)
     assert "startpoint set MODULE:APP fake.s --oldest" in refused.value.next_step
     world.ask(app, S0, StartpointSpecific, offset="@1")
@@ -204,7 +204,7 @@ def test_a_stream_that_is_made_anew_while_a_run_is_in_progress_ends_the_run(worl
     stream_of_two(world)
     app = reader()
     world.output.before = lambda batch: stream_of_two(world)
-    with pytest.raises(OffsetOutOfRangeError, match="deleted and made anew"):
+    with pytest.raises(OffsetOutOfRangeError, match="deleted and recreated"):
         world.run(app)
     assert world.state(app).checkpoint == {S0: "@3", S1: "@3"}
 
@@ -236,7 +236,7 @@ def test_an_open_batch_of_a_stream_that_was_made_anew_is_not_run_again(world: Of
     world.output.batches.clear()
     stream_of_two(world)
     with pytest.raises(
-        OffsetOutOfRangeError, match=r"fake\.s was deleted and made anew .* batch 1 .* is open"
+        OffsetOutOfRangeError, match=r"fake\.s was deleted and recreated .* batch 1 .* is open"
     ) as refused:
         world.run(app)
     assert "adjunct checkpoint abandon app --reason" in refused.value.next_step

@@ -133,9 +133,9 @@ def test_a_stream_made_anew_is_refused_until_the_reader_is_forgotten(lake: Lake,
             lake.store.delete(item.key)
     again = LakeStreams(on_clock(lake, clock))
     again.create("s", schema=SCHEMA, key=["k"], partitions=2)
-    with pytest.raises(OffsetOutOfRangeError, match=r"deleted and made anew .*remove-reader s report"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"deleted and recreated .*remove-reader s report"):
         read_new(lake, "s", reader="report")
-    assert "made anew" in list_readers(lake, "s")[0].problem
+    assert "recreated" in list_readers(lake, "s")[0].problem
     assert remove_reader(lake, "lake.s", "report")
     assert not remove_reader(lake, "s", "report")
     assert list_readers(lake, "s") == []

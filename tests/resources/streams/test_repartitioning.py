@@ -215,7 +215,7 @@ def test_markers_that_are_uneven_or_promise_checksums_are_refused(streams: LakeS
     streams.append_markers("s", "v2", producer="m", sequence=2, partitions=[0])
     rewrite(streams, 3)
     streams.append_markers("s", "v3", producer="m", sequence=3, checksum="r2-0123456789abcdef")
-    with pytest.raises(ConfigurationError, match="version 'v3' hold checksums"):
+    with pytest.raises(ConfigurationError, match="version 'v3' have checksums"):
         rewrite(streams, 2)
     streams.create("t", schema=Schema.of(k="string"), partitions=1)
     with pytest.raises(ConfigurationError, match="has no key"):
