@@ -631,8 +631,8 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         for own, answer in zip(by_name.values(), await self._call_script(commands, text), strict=True):
             if answer == DONE:
                 continue
-            told = answer if isinstance(answer, list) else [answer] * len(own)
-            for (place, _), one in zip(own, told, strict=True):
+            results = answer if isinstance(answer, list) else [answer] * len(own)
+            for (place, _), one in zip(own, results, strict=True):
                 begun += one == BEGUN
                 problem = self._problem(one, operation.entries.keys[place])
                 if problem is not None:

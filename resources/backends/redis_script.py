@@ -28,7 +28,7 @@ from functools import cache
 from dagster_adjunct.resources.tables.operation import OperationKind
 
 JSON = r"""
--- The place behind the JSON value that begins at `at`.
+-- The place after the JSON value that begins at `at`.
 local function behind(text, at)
   local depth = 0
   repeat
@@ -54,7 +54,7 @@ local function behind(text, at)
   return at
 end
 
--- A JSON object with members (names and values at these places) in place of those of the same names.
+-- A JSON object whose members are replaced or added (names and values at these places).
 local function merged(field, text, from, to)
   local new, parts = {}, {}
   for i = from, to, 2 do new[args[i]] = true end
@@ -77,7 +77,7 @@ end
 
 
 DONE, SKIPPED, MISSING, BEGUN = 1, 2, 3, 4
-_WHOLE = (OperationKind.PUT, OperationKind.PUT_IF_ABSENT)
+_PUTS = (OperationKind.PUT, OperationKind.PUT_IF_ABSENT)
 
 
 @cache
@@ -103,25 +103,25 @@ def build_script(kind: OperationKind, compares: str, marked: bool, changes: froz
         (JSON, "merge" in changes),
         (_WITHIN, bool({"append", "merge"} & changes)),
         (_SET, True),
-        (_CLEAN, kind in _WHOLE or "default" in changes),
-        (_THERE, update or kind is OperationKind.PUT_IF_ABSENT),
+        (_REMOVE_OTHERS, kind in _PUTS or "default" in changes),
+        (_EXISTS, update or kind is OperationKind.PUT_IF_ABSENT),
         (_CHANGE, changing),
         ("local function apply(time, tie, source, position, from, to)\n", True),
-        (_LOOK, looks),
-        (_LOOK_AT_MARKS, marked),
-        (_LOOK_AT_TIME if timed else "  local late\n", True),
+        (_READ_STATE, looks),
+        (_CHECK_MARKS, marked),
+        (_CHECK_TIME if timed else "  local late\n", True),
         (_LATE_IS_SKIPPED, timed and not adds_late),
         (_LATE_NEEDS_A_RECORD, adds_late),
         (_PUT_IF_ABSENT, kind is OperationKind.PUT_IF_ABSENT),
         ("  local fields = {}\n", True),
-        (_COLLECT_RECORD, kind in _WHOLE),
+        (_COLLECT_RECORD, kind in _PUTS),
         (_COLLECT_DELETE, delete),
         (_COLLECT_UPDATE, update),
         (_COLLECT_CHANGES, changing),
-        (_LATE_CHANGES_NOTHING, adds_late),
+        (_STOP_IF_UNCHANGED, adds_late),
         (_KEEP_TIME, timed),
         (_KEEP_MARKS, marked),
-        (_PUT, kind in _WHOLE),
+        (_PUT, kind in _PUTS),
         (_DELETE, delete),
         (_UPDATE, update),
         ("end\n\nlocal at, answers = 5, {}\nfor n = 1, tonumber(args[1]) do\n", True),
@@ -129,7 +129,7 @@ def build_script(kind: OperationKind, compares: str, marked: bool, changes: froz
         ("  time, tie, at = args[at], args[at + 1], at + 2\n", timed),
         ("  source, position, at = args[at], args[at + 1], at + 2\n", marked),
         ("  local to = at + tonumber(args[at])\n", True),
-        (_TRY if refuses else "  answers[n] = apply(time, tie, source, position, at + 1, to)\n", True),
+        (_APPLY_PROTECTED if refuses else "  answers[n] = apply(time, tie, source, position, at + 1, to)\n", True),
         ("  at = to + 1\nend\nreturn #answers == 1 and answers[1] or answers\n", True),
     ]
     text = "".join(part for part, needed in parts if needed).encode()
@@ -144,11 +144,11 @@ local NULL, REFUSED = "\0", "adjunct refuses: "
 """
 
 _REFUSE = r"""
--- End the entry before it has changed anything, and say why.
+-- Reject the entry, before it has changed anything, with a reason.
 local function refuse(why) error(REFUSED .. why, 0) end
 """
 
-# Where they differ is found by halves: a text is made of many bytes at once, a byte alone takes as long.
+# Bisects for the first difference: extracting one byte costs as much as extracting many.
 _BYTES = r"""
 local function bytes_below(a, b)
   if a == b then return false end
@@ -257,8 +257,8 @@ local function set(fields)
 end
 """
 
-_CLEAN = r"""
--- Take out what is no field of the record, and the sign that it is none; what conditions keep stays.
+_REMOVE_OTHERS = r"""
+-- Remove fields that are not the record's, and the tombstone; fields of conditions stay.
 local function clean(fields)
   local new, gone, tombstone = {}, {}, false
   for i = 1, #fields, 2 do new[fields[i]] = true end
@@ -271,15 +271,15 @@ local function clean(fields)
 end
 """
 
-_THERE = r"""
+_EXISTS = r"""
 local function there(known)
   return not known[1] and (known[2] or call("EXISTS", key) == 1)
 end
 """
 
 _CHANGE = r"""
--- Collect the fields that the changes at these places make anew, and those that they remove. What is late only adds
--- numbers and appends.
+-- Collect the fields that the changes at these places set, and those that they remove. Late changes only add numbers
+-- and append.
 local function change(at, to, current, fields, late)
   local removed = {}
   while at <= to do
@@ -306,19 +306,19 @@ local function change(at, to, current, fields, late)
 end
 """
 
-_LOOK = r"""
+_READ_STATE = r"""
   local known = call("HMGET", key, "adjunct_deleted", key_column, "adjunct_marks", "adjunct_newest_by", "adjunct_time",
     "adjunct_tie", time_column)
 """
 
-_LOOK_AT_MARKS = r"""
+_CHECK_MARKS = r"""
   local marks = known[3] or ""
   local _, before_last = find(marks, "\n" .. source .. "\t", 1, true)
   local last = before_last and match(marks, "^[^\n]*", before_last + 1) or ""
   if not bytes_below(last, position) then return 2 end
 """
 
-_LOOK_AT_TIME = r"""
+_CHECK_TIME = r"""
   local before, tied = known[5], known[6]
   if known[4] ~= time_column then before, tied = known[7], "" end
   local late = before and before ~= NULL and not below(before, time)
@@ -330,7 +330,7 @@ _LATE_IS_SKIPPED = r"""
 """
 
 
-_LATE_CHANGES_NOTHING = r"""
+_STOP_IF_UNCHANGED = r"""
   if late and not fields[1] then return 2 end
 """
 
@@ -393,7 +393,7 @@ _KEEP_MARKS = r"""
   fields[#fields + 1], fields[#fields + 2] = "adjunct_marks", marks
 """
 
-# What would add is passed over with its mark, so that it is when it comes again after the record has begun anew.
+# Without a record, late additions are skipped and their mark is stored, so that a replay skips them too.
 _LATE_NEEDS_A_RECORD = f"""
   if late and not there(known) then
     local default, fields = tonumber(args[from]), {{}}
@@ -430,11 +430,11 @@ _UPDATE = r"""
   return begin and 4 or 1
 """
 
-_TRY = r"""
+_APPLY_PROTECTED = r"""
   local well, answer = pcall(apply, time, tie, source, position, at + 1, to)
   if not well then
     if type(answer) == "table" then answer = answer.err end
-    -- What a command refuses (another type is there, no memory) it refuses of the first entry: it is about all of them.
+    -- Errors of commands (wrong type, no memory) come with the first entry and concern all of them.
     if sub(answer, 1, #REFUSED) ~= REFUSED then return { err = answer } end
     answer = sub(answer, #REFUSED + 1)
   end

@@ -382,7 +382,7 @@ class _Call:
     def add_defaults(self, defaults: int) -> None:
         self._defaults_put += defaults
 
-    def failed(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         self._error = self._error or error
 
     def count_answer(self) -> None:
@@ -405,7 +405,7 @@ class BatchProcessor:
         self._provider = provider
         self._handler = handler
         self._order = KeyLock()
-        self._held_back = BlockedKeys()
+        self._blocked_keys = BlockedKeys()
         self._slots = asyncio.Semaphore(in_flight)
         self._gathering: _Gathering | None = None
 
@@ -421,18 +421,18 @@ class BatchProcessor:
             self._end_gathering()
             gathering = None
         if gathering is not None:
-            return await self._with_others(gathering, operation, size)
+            return await self._gather(gathering, operation, size)
         gathering = self._gathering = _Gathering(self._provider.batch())
         if self._provider.delay:
             loop = asyncio.get_running_loop()
             gathering.timer = loop.call_later(self._provider.delay, self._end_gathering, gathering)
-            return await self._with_others(gathering, operation, size)
+            return await self._gather(gathering, operation, size)
         return await self._gather_first(gathering, operation, size)
 
     async def flush(self) -> None:
         """Send the gathered operations; return when everything requested before is answered."""
         self._end_gathering()
-        await self._order.over()
+        await self._order.wait_for_open()
 
     async def _gather_first(self, gathering: _Gathering, operation: Operation[Any], size: int) -> Outcomes:
         """Gather the operations of this turn of the event loop; an operation that stays alone needs no task."""
@@ -452,7 +452,7 @@ class BatchProcessor:
             self._end_gathering()
         return await self._answer(gathering, 0)
 
-    async def _with_others(self, gathering: _Gathering, operation: Operation[Any], size: int) -> Outcomes:
+    async def _gather(self, gathering: _Gathering, operation: Operation[Any], size: int) -> Outcomes:
         mine = len(gathering.calls)
         gathering.batch.add(operation, size)
         gathering.calls.append(None)
@@ -497,12 +497,12 @@ class BatchProcessor:
         for of_request in members:
             for call in of_request:
                 call.left += 1
-        turns = [self._order.take(request.operation.entries) for request in requests]
+        tickets = [self._order.take(request.operation.entries) for request in requests]
         tasks = []
-        for request, ticket, of_request in zip(requests, turns, members, strict=True):
+        for request, ticket, of_request in zip(requests, tickets, members, strict=True):
             task = asyncio.create_task(self._answer_calls(request, ticket, calls, of_request))
             # A task that is cancelled before its first step runs none of its own code.
-            task.add_done_callback(partial(self._ended, ticket, of_request))
+            task.add_done_callback(partial(self._finish_request, ticket, of_request))
             tasks.append(task)
         return tasks
 
@@ -512,11 +512,11 @@ class BatchProcessor:
         await ticket.acquire()
         async with self._slots:
             try:
-                outcomes = await self._held_back.send(ticket, request.operation, self._below)
+                outcomes = await self._blocked_keys.send(ticket, request.operation, self._below)
             except Exception as error:  # noqa: BLE001 - it is the callers'
                 if len(members) == 1 or len(request.spans) == 1 or _may_have_effect(request.operation, error):
                     for call in members:
-                        call.failed(error)
+                        call.fail(error)
                 else:
                     await self._send_per_call(request, calls)
                 return
@@ -541,7 +541,7 @@ class BatchProcessor:
             try:
                 outcomes = await self._below.send(part)
             except Exception as error:  # noqa: BLE001 - it is the caller's
-                calls[span.of].failed(error)
+                calls[span.of].fail(error)
                 errors |= dict.fromkeys(range(span.start, end), error)
             else:
                 calls[span.of].record(span.places, outcomes, 0)
@@ -549,17 +549,17 @@ class BatchProcessor:
                 problems |= {span.start + place: problem for place, problem in outcomes.problems.items()}
         for place, of, origin in request.followers:
             if place in errors:
-                calls[of].failed(errors[place])
+                calls[of].fail(errors[place])
             elif place in problems:
                 calls[of].record([origin], Outcomes(1, problems={0: problems[place]}), 0)
 
-    def _ended(self, ticket: Ticket, members: Sequence[_Call], task: asyncio.Task[None]) -> None:
+    def _finish_request(self, ticket: Ticket, members: Sequence[_Call], task: asyncio.Task[None]) -> None:
         ticket.release()
         for call in members:
             if task.cancelled():
                 call.answer.cancel()
             elif (error := task.exception()) is not None:
-                call.failed(error)
+                call.fail(error)
             call.count_answer()
 
     async def _send_alone(self, operation: Operation[Any]) -> Outcomes:
@@ -570,7 +570,7 @@ class BatchProcessor:
                     await ticket.acquire()
                 await self._slots.acquire()
                 try:
-                    return await self._held_back.send(ticket, operation, self._below)
+                    return await self._blocked_keys.send(ticket, operation, self._below)
                 finally:
                     self._slots.release()
             finally:

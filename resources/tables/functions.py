@@ -50,20 +50,20 @@ def outcomes_from_missing(
     The entries of the keys that its RecordNotFoundErrors name are missing. The others are done, or, if the error is a
     group with other errors, have the first of those as their problem.
     """
-    told = [cause for cause in causes(error) if isinstance(cause, RecordNotFoundError)]
-    if operation.kind is not OperationKind.UPDATE or not told:
+    not_found = [cause for cause in causes(error) if isinstance(cause, RecordNotFoundError)]
+    if operation.kind is not OperationKind.UPDATE or not not_found:
         return None
     count, missing = len(operation), Problem(State.MISSING, error)
     if count == 1:
         return Outcomes.all(1, missing)
-    lacking, wrong = _missing_keys(told, operation.entries.keys)
+    lacking, wrong = _missing_keys(not_found, operation.entries.keys)
     if wrong:
-        untold = TableError(
+        invalid = TableError(
             f"RecordNotFoundError was raised for {count} entries {wrong}.",
             "Pass the requested keys that have no record: RecordNotFoundError(…, keys=[…]).",
         )
-        untold.__cause__ = error
-        return Outcomes.all(count, Problem(State.REFUSED, untold, of_request=True))
+        invalid.__cause__ = error
+        return Outcomes.all(count, Problem(State.REFUSED, invalid, of_request=True))
     other = _first_other_error(error)
     others = None if other is None else problem_of(other)
     problems: dict[int, Problem] = {}
@@ -75,17 +75,17 @@ def outcomes_from_missing(
     return Outcomes(count, problems=problems)
 
 
-def _missing_keys(told: Sequence[RecordNotFoundError], asked: Sequence[Any]) -> tuple[set[Any], str]:
+def _missing_keys(missing: Sequence[RecordNotFoundError], requested: Sequence[Any]) -> tuple[set[Any], str]:
     """Return the missing keys that the errors name, and what is wrong with them ("" if nothing)."""
-    if any(isinstance(cause.keys, str | bytes) for cause in told):
-        return set(), f"with the keys {told[0].keys!r:.60}, which is one text"
+    if any(isinstance(cause.keys, str | bytes) for cause in missing):
+        return set(), f"with keys={missing[0].keys!r:.60}, which is one string"
     try:
-        lacking = {key for cause in told for key in cause.keys}
+        lacking = {key for cause in missing for key in cause.keys}
     except TypeError as error:
-        return set(), f"with what are no keys: {error}"
-    others = sorted(map(repr, lacking - set(asked)))
+        return set(), f"with unhashable keys: {error}"
+    others = sorted(map(repr, lacking - set(requested)))
     if others:
-        return set(), f"with keys that were not asked for: {', '.join(others[:3])}{', …' if len(others) > 3 else ''}"
+        return set(), f"with keys that were not requested: {', '.join(others[:3])}{', …' if len(others) > 3 else ''}"
     return lacking, "" if lacking else "without the keys that have no record"
 
 
@@ -296,8 +296,10 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
         try:
             await request()
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            told = partial(problem_from_error, self)
-            return outcomes_from_missing(operation, error, told) or Outcomes.all(len(operation), told(error))
+            to_problem = partial(problem_from_error, self)
+            return outcomes_from_missing(operation, error, to_problem) or Outcomes.all(
+                len(operation), to_problem(error)
+            )
         return Outcomes(len(operation))
 
 
@@ -482,8 +484,10 @@ class FunctionLayer:
             raise  # nothing was sent
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             # Some of it may be done, which a retry has to know.
-            told = partial(problem_from_error, function)
-            return outcomes_from_missing(operation, error, told) or _as_request_problem(operation, told(error))
+            to_problem = partial(problem_from_error, function)
+            return outcomes_from_missing(operation, error, to_problem) or _as_request_problem(
+                operation, to_problem(error)
+            )
         return (
             outcomes if _check_outcomes(outcomes, operation) else self._invalid_outcomes(function, operation, outcomes)
         )

@@ -66,7 +66,7 @@ class KeyLock:
         """The tickets that are not released."""
         return frozenset(self._open)
 
-    async def over(self) -> None:
+    async def wait_for_open(self) -> None:
         """Return when all tickets taken before are released."""
         if self._open:
             over = asyncio.get_running_loop().create_future()

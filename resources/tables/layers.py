@@ -78,12 +78,12 @@ def self_cancelled_error(error: asyncio.CancelledError) -> TableUnavailableError
     task = asyncio.current_task()
     if task is None or task.cancelling():
         raise error
-    told = TableUnavailableError(
+    failure = TableUnavailableError(
         "the function raised CancelledError although nobody had cancelled the request.",
         "Find out what cancels its tasks or closes its client during requests.",
     )
-    told.__cause__ = error
-    return told
+    failure.__cause__ = error
+    return failure
 
 
 class _Deadline:

@@ -548,7 +548,7 @@ class BudgetLeases:
 
     def __init__(self, lake: Lake, budget: Budget, run: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._value = SharedValue(lake, "budgets", budget.name, budget.tag)
-        self._rate, self._told = budget.rate, set[float]()
+        self._rate, self._logged_rates = budget.rate, set[float]()
         self._where = f"the budget {budget.name!r} ({budget.tag}) in {lake.url}"
         self._run, self._clock = run, clock
         self._ahead = time.time() - clock()  # of the budget's timeline, by which its runs agree
@@ -576,12 +576,12 @@ class BudgetLeases:
         got = self._value.transact(decide)
         if others:
             self._value.forget()
-        self._log_other_rates(rates - self._told)
+        self._log_other_rates(rates - self._logged_rates)
         return got
 
     def _log_other_rates(self, rates: set[float]) -> None:
         """Log the other rates that runs declare for the budget at this moment, each once."""
-        self._told |= rates
+        self._logged_rates |= rates
         for rate in sorted(rates):
             _log.warning(
                 "%s is stated with %g credits per second here, and with %g in another run at this moment: together "

@@ -256,10 +256,10 @@ def _error_from_problem(problem: Problem) -> AdjunctError:
     ours = None if error is None else first_cause(error, AdjunctError)
     if ours is not None:
         return ours
-    told = f"{type(error).__name__}: {error}" if error is not None else f"the entry is {problem.state.value}"
+    reason = f"{type(error).__name__}: {error}" if error is not None else f"the entry is {problem.state.value}"
     if problem.may_pass:
-        return TableUnavailableError(f"{told}.", "Check that the store can be reached, then run the batch again.")
-    return TableError(f"{told}.", "Correct the records or the table, then run the batch again.")
+        return TableUnavailableError(f"{reason}.", "Check that the store can be reached, then run the batch again.")
+    return TableError(f"{reason}.", "Correct the records or the table, then run the batch again.")
 
 
 async def send_batches(
@@ -278,8 +278,8 @@ async def send_batches(
 
     async def write(parts: Sequence[Part]) -> bool:
         outcomes = await asyncio.gather(*(send(part) for part in parts))
-        well = [done(part, outcome) for part, outcome in zip(parts, outcomes, strict=True)]
-        return all(well)
+        successes = [done(part, outcome) for part, outcome in zip(parts, outcomes, strict=True)]
+        return all(successes)
 
     try:
         while useful:
@@ -443,12 +443,12 @@ def _failure_error(failed: Sequence[dict[str, Any]], letters: int, write: TableW
     count += letters
     keys = list(dict.fromkeys(key for report in failed for key in report["keys"]))[:KEYS_SHOWN]
     shown = ", ".join(keys) + (", …" if count > len(keys) else "")
-    told = f"table {write.table.name} did not take {count} of the records, the first of the keys {shown}"
+    problem = f"table {write.table.name} rejected {count} records, the first with the keys {shown}"
     next_step, bound = error.next_step, write.dead_letters
     if bound is not None and count > bound and failed[0]["unfit"]:
-        told += f", and its dead letters may take {bound} of a batch"
-        next_step = f"{next_step} Or let more of them through with at_most=…."
-    return error.reworded(f"{told}: {error.problem}", next_step)
+        problem += f", more than the {bound} dead letters that a batch may have"
+        next_step = f"{next_step} Or raise the limit with at_most=…."
+    return error.reworded(f"{problem}: {error.problem}", next_step)
 
 
 def _too_many_letters_error(letters: Sequence[dict[str, Any]], write: TableWrite, what: str) -> TableError:

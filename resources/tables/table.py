@@ -236,8 +236,8 @@ def error_from_outcomes(table: str, operation: Operation[Any], outcomes: Outcome
     else:
         kind = TableUnavailableError if problem.may_pass else TableError
         error = kind("", "" if problem.may_pass else "Correct what the store rejects, then send it again.")
-    told = [_describe_failures(operation, outcomes, same) for same in failed]
-    error.problem = f"table {table}: {' Also, '.join(told)}"
+    failures = [_describe_failures(operation, outcomes, same) for same in failed]
+    error.problem = f"table {table}: {' Also, '.join(failures)}"
     error.args = (f"{error.problem} {error.next_step}" if error.next_step else error.problem,)
     for name, value in (("table", table), ("keys", keys)):
         if hasattr(error, name):

@@ -362,7 +362,7 @@ def test_a_failure_names_the_first_keys_and_how_many_there_are(step_world: StepW
     step_world.send("changes", *[(f"k{number}", math.inf if number % 2 else 1.0) for number in range(20)])
     app = Application("app")
     app.input_stream("lake.changes").send_to(app.table(of_doubles(step_world.folder)))
-    with pytest.raises(AdjunctError, match=r"did not take 10 of the records, the first of the keys 'k1', 'k3', 'k5'"):
+    with pytest.raises(AdjunctError, match=r"rejected 10 records, the first with the keys 'k1', 'k3', 'k5'"):
         step_world.run(app)
 
 
@@ -377,8 +377,8 @@ def test_more_refused_records_than_dead_letters_may_take_are_counted_with_them_a
     app.input_stream("lake.changes").send_to(table, dead_letters=letters, at_most=4)
     with pytest.raises(AdjunctError) as told:
         step_world.run(app)
-    assert "did not take 12 of the records, the first of the keys 'k1', 'k2', 'k0', …, and its" in told.value.problem
-    assert "its dead letters may take 4 of a batch" in told.value.problem
+    assert "rejected 12 records, the first with the keys 'k1', 'k2', 'k0', …, more than" in told.value.problem
+    assert "more than the 4 dead letters that a batch may have" in told.value.problem
     assert told.value.next_step.endswith("at_most=….")
 
 

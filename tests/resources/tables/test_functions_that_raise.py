@@ -184,9 +184,9 @@ def test_an_update_of_many_whose_function_raises_midway_is_not_sent_again() -> N
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        (("other",), "keys that were not asked for: 'other'"),
-        ((["a"],), "what are no keys"),
-        ("ab", "which is one text"),
+        (("other",), "keys that were not requested: 'other'"),
+        ((["a"],), "with unhashable keys"),
+        ("ab", "which is one string"),
     ],
 )
 def test_missing_records_are_those_that_were_asked_for(keys: Any, told: str) -> None:
