@@ -86,7 +86,9 @@ def error_from_response(answer: httpx.Response, label: str, secrets: Iterable[st
             had_effect=False if nothing_done else None,
         )
     kind = TableAccessError if status in (401, 403, 407) else TableError
-    return kind(f"{what} was refused with {status}{beginning}.", "Correct the request or the declaration.", table=label)
+    return kind(
+        f"{what} was rejected with {status}{beginning}.", "Correct the request or the declaration.", table=label
+    )
 
 
 def parse_retry_after(retry_after: str | None, now: datetime) -> float | None:

@@ -212,8 +212,8 @@ class RedisServer:
         if denied or "unauthenticated" in text:  # a login with many arguments would have failed with this
             return self._rejected_problem(
                 TableAccessError,
-                f"refused the login or the command ({text})",
-                "Check user, password and rights: it needs HMGET, EVALSHA, SCRIPT LOAD and what the script calls",
+                f"rejected the login or the command ({text})",
+                "Check user, password and rights: HMGET, EVALSHA, SCRIPT LOAD and the commands in the script are needed",
                 error,
             )
         if type(error).__name__ in _FOR_NOW or text.startswith(_CODES_FOR_NOW):
@@ -227,7 +227,7 @@ class RedisServer:
         if isinstance(error, exceptions.ResponseError):
             other_type = "WRONGTYPE" in text
             hint = "Another type is stored under the key" if other_type else "Correct the data or the server"
-            return self._rejected_problem(TableError, f"refused the request ({text})", hint, error)
+            return self._rejected_problem(TableError, f"rejected the request ({text})", hint, error)
         unanswered = "can't be reached" if lost is State.FAILED else "did not answer"
         gone = TableUnavailableError(
             f"{self.label}: Redis at {self.place} {unanswered} ({type(error).__name__}: {text}).",

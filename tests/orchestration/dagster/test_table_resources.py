@@ -180,7 +180,7 @@ def test_no_secret_of_a_service_is_in_anything_that_a_run_stores_logs_or_pickles
         assert all(headers["authorization"] == "Bearer a-real-secret" for _, _, headers in service.seen)
         assert service.seen
     assert told.success is right
-    assert ("MACHINES_SECRET" if right else "refused with 401") in told.of_this_run
+    assert ("MACHINES_SECRET" if right else "rejected with 401") in told.of_this_run
     assert "a-real-secret" not in told.whole
 
 
