@@ -213,7 +213,7 @@ class RedisServer:
             return self._rejected_problem(
                 TableAccessError,
                 f"rejected the login or the command ({text})",
-                "Check user, password and rights: HMGET, EVALSHA, SCRIPT LOAD and the commands in the script are needed",
+                "Check user, password and rights: HMGET, EVALSHA, SCRIPT LOAD and the script's commands are needed",
                 error,
             )
         if type(error).__name__ in _FOR_NOW or text.startswith(_CODES_FOR_NOW):
