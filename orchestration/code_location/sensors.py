@@ -450,9 +450,9 @@ def permanent_failure(instance: DagsterInstance, run_id: str) -> str:
     """
     for record in instance.all_logs(run_id, of_type=DagsterEventType.STEP_FAILURE):
         event = record.dagster_event
-        told = event.step_failure_data.user_failure_data if event is not None else None
-        if told is not None and (permanent := told.metadata.get("permanent")) is not None and permanent.value:
-            return told.description or "its error is permanent"
+        failure = event.step_failure_data.user_failure_data if event is not None else None
+        if failure is not None and (permanent := failure.metadata.get("permanent")) is not None and permanent.value:
+            return failure.description or "its error is permanent"
     return ""
 
 
