@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ENDED_AT_ONCE = """
-from dagster_adjunct.resources.spark.tuning import begin_workers
+from dagster_adjunct.resources.spark.tuning import prewarm_workers
 from dagster_adjunct.resources.spark.session import new_session, stop_session
 
 spark = new_session(master="local[1]")
@@ -26,7 +26,7 @@ def told():
     stop()
 
 spark.stop = told
-begin_workers(spark)
+prewarm_workers(spark)
 stop_session(spark)
 """
 

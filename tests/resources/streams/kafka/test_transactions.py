@@ -188,7 +188,7 @@ def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_and_the_next_a
         from tests.resources.streams.kafka.test_transactions import _encoded
         from dagster_adjunct.resources.streams.kafka.task_producer import TaskAppend, Target
         from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings
-        from dagster_adjunct.resources.streams.kafka.produce import read_marks, transact
+        from dagster_adjunct.resources.streams.kafka.produce import read_marks, send_in_transaction
 
         settings = KafkaSettings("kafka", "{kafka.bootstrap}")
         target = Target(settings, "s", "{topic}", "{system.topic("s").identity}", 4, 1_000_000)
@@ -199,7 +199,7 @@ def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_and_the_next_a
             print("half", flush=True)
             time.sleep(60)
 
-        transact(TaskAppend(target, "p", 1), batches())
+        send_in_transaction(TaskAppend(target, "p", 1), batches())
     """
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True, cwd=ROOT
