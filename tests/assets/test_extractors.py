@@ -144,8 +144,8 @@ def test_a_projection_computes_widens_and_filters_and_tombstones_go_around_it(re
 @pytest.mark.parametrize(
     ("projection", "problem"),
     [
-        (Projection("k INT", {"k": "seats + 1L"}), "declares k as int, and 'seats + 1L' gives bigint"),
-        (Projection("k STRING", {"k": "seats"}), "declares k as string, and 'seats' gives int"),
+        (Projection("k INT", {"k": "seats + 1L"}), "declares k as int, but 'seats + 1L' is bigint"),
+        (Projection("k STRING", {"k": "seats"}), "declares k as string, but 'seats' is int"),
         (Projection("k STRING", {"k": "upper(tail)"}), "the expression for 'k' of the projection, 'upper(tail)'"),
         (Projection("k STRING", {"k": "upper(("}), "can't be planned"),
         (Projection("tailnum STRING", where="seat > 1"), "where of the projection, 'seat > 1', can't be planned"),

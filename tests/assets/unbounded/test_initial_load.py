@@ -255,7 +255,7 @@ def test_a_position_that_is_missing_beside_the_files_is_told(sparkling: World, t
     with pytest.raises(DatasetError, match=r"Parquet files at .*bulk can't be read: .*position.json"):
         advance(table, ParquetSnapshot(folder))
     (tmp_path / "bulk" / "position.json").write_text("[1]")
-    with pytest.raises(DatasetError, match="holds no JSON object"):
+    with pytest.raises(DatasetError, match="is not a JSON object"):
         advance(table, ParquetSnapshot(folder))
 
 
