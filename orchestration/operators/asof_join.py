@@ -1,9 +1,9 @@
-"""As-of join: records with the columns of the dataset entry that was valid at their own time.
+"""`AsOfJoin`, which adds the columns of the dataset entry that was valid at the record's own time.
 
-The dataset's side has, of each key, rows whose intervals do not overlap. One of them is met from before the first, too:
-that one, or where it is a deletion and the oldest entry is asked for, the first entry. So a record meets one row of its
-key at most, by an equality on the key, which decides the bucket, and a comparison of times inside it; what it meets
-says whether it came before the history, or when its key was deleted.
+The dataset's rows of a key have intervals that do not overlap. One row also matches all times before the first row: the
+first row itself, or, if that is a deletion and the oldest entry is wanted, the first entry. So a record matches at most
+one row, by equality on the key, which decides the bucket, and a comparison of times within it. The row tells whether
+the record is from before the history, or from a time when its key was deleted.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ TIMES = ("timestamp", "date")
 """The types that a time may have; a date is its midnight in UTC."""
 _FROM, _TO, _FIRST, _ENTRY = "__met_from", "__met_to", "__met_first", "__met_entry"
 _BEGINS = "__met_begins"
-"""When the history of the key begins, in the row that is met from before that; null in others."""
+"""The begin of the key's history, in the row that matches earlier times; null in others."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsOfJoin(Join):
     """Records with the columns of the entry that was valid at the time in their column `as_of`.
 
-    What lies before the history of its key meets nothing, the oldest entry, or fails the batch (`before_history`); a
-    record without a time meets nothing or fails it (`on_null_time`).
+    A record from before the history of its key has no entry, the oldest one, or fails the batch (`before_history`); a
+    record without a time has no entry or fails the batch (`on_null_time`).
     """
 
     kind: ClassVar[str] = "join"
@@ -83,10 +83,10 @@ class AsOfJoin(Join):
         if kind is None or kind in TIMES:
             return
         raise PlanningError(
-            f"{operator}: the stream's {self.as_of!r} is {kind}, which is no time: expected timestamp or date.",
-            f'Make it one first: .with_columns({self.as_of}="cast({self.as_of} as timestamp)").'
+            f"{operator}: the stream's {self.as_of!r} is {kind}: expected timestamp or date.",
+            f'Convert it first: .with_columns({self.as_of}="cast({self.as_of} as timestamp)").'
             if kind in ("string", "timestamp_ntz")
-            else f'Make it one first: .with_columns({self.as_of}="timestamp_millis({self.as_of})"), say.',
+            else f'Convert it first, for example .with_columns({self.as_of}="timestamp_millis({self.as_of})").',
             column=self.as_of,
             dataset=self.dataset,
             operator=operator,
@@ -110,9 +110,9 @@ class AsOfJoin(Join):
         return kept.drop(*keys, _FROM, _TO, _BEGINS, _ENTRY, BEFORE_HISTORY, NO_TIME, MATCHED)
 
     def _met(self, frame: DataFrame, keys: Sequence[str], over: TimedRows, dataset: AdjunctDataset) -> DataFrame:
-        """Return the records with the row that each meets, and with what is to be said of it.
+        """Return the records with their matching rows and the columns MATCHED, BEFORE_HISTORY and NO_TIME.
 
-        `__matched` is null where it is no entry. One join, whatever is to be told apart.
+        `__matched` is null where the record has no entry.
         """
         from pyspark.sql import functions as F
 
@@ -139,7 +139,7 @@ class AsOfJoin(Join):
         )
 
     def _side(self, over: TimedRows, keys: Sequence[str], *, scattered: bool) -> DataFrame:
-        """Return the rows over time under names that no record has; those of a key lie anywhere where `scattered`."""
+        """Return the rows over time with unique column names; rows of a key are in any partition if `scattered`."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
@@ -160,7 +160,7 @@ class AsOfJoin(Join):
         return side.withColumn(_BEGINS, begins).drop(_FIRST)
 
     def _pruned(self, row: Column, time: Column, over: TimedRows) -> Column:
-        """Whether a record whose key has no rows is of a time whose rows were dropped, with those of its key maybe."""
+        """Whether a record without a row is from a time whose history was dropped."""
         from pyspark.sql import functions as F
 
         if over.known_from is None:
@@ -169,7 +169,7 @@ class AsOfJoin(Join):
         return row.isNull() & known & (time < F.lit(over.known_from))
 
     def _refuse(self, operator: str, met: DataFrame, batch: BatchContext) -> None:
-        """Fail the batch over the first record, by its position, that must not be there, before anything is written."""
+        """Raise OperatorFailedError for the first record, by position, that must fail the batch."""
         from pyspark.sql import functions as F
 
         early, timeless = self.before_history == "error", self.on_null_time == "fail"
@@ -194,13 +194,13 @@ class AsOfJoin(Join):
             return OperatorFailedError(
                 f"{operator}: a record of {key} has no time: {self.as_of} is null{place}, and dataset {self.dataset} "
                 "is joined as of it.",
-                'Mend the record, or let such records meet nothing: on_null_time="null".',
+                'Correct the record, or join such records with no entry: on_null_time="null".',
                 **about,
             )
         return OperatorFailedError(
-            f"{operator}: a record of {key} is of a time before the history of dataset {self.dataset}: "
+            f"{operator}: a record of {key} is from before the history of dataset {self.dataset}: "
             f"{told(self.as_of)}{place}.",
-            'Load what was valid then, or say what such records meet: before_history="null", or "oldest".',
+            'Load the entries of that time, or choose before_history="null" or "oldest" for such records.',
             **about,
         )
 
@@ -217,12 +217,12 @@ def build_asof_join(
     before_history: BeforeHistory,
     on_null_time: OnNullTime,
 ) -> AsOfJoin:
-    """Return the join that a user's arguments ask for; `operator` is the id that it will have."""
+    """Return the join for a user's arguments; `operator` is its id."""
     join = build_join(operator, dataset, on, how, select, prefix, min_match_rate)
     if not isinstance(as_of, str) or not as_of:
         raise ConfigurationError(
             f"{operator} has as_of={as_of!r}: expected the name of a column of the stream.",
-            "Name the column that says when the record was: a timestamp or a date.",
+            "Name the column with the record's time, a timestamp or a date.",
             argument="as_of",
             operator=operator,
         )
@@ -233,7 +233,7 @@ def build_asof_join(
         if value not in choices:
             raise ConfigurationError(
                 f"{operator} has {argument}={value!r}: expected {' or '.join(choices)}.",
-                "Choose one of them.",
+                'Leave it out for "null".',
                 argument=argument,
                 operator=operator,
             )
@@ -245,18 +245,21 @@ def build_asof_join(
 
 
 def _check_history(operator: str, dataset: AdjunctDataset) -> None:
-    """Refuse a dataset that does not say what was valid when."""
+    """Raise PlanningError for a dataset without a history."""
     if dataset.following.history is not None or dataset.valid_from is not None:
         return
     if dataset.is_local:
-        problem = "is a local table, which keeps what is current only"
-        step = "Join it without as_of=, or keep what was valid when in an unbounded dataset with history=."
+        problem = "is a local table, which keeps current entries only"
+        step = "Join it without as_of=, or use an unbounded dataset with history=."
     elif dataset.follows_changes:
         problem, step = "keeps no history", 'Declare it with history=timedelta(days=…), or "all".'
     else:
-        problem, step = "does not say from when on its versions are valid", 'Declare it with valid_from="name", say.'
+        problem, step = (
+            "does not declare from when its versions are valid",
+            'Declare it, for example valid_from="name".',
+        )
     raise PlanningError(
-        f"{operator}: dataset {dataset.name!r} is joined as of a time, and {problem}.",
+        f"{operator}: dataset {dataset.name!r} is joined as of a time, but {problem}.",
         step,
         dataset=dataset.name,
         operator=operator,

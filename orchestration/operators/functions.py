@@ -1,7 +1,7 @@
-"""Functions of the application that are called with one record at a time, in Spark's tasks.
+"""Users' functions that Spark tasks call with one record at a time, and the operators `Explode` and `FlatMap`.
 
-They take records as dictionaries, with the values that Arrow gives, and return dictionaries of declared columns. All of
-them are called in `_results`.
+Functions receive records as dictionaries with Arrow's Python values, and return dictionaries of declared columns.
+`_call_function` is the only place that calls them.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
 def flow_after_function(
     operator: str, flow: Flow, function: Callable[..., object], schema: Schema, *, keeps_partitioning: bool
 ) -> Flow:
-    """Return the flow behind a function that makes records of `schema`: where they lie is known by promise only.
+    """Return the flow after a function whose results have `schema`; its partitioning is known by promise only.
 
-    Raises PlanningError where it is promised of columns that the results don't have.
+    Raises PlanningError if the results lack a partitioning column despite the promise.
     """
     made = replace(flow, columns=schema.names)
     if not flow.partitioned_by:
@@ -78,30 +78,30 @@ def flow_after_function(
 
 @dataclass(frozen=True, slots=True)
 class PickledFunction:
-    """A function as bytes, and the folders that its module may be imported from in the process that it is of."""
+    """A pickled function, and the import path of the process that pickled it."""
 
     pickled: bytes
     path: tuple[str, ...]
 
     def here(self) -> Callable[..., Any]:
         """Return the function, in the process of a task."""
-        # The module that the function is in may be imported from a folder of that process only, such as a script's.
+        # The function's module may be importable only from the driver's import path, such as a script's folder.
         sys.path.extend(place for place in self.path if place not in sys.path)
         function: Callable[..., Any] = pickle.loads(self.pickled)
         return function
 
 
 def pickle_function(operator: str, function: Callable[..., Any]) -> PickledFunction:
-    """Return a function as it can travel; ConfigurationError where it can't."""
+    """Return the pickled function; raises ConfigurationError if it can't be pickled."""
     from pyspark import cloudpickle
 
     pickling: Any = cloudpickle
     try:
         pickled = bytes(pickling.dumps(function))
-    except Exception as error:  # whatever an object of somebody's says that can't be pickled
+    except Exception as error:  # pickling calls code of users' objects
         raise ConfigurationError(
             f"{operator}: {function_label(function)} can't be sent to tasks: {type(error).__name__}: {error}.",
-            "Have it make what it needs itself, connections and locks above all, at its first call, say.",
+            "Let it create connections, locks and the like itself, for example at its first call.",
             argument="function",
             operator=operator,
         ) from error
@@ -115,9 +115,11 @@ _ROWS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RecordCall:
-    """How the operator `operator` calls `function`: with a record, and with the struct in the column `entry` if there
-    is one, for a dictionary of the columns `made`; or, with `several`, for any number of them. None is no result.
-    Errors tell the position of the record in its `stream`, and no values of `sensitive` columns."""
+    """How an operator calls a function: with a record, and with the struct in the column `entry` if there is one.
+
+    The function returns a dictionary of the columns `made`, any number of them with `several`, or None for no result.
+    Errors contain the position of the record in its `stream`, but no values of `sensitive` columns.
+    """
 
     operator: str
     function: RecordFunction
@@ -129,9 +131,9 @@ class RecordCall:
 
 
 def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
-    """Return a record for each result of the function: the columns `kept` of that it is made of, and its own.
+    """Return a record for each result of the function: the columns `kept` of its source record, and its own.
 
-    Where one record may have several results, the ordinal of each is told.
+    If a record may have several results, each gets an ordinal.
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -144,14 +146,13 @@ def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> Da
 
 
 def validate_record_function(what: str, function: object, schema: object, *given: str) -> None:
-    """Raise ConfigurationError where this is no function of what it is `given`, or nothing says which columns its
-    results have."""
+    """Raise ConfigurationError unless this is a function of the arguments `given` with a schema."""
     if not callable(function):
         raise ConfigurationError(f"{what} got {function!r}.", "Pass a function.", argument="function")
     check_plain_function(what, function, "function", *given)
     if not isinstance(schema, Schema) or not schema.fields:
         raise ConfigurationError(
-            f"{what}: nothing says which columns the results of {function_label(function)} have; schema is {schema!r}.",
+            f"{what}: the columns of the results of {function_label(function)} are not declared; schema is {schema!r}.",
             'Declare them: schema=Schema.of(word="string", length="int").',
             argument="schema",
         )
@@ -169,7 +170,7 @@ def _task(call: RecordCall, kept: Sequence[str]) -> Callable[[Iterator[pa.Record
 
 
 def _placeholder(record: Record) -> None:
-    """Stand for the function on its way to the tasks."""
+    """Replace the function in a call that is pickled without it."""
 
 
 def _process_batch(batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -197,8 +198,7 @@ def _process_batch(batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str])
 def check_readable_records(
     records: pa.RecordBatch, operator: str, function: str, stream: str | None, sensitive: Collection[str]
 ) -> None:
-    """Raise OperatorFailedError for a record that Python can't hold, before a `function` gets it: its column is wrong,
-    and not the function."""
+    """Raise OperatorFailedError for a record whose values Python can't represent, before the function is called."""
     found = first_unreadable(records, [name for name in records.schema.names if not name.startswith("__")])
     if found is None:
         return
@@ -207,14 +207,14 @@ def check_readable_records(
     problem = f"{operator}: {found.problem(f'a record for {function}', hidden=hidden)}"
     place = _position(records, found.row, stream)
     told = operator_failed_error(problem, None, record, sensitive, operator=operator, **place)
-    step = "Make another value of it before, or null; or leave the record, or the column, out: filter(…), select(…)."
+    step = "Replace the value before, or drop the record or the column: with_columns(…), filter(…), select(…)."
     raise told.reworded(told.problem, step)
 
 
 def _results_or_failure(
     call: RecordCall, arguments: tuple[Any, ...], batch: pa.RecordBatch, row: int
 ) -> Iterator[Record]:
-    """Yield the results of one record; what the function raises is told with the record and where it stands."""
+    """Yield the results of one record; errors of the function contain the record and its position."""
     try:
         yield from _call_function(call, arguments)
     except SchemaMismatchError as error:
@@ -242,7 +242,7 @@ def _position(batch: pa.RecordBatch, row: int, stream: str | None) -> dict[str, 
 def _result_error(
     call: RecordCall, problem: str, step: str, record: Record, batch: pa.RecordBatch, row: int
 ) -> OperatorFailedError:
-    """Return the error for a result that is not as declared, with the record that it is made of."""
+    """Return the error for a result that does not match the schema, with its source record."""
     place = definition_line(call.function)
     about = {"operator": call.operator, **_position(batch, row, call.stream)}
     error = operator_failed_error(problem.rstrip("."), place, record, call.sensitive, **about)
@@ -250,7 +250,7 @@ def _result_error(
 
 
 def _call_function(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Record]:
-    """Yield what the function makes of one record: user code runs here and nowhere else."""
+    """Yield the function's results for one record; the only place that runs the user's code."""
     given = call.function(*arguments)
     if given is None:
         return
@@ -329,9 +329,9 @@ _NUMBER, _ELEMENT = "__number", "__element"
 
 @dataclass(frozen=True, slots=True)
 class Explode(Spec):
-    """A record for each element of an array or map: all columns, and the element as `name`, in place of one so called.
+    """A record for each element of an array or map: all columns, and the element as `name`, replacing one of that name.
 
-    A record without elements is gone, or with `keep_empty` goes on with null.
+    A record without elements is dropped, or kept with null if `keep_empty`.
     """
 
     kind: ClassVar[str] = "flat-map"
@@ -348,7 +348,7 @@ class Explode(Spec):
 
     @property
     def _as_columns(self) -> WithColumns:
-        """What it does to columns: as if it gave one more, which is none of those that arrive."""
+        """The operator with the same effect on columns."""
         return WithColumns(((self.name, f"explode({self.expression})"),))
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
@@ -395,14 +395,14 @@ class Explode(Spec):
     def _no_elements(self, operator: str, kind: str) -> PlanningError:
         return PlanningError(
             f"{operator}: {self.expression} is {kind}, which has no elements: expected an array or a map.",
-            "Make one of it, with split(words, ' ') or from_json(text, 'array<string>'), say.",
+            "Convert it, for example with split(words, ' ') or from_json(text, 'array<string>').",
             operator=operator,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class FlatMap(Spec):
-    """The records that a `function` makes of each record, with the columns of `schema`."""
+    """The records that a `function` returns for each record, with the columns of `schema`."""
 
     kind: ClassVar[str] = "flat-map"
     function: RecordFunction
@@ -443,7 +443,7 @@ class FlatMap(Spec):
 def build_flat_map(
     after: str, what: str | RecordFunction, schema: Schema | None, keep_empty: bool, keeps_partitioning: bool
 ) -> Explode | FlatMap:
-    """Return the operator that a user's arguments ask for, behind the operator `after`."""
+    """Return the operator for a user's arguments, after the operator `after`."""
     called_so = f"flat_map after {after}"
     if isinstance(what, str):
         if schema is not None or keeps_partitioning:
@@ -456,8 +456,8 @@ def build_flat_map(
         name = alias or plain_column(expression)
         if not expression or name is None:
             raise ConfigurationError(
-                f"{called_so} got {what!r}: nothing says how an element is called.",
-                "Write flat_map(\"split(words, ' ') as word\"), say.",
+                f"{called_so} got {what!r}, which gives the element no name.",
+                "Write, for example, flat_map(\"split(words, ' ') as word\").",
                 argument="what",
             )
         validate_column_names(called_so, name)
@@ -467,7 +467,7 @@ def build_flat_map(
     if keep_empty:
         raise ConfigurationError(
             f"{called_so} has a function, and keep_empty=, which is for expressions.",
-            "Leave it out: the function says itself what it makes of a record.",
+            "Leave it out: the function decides itself what it returns for a record.",
             argument="keep_empty",
         )
     return FlatMap(what, schema, bool(keeps_partitioning))

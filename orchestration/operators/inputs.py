@@ -1,4 +1,4 @@
-"""Input: records enter from a stream."""
+"""`Input`, which reads a stream, and `Broadcast`, which copies records for every task."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast(Spec):
-    """All the records for each task, with the task's number in the column `task`."""
+    """All records once per task, with the task's number in the column `task`."""
 
     kind: ClassVar[str] = "broadcast"
     stream: str
@@ -73,13 +73,13 @@ class Broadcast(Spec):
 
 
 def add_task_column(operator: str, what: str, columns: Columns, task: str, method: str) -> Columns:
-    """Return the columns with that of the task's number; refuses one that is there."""
+    """Return the columns with that of the task's number; raises PlanningError if it exists."""
     if columns is None:
         return None
     if task.lower() in map(str.lower, columns):
         raise PlanningError(
-            f"{operator}: {what} has a column {task!r}, as the number of the task is called.",
-            f'Call that otherwise: {"task" if method == "broadcast" else "broadcast"}="task_number" of {method}().',
+            f"{operator}: {what} has a column {task!r}, which is the name of the column for the task's number.",
+            f'Choose another name: {method}({"task" if method == "broadcast" else "broadcast"}="task_number").',
             column=task,
             operator=operator,
         )
@@ -87,10 +87,10 @@ def add_task_column(operator: str, what: str, columns: Columns, task: str, metho
 
 
 def build_broadcast(after: str, stream: str, task: str) -> Broadcast:
-    """Return the broadcast that a user's argument asks for, as the stream of this name, behind the operator `after`."""
+    """Return the broadcast for a user's argument, as the stream of this name, after the operator `after`."""
     if not isinstance(task, str) or plain_column(task) != task or task.startswith("__"):
         raise ConfigurationError(
-            f"broadcast after {after} has task={task!r}: expected the name of a column.",
+            f"broadcast after {after} has task={task!r}: expected a column name.",
             'Leave it out for the column "task", or choose another plain name.',
             argument="task",
         )
@@ -98,17 +98,17 @@ def build_broadcast(after: str, stream: str, task: str) -> Broadcast:
 
 
 def copy_for_each_task(records: DataFrame, name: str, tasks: int) -> DataFrame:
-    """Return all the records once for each task, those of task n in partition n, with its number in the column `name`.
+    """Return all records once per task, those of task n in partition n, with its number in the column `name`.
 
-    The number is there a second time, hidden: it orders the copies of one record where they come together again, so
-    that a batch that is repeated sends the same bytes. Of what is a copy already, the ordinal tells of which task.
+    A hidden copy of the number orders the copies of one record when they are merged again, so that a repeated batch
+    sends the same bytes. For records that are copies already, the ordinal contains the earlier task.
     """
     from pyspark.sql import functions as F
 
     if TASK in records.columns:
         records = records.withColumn(ORDINAL, ordinal_column(records, F.col(TASK))).drop(TASK)
     numbers = records.sparkSession.range(0, tasks, 1, tasks).select(F.col("id").cast("int").alias(TASK))
-    # The numbers stay where they are, and each of their partitions gets all records.
+    # The numbers stay in their partitions, and each partition gets all records.
     return numbers.crossJoin(F.broadcast(records)).select(*records.columns, F.col(TASK).alias(name), TASK)
 
 
@@ -118,10 +118,10 @@ OnLost = Literal["fail", "oldest"]
 
 @dataclass(frozen=True, slots=True)
 class Input(Spec):
-    """Records of an input stream, as they are stored, and where reading begins where no checkpoint says so.
+    """The records of an input stream, and where reading starts without a checkpoint.
 
-    With `broadcast`, every task reads all of them; it names the column with the number of the task. With an
-    `event_time`, each carries when it happened, and whether it is behind.
+    With `broadcast`, the name of the column for the task's number, every task reads all records. With an `event_time`,
+    records have hidden columns with their time and whether they are late.
     """
 
     kind: ClassVar[str] = "input"
@@ -163,7 +163,7 @@ class Input(Spec):
         return Flow(context.operator, columns, (self.broadcast,), TASK_NUMBER)
 
     def declared_partitions(self, context: PlanContext) -> int | None:
-        # A broadcast one is in as many as there are tasks, which the others decide: see `counts.with_broadcast`.
+        # A broadcast input has a partition per task, which other streams decide: see `add_broadcast_counts`.
         facts = require_facts(context.catalog, self.stream, context.operator)
         return facts.partitions if self.broadcast is None else None
 
@@ -197,19 +197,19 @@ def build_input(
     broadcast: bool | str,
     event_time: EventTime | None = None,
 ) -> Input:
-    """Return the input that a user's arguments ask for."""
+    """Return the input for a user's arguments."""
     split_stream_name(stream)
     if default_offset not in (None, "oldest", "upcoming"):
         raise ConfigurationError(
             f"input stream {stream!r} has default_offset={default_offset!r}: expected oldest or upcoming.",
-            "Choose one, or leave it out.",
+            "Leave it out to let the stream decide.",
             argument="default_offset",
             stream=stream,
         )
     if on_lost not in ("fail", "oldest"):
         raise ConfigurationError(
             f"input stream {stream!r} has on_lost={on_lost!r}: expected fail or oldest.",
-            "Choose one, or leave it out to fail.",
+            "Leave it out to fail.",
             argument="on_lost",
             stream=stream,
         )
@@ -217,12 +217,12 @@ def build_input(
 
 
 def _task_column(stream: str, broadcast: bool | str) -> str | None:
-    """Return the name of the column with the task's number, None for an input that tasks share."""
+    """Return the name of the column for the task's number; None for an input that is not broadcast."""
     if isinstance(broadcast, bool):
         return "task" if broadcast else None
     if not isinstance(broadcast, str) or plain_column(broadcast) != broadcast or broadcast.startswith("__"):
         raise ConfigurationError(
-            f"input stream {stream!r} has broadcast={broadcast!r}: expected True, or the name of a column.",
+            f"input stream {stream!r} has broadcast={broadcast!r}: expected True, or a column name.",
             'Write broadcast=True for the column "task", or a plain name for another one.',
             argument="broadcast",
             stream=stream,

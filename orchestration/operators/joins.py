@@ -1,4 +1,4 @@
-"""Join: records with the columns of their dataset entry."""
+"""`Join`, which adds the columns of a dataset's entries, `JoinFunction`, and the arguments that all joins share."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.stream_facts import Catalog, ColumnSources, LineageContext
 
 MATCHED = "__matched"
-"""True where a joined record has met an entry, null where it has not."""
+"""True if a joined record has an entry, else null."""
 BEFORE_HISTORY, NO_TIME = "__before_history", "__no_time"
-"""Whether a record that is joined as of its time lies before what is known of its key, or has no time."""
+"""Whether the time of an as-of joined record is before the history of its key, and whether it is null."""
 
 How = Literal["inner", "left"]
 On: TypeAlias = str | Sequence[str] | Mapping[str, str]
@@ -44,17 +44,19 @@ On: TypeAlias = str | Sequence[str] | Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class SelectedColumn:
-    """A dataset's `column`, and the `name` that it has in the joined record."""
+    """A column to add, and its name in the joined record."""
 
     column: str
     name: str
 
 
 def check_join_options(operator: str, how: str, rate: float | None) -> None:
-    """Refuse another `how=` than inner or left, and a `min_match_rate=` that is no fraction."""
+    """Raise an error for an invalid `how=` or `min_match_rate=`."""
     if how not in ("inner", "left"):
         raise PlanningError(
-            f"{operator} has how={how!r}: expected inner or left.", "Choose one of them.", operator=operator
+            f"{operator} has how={how!r}: expected inner or left.",
+            "Leave it out for an inner join.",
+            operator=operator,
         )
     if rate is None:
         return
@@ -70,7 +72,7 @@ def check_join_options(operator: str, how: str, rate: float | None) -> None:
 def pair_key_columns(
     operator: str, kind: Literal["dataset", "table"], name: str, key: Sequence[str], on: On
 ) -> tuple[tuple[str, str], ...]:
-    """Return pairs (stream column, key column) in the order of the key of this dataset or table."""
+    """Return pairs (stream column, key column) in the order of the dataset's or table's key."""
     if isinstance(on, Mapping):
         pairs = [(str(stream), str(entry)) for stream, entry in on.items()]
     else:
@@ -81,7 +83,7 @@ def pair_key_columns(
         if entry in by_column:
             raise PlanningError(
                 f"{operator}: on= compares {kind} column {entry!r} twice.",
-                "Keep one of them.",
+                "Compare each key column with one column of the stream.",
                 column=entry,
                 operator=operator,
             )
@@ -97,7 +99,7 @@ def pair_key_columns(
     if missing:
         raise PlanningError(
             f"{operator}: on= lacks {missing} of the key of {kind} {name!r} ({shown}), "
-            "so a record could meet several entries.",
+            "so a record could match several entries.",
             "Name every column of the key in on=.",
             dataset=name if kind == "dataset" else None,
             operator=operator,
@@ -107,7 +109,7 @@ def pair_key_columns(
 
 
 def parse_selection(operator: str, select: Sequence[str] | None, prefix: str) -> tuple[SelectedColumn, ...] | None:
-    """Return what `select` asks for: "year as plane_year" as it says, plain names after `prefix`."""
+    """Return the columns of `select`: "year as plane_year" with that name, plain names with `prefix`."""
     if select is None:
         return None
     if isinstance(select, str):
@@ -141,11 +143,11 @@ def parse_selection(operator: str, select: Sequence[str] | None, prefix: str) ->
 
 @dataclass(frozen=True, slots=True)
 class Join(Spec):
-    """Records with the columns of their dataset entry.
+    """Records with the columns of their entry in a dataset.
 
-    `on` pairs (stream column, dataset column), in the order of the dataset's key. `select` None means
-    all columns of the dataset besides its key, each with `prefix` before its name. `min_match_rate` is the fraction of
-    records that have to meet an entry, None where none is demanded.
+    `on` has pairs (stream column, dataset column) in the order of the dataset's key. `select` None means all columns of
+    the dataset except its key, with `prefix` before their names. `min_match_rate` is the fraction of records that must
+    have an entry, or None.
     """
 
     kind: ClassVar[str] = "join"
@@ -157,11 +159,11 @@ class Join(Spec):
     min_match_rate: float | None = None
 
     def stream_column(self, dataset_column: str) -> str:
-        """Return the stream's column that is compared with this column of the dataset's key."""
+        """Return the stream's column that is compared with this key column of the dataset."""
         return next(stream for stream, dataset in self.on if dataset == dataset_column)
 
     def selection(self, dataset_columns: Iterable[str]) -> tuple[SelectedColumn, ...]:
-        """Return what the join adds, for a dataset that has these columns."""
+        """Return the columns to add, for a dataset with these columns."""
         if self.select is not None:
             return self.select
         keys = {dataset for _, dataset in self.on}
@@ -189,7 +191,7 @@ class Join(Spec):
         return replace(flow, columns=self._columns(context.operator, dataset, flow.columns, stored))
 
     def _columns(self, operator: str, dataset: AdjunctDataset, stream: Columns, stored: Columns) -> Columns:
-        """Return the columns after it; both sides must have what it names, and no name may come twice."""
+        """Return the columns after the join; raises PlanningError for missing and duplicate ones."""
         require_columns(
             operator, "the stream", tuple(name for name, _ in self.on), stream,
             f"Correct on=, or join before the column is dropped; the key of dataset {dataset.name} is "
@@ -230,7 +232,7 @@ class Join(Spec):
         records = _source_schema(dataset, context.catalog)
         try:
             return None if records is None else types_by_name(derive_stored_schema(dataset, records))
-        except AdjunctError:  # which the plan itself tells
+        except AdjunctError:  # check_datasets reports it
             return None
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
@@ -273,13 +275,13 @@ class Join(Spec):
             equal = frame[quote_name(stream)] == side[key]
             condition = equal if condition is None else condition & equal
         side = F.broadcast(side) if batch.app.dataset(self.dataset).broadcast else side.hint("merge")
-        # An inner join is a left one without what has met no entry, which is counted before it goes.
+        # An inner join is a left join whose unmatched records are counted and then dropped.
         counted = batch.count_matches(operator, self.dataset, frame.join(side, condition, "left"))
         kept = counted.filter("__matched") if self.how == "inner" else counted
         return kept.drop(*keys, "__matched")
 
     def _check_types(self, operator: str, types: Mapping[str, str], schema: Schema) -> None:
-        """Say which side lacks a column before Spark does, in the application's own words."""
+        """Raise PlanningError for missing and duplicate columns and different key types, before Spark does."""
         for stream, entry in self.on:
             if stream not in types:
                 raise PlanningError(
@@ -293,7 +295,7 @@ class Join(Spec):
             if types[stream] != expected:
                 raise PlanningError(
                     f"{operator}: the stream's {stream!r} is {types[stream]} and {entry!r} of dataset "
-                    f"{self.dataset} is {expected}; equal values of different types lie in different buckets.",
+                    f"{self.dataset} is {expected}; equal values of different types hash to different buckets.",
                     f'Cast it first: .map("*", "cast({stream} as {expected}) as {stream}_key").',
                     dataset=self.dataset,
                     operator=operator,
@@ -319,14 +321,14 @@ def build_join(
     prefix: str,
     min_match_rate: float | None,
 ) -> Join:
-    """Return the join that a user's arguments ask for; `operator` is the id that it will have."""
+    """Return the join for a user's arguments; `operator` is its id."""
     check_join_options(operator, how, min_match_rate)
     pairs = pair_key_columns(operator, "dataset", dataset.name, dataset.key, on)
     return Join(dataset.name, pairs, how, parse_selection(operator, select, prefix), prefix, min_match_rate)
 
 
 def _source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
-    """Return the columns of the records that a dataset is made from, None where they are not known."""
+    """Return the schema of a dataset's source, None where it is unknown."""
     if not isinstance(dataset.input, str):
         return dataset.input.schema
     facts = catalog.get(dataset.input)
@@ -334,7 +336,7 @@ def _source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
 
 
 def _stored_columns(dataset: AdjunctDataset, catalog: Catalog) -> Columns:
-    """Return the columns that a dataset stores; its input must have them where both are known."""
+    """Return the columns that a dataset stores; raises PlanningError if its source is known to lack one."""
     records = _source_schema(dataset, catalog)
     if records is None:
         return dataset.columns
@@ -351,9 +353,9 @@ _ENTRY = "__entry"
 
 @dataclass(frozen=True, slots=True)
 class JoinFunction(Join):
-    """Records with the columns that `function(record, entry)` gives; None drops the record.
+    """Records with the columns that `function(record, entry)` returns; None drops the record.
 
-    An inner join calls it for records that meet an entry, a left one for all: the entry is None then.
+    An inner join calls it for records with an entry, a left join for all, with None for a missing entry.
     """
 
     kind: ClassVar[str] = "join"
@@ -371,7 +373,7 @@ class JoinFunction(Join):
             raise PlanningError(
                 f"{context.operator}: the stream and {function_label(self.function)} both bring a column {taken!r}; "
                 f"the stream's columns there are {', '.join(flow.columns or ())}.",
-                "Call it otherwise in schema=, and put it in the place of the other with select() behind the join.",
+                "Use another name in schema=, and replace the stream's column with select() after the join.",
                 operator=context.operator,
                 column=taken,
             )
@@ -413,11 +415,11 @@ def build_join_function(
     min_match_rate: float | None,
     others: bool,
 ) -> JoinFunction:
-    """Return the join that a user's arguments ask for; `others` says whether they select columns, too."""
+    """Return the join for a user's arguments; `others` says whether select= or prefix= is given, too."""
     if others:
         raise ConfigurationError(
-            f"{operator} has a function, and select= or prefix=, which say what a join without one adds.",
-            "Leave them out: the function gets the whole entry, and schema= says what it adds.",
+            f"{operator} has a function, and select= or prefix=, which are for joins without one.",
+            "Leave them out: the function gets the whole entry, and schema= declares what it adds.",
             argument="select",
             operator=operator,
         )

@@ -1,4 +1,4 @@
-"""LookupJoin: records with the columns of their key's record in a remote table, asked once for each key of a batch."""
+"""`LookupJoin`, which adds columns of a remote table, asked once for each key of a batch."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LookupJoin(Spec):
-    """Records with the columns of their key's record in a remote table.
+    """Records with the columns of their key's record in a remote table; records do not move.
 
-    `on` pairs (stream column, table column), in the order of the table's key. `select` None means all columns that the
-    table declares besides its key, each with `prefix` before its name. `types` are of columns whose types the table
-    does not declare. Records stay where they lie.
+    `on` has pairs (stream column, table column) in the order of the table's key. `select` None means all declared
+    columns of the table except its key, with `prefix` before their names. `types_given` has the types of columns that
+    the table does not declare.
     """
 
     kind: ClassVar[str] = "join"
@@ -65,18 +65,18 @@ class LookupJoin(Spec):
 
     def call(self, app: Declarations) -> ExternalCall:
         table = app.tables[self.table]
-        kept = "" if getattr(table, "cache", None) is None else ", if the table's cache does not know it"
+        kept = "" if getattr(table, "cache", None) is None else ", unless the table's cache has it"
         return ExternalCall(
             "lookup",
             self.table,
-            f"each key once a batch{kept}; a batch that is run again has the same answers",
+            f"each key once a batch{kept}; a repeated batch has the same answers",
             recorded=True,
         )
 
     def lookup(self, operator: str, table: KeyedTable) -> TableLookup:
-        """Return what is asked of the table, with the types of the answers.
+        """Return the lookup, with the types of its columns.
 
-        Raises PlanningError for a column that the table does not have, or whose type is not known.
+        Raises PlanningError for a column that the table does not have, or whose type is unknown.
         """
         chosen = self.select
         if chosen is None:
@@ -170,7 +170,7 @@ def build_lookup_join(
     args: Sequence[object],
     min_match_rate: float | None,
 ) -> LookupJoin:
-    """Return the lookup that a user's arguments ask for; `operator` is the id that it will have."""
+    """Return the lookup for a user's arguments; `operator` is its id."""
     check_join_options(operator, how, min_match_rate)
     pairs = pair_key_columns(operator, "table", table, key, on)
     chosen = parse_selection(operator, list(select) if isinstance(select, Mapping) else select, prefix)

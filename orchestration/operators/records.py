@@ -1,4 +1,4 @@
-"""Map: records with other columns."""
+"""The operators on records: `Filter`, `Map`, `Select`, `WithColumns`, `Merge` and `PartitionBy`."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Filter(PassThroughSpec):
-    """The records that meet a Spark SQL condition, or that a DataFrame function lets pass, which leaves their columns
-    as they are and may promise that it leaves them where they are, too."""
+    """The records that match a Spark SQL condition, or that a DataFrame function returns with the same columns."""
 
     kind: ClassVar[str] = "filter"
     condition: str | DataFrameFunction
@@ -99,7 +98,7 @@ class Filter(PassThroughSpec):
 def _check_columns_unchanged(
     operator: str, function: DataFrameFunction, before: Mapping[str, str], after: Mapping[str, str]
 ) -> None:
-    """Refuse a function that changes columns: what comes after a filter is planned with those that came to it."""
+    """Raise PlanningError if a filter's function has changed the columns, with which later operators are planned."""
     changed = [name for name in (*before, *after) if before.get(name) != after.get(name)]
     if not changed:
         return
@@ -109,22 +108,22 @@ def _check_columns_unchanged(
     if was is not None and made is not None:
         what = f"makes the column {name!r}, which is {was}, {made}"
     raise PlanningError(
-        f"{operator}: {function_label(function)} {what}: a filter leaves the columns of records as they are.",
-        "Change columns with map(function), and filter by them behind it.",
+        f"{operator}: {function_label(function)} {what}: a filter must not change columns.",
+        "Change columns with map(function), and filter after it.",
         operator=operator,
         column=name,
     )
 
 
 def build_filter(after: str, condition: str | DataFrameFunction, keeps_partitioning: bool) -> Filter:
-    """Return the filter that a user's argument asks for, behind the operator `after`."""
+    """Return the filter for a user's arguments, after the operator `after`."""
     if isinstance(condition, str):
         if not condition.strip():
             raise ConfigurationError(f"filter after {after} is empty.", "Write a condition.", argument="condition")
         if keeps_partitioning:
             raise ConfigurationError(
                 f"filter after {after} has keeps_partitioning=True with a condition.",
-                "Leave it out: a condition leaves records where they are.",
+                "Leave it out: a condition always keeps the partitioning.",
                 argument="keeps_partitioning",
             )
     elif not callable(condition):
@@ -169,7 +168,7 @@ class Map(Spec):
         return replace(flow, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
 
     def _columns(self, operator: str, columns: Columns) -> Columns:
-        """Return the columns that are left; None when one of them has no name that can be read off."""
+        """Return the columns after it; None if one has no known name."""
         if self.function is not None:
             return None
         result: list[str] = []
@@ -186,9 +185,9 @@ class Map(Spec):
         return tuple(result) if known else None
 
     def _partitioning(self, partitioned_by: tuple[str, ...]) -> tuple[str, ...] | None:
-        """Return the names that the partition columns have after it, None when one of them is lost.
+        """Return the names of the partitioning columns after it, None if one is lost.
 
-        A plain name, a plain name with another ("dest as faa") and "*" pass a column on unchanged.
+        A plain name, "dest as faa" and "*" keep a column unchanged.
         """
         if self.function is not None:
             return partitioned_by if self.keeps_partitioning else None
@@ -262,7 +261,7 @@ class Map(Spec):
 
 
 def build_map(after: str, expressions: Sequence[str | DataFrameFunction], keeps_partitioning: bool) -> Map:
-    """Return the map that a user's arguments ask for, behind the operator `after`."""
+    """Return the map for a user's arguments, after the operator `after`."""
     functions = [item for item in expressions if callable(item)]
     texts = tuple(item for item in expressions if isinstance(item, str))
     if functions:
@@ -283,7 +282,7 @@ def build_map(after: str, expressions: Sequence[str | DataFrameFunction], keeps_
     if keeps_partitioning:
         raise ConfigurationError(
             f"map after {after} has keeps_partitioning=True with expressions.",
-            "Leave it out: for expressions the planner sees itself what is kept.",
+            "Leave it out: the planner knows the effect of expressions.",
             argument="keeps_partitioning",
         )
     return Map(texts)
@@ -291,9 +290,9 @@ def build_map(after: str, expressions: Sequence[str | DataFrameFunction], keeps_
 
 @dataclass(frozen=True, slots=True)
 class Merge(Spec):
-    """The records of all inputs, which have the same columns of the same types; they stand in the first one's order.
+    """The records of all inputs, which have the same columns of the same types, in the order of the first input.
 
-    `inputs` are the ids of the operators whose records they are.
+    `inputs` are the ids of the input operators.
     """
 
     kind: ClassVar[str] = "merge"
@@ -310,7 +309,7 @@ class Merge(Spec):
         flow = merge_flows(context, arriving)
         if flow.partitioner == SPARK or not flow.partitioned_by:
             return flow
-        # Another system's client has chosen the partition, and several tasks may read one: nothing lies by it here.
+        # Another system's client chose the partitions, and several tasks may read one of them.
         return replace(flow, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
 
     def _check_names(self, operator: str, first: Sequence[str], source: str, other: Sequence[str]) -> None:
@@ -347,7 +346,7 @@ class Merge(Spec):
             if kind is not None and there is not None and types_differ(kind, there):
                 raise PlanningError(
                     f"{operator}: its inputs have different types of {name!r}: {there} in {source}, {kind} in "
-                    f"{self.inputs[0]}; equal values of different types would lie in different partitions.",
+                    f"{self.inputs[0]}; equal values of different types hash to different partitions.",
                     f'Cast it in one of them: .with_columns({name}="cast({name} as {kind})").',
                     operator=operator,
                     column=name,
@@ -368,17 +367,17 @@ class Merge(Spec):
         by = batch.required_partitioning(operator)
         first, *others = frames
         if by:
-            # Spark puts partition i of all inputs together where they lie alike. It compares them by the names that the
-            # columns have in their files, unless these are columns of the frame's own: that needs more than an alias.
+            # Spark unions partition by partition if all inputs are partitioned alike. It compares the columns' names in
+            # their files, unless an alias with metadata makes them new columns.
             first = first.withColumns({name: named_column(name).alias(name, metadata={"merged": 1}) for name in by})
-        # Of the hidden columns some have only what one input has been through: the others have null there.
+        # Hidden columns that only some inputs have are null for the others.
         merged = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), others, first)
         if not by:
             return merged
         partitions = batch.partitions_at(operator)
         if partitions == 1:
             return merged.coalesce(1)
-        # Where Spark sees that they lie so, it leaves this out.
+        # Spark omits this exchange if it knows the partitioning.
         return merged.repartition(partitions, *map(named_column, by))
 
 
@@ -392,7 +391,7 @@ _NAMED = re.compile(r"\sas\s", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class PartitionBy(PassThroughSpec):
-    """An intermediate stream: the records spread anew by `columns`. `partitions` None: inferred."""
+    """An intermediate stream: the records repartitioned by `columns`; the count is inferred if None."""
 
     kind: ClassVar[str] = "partition-by"
     stream: str
@@ -427,7 +426,7 @@ class PartitionBy(PassThroughSpec):
 
 
 def build_partition_by(after: str, stream: str, columns: Sequence[str], partitions: int | None) -> PartitionBy:
-    """Return the intermediate stream of this name that a user's arguments ask for, behind the operator `after`."""
+    """Return the intermediate stream of this name for a user's arguments, after the operator `after`."""
     what = f"partition_by after {after}"
     names = validate_column_names(what, columns)
     if not names:
@@ -436,7 +435,7 @@ def build_partition_by(after: str, stream: str, columns: Sequence[str], partitio
 
 
 def parse_key_columns(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the names of the columns to partition by, and the expressions of those that have to be computed first."""
+    """Return the names of the columns to partition by, and the expressions of those to compute first."""
     # A column may be called "loud name": only "as" names an expression here.
     split = [split_alias(item) if _NAMED.search(str(item)) else (item, None) for item in columns]
     computed = {alias: what for what, alias in split if alias is not None}
@@ -445,13 +444,13 @@ def parse_key_columns(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str
 
 @dataclass(frozen=True, slots=True)
 class Select(Map):
-    """Records with exactly these columns: a map in which each expression has a name that can be read off."""
+    """Records with exactly these columns: a map in which every expression has a name."""
 
     kind: ClassVar[str] = "select"
 
 
 def build_select(after: str, columns: Sequence[str]) -> Select:
-    """Return the selection that a user's arguments ask for, behind the operator `after`."""
+    """Return the selection for a user's arguments, after the operator `after`."""
     if not columns:
         raise ConfigurationError(f"select after {after} names no column.", "Name those to keep.", argument="columns")
     for item in columns:
@@ -468,9 +467,9 @@ def build_select(after: str, columns: Sequence[str]) -> Select:
 
 @dataclass(frozen=True, slots=True)
 class WithColumns(Spec):
-    """All columns, and these: pairs (name, Spark SQL expression over the columns that arrive).
+    """All columns, and these: pairs (name, Spark SQL expression over the input's columns).
 
-    A column whose name is there is replaced in its place; names ignore case, as Spark's do.
+    An existing column of the name is replaced in place; names ignore case, as in Spark.
     """
 
     kind: ClassVar[str] = "with-columns"
@@ -503,7 +502,7 @@ class WithColumns(Spec):
         return (*kept, *added)
 
     def _kept(self, column: str) -> str | None:
-        """Return the name that a column has after it, None where another one stands in its place."""
+        """Return the name of a column after it, None if another one replaces it."""
         for name, expression in self.columns:
             if name.lower() == column.lower():
                 return name if (plain_column(expression) or "").lower() == column.lower() else None
@@ -518,7 +517,7 @@ class WithColumns(Spec):
             for name, expression in self.columns
         }
         columns = self._columns(tuple(types)) or ()
-        if columns[: len(types)] == tuple(types):  # none is replaced under another spelling
+        if columns[: len(types)] == tuple(types):  # no replaced name changes its case
             return types | known
         return {name: types.get(name) for name in columns} | known
 
@@ -537,16 +536,18 @@ class WithColumns(Spec):
 
 
 def build_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:
-    """Return the columns that a user's arguments ask for, behind the operator `after`."""
+    """Return the columns for a user's arguments, after the operator `after`."""
     what = f"with_columns after {after}"
     if not columns:
-        raise ConfigurationError(f"{what} names no column.", 'Write gross="spent * 1.2", say.', argument="columns")
+        raise ConfigurationError(
+            f"{what} names no column.", 'Write, for example, gross="spent * 1.2".', argument="columns"
+        )
     validate_column_names(what, list(columns))
     for name, expression in columns.items():
         if not isinstance(expression, str) or not expression.strip():
             raise ConfigurationError(
                 f"{what} got {name}={expression!r}: expected a Spark SQL expression.",
-                f'Write {name}="spent * 1.2", say; a text is {name}="\'text\'".',
+                f'Write, for example, {name}="spent * 1.2"; a text is {name}="\'text\'".',
                 argument=name,
             )
     return WithColumns(tuple(columns.items()))

@@ -1,4 +1,4 @@
-"""SendToLocal: records kept in a local table of the application, beside the way on."""
+"""Operators that write records to streams, local tables and functions, and the exchanges that writing needs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 def exchange_before_stream(
     operator: str, reason: Reason, stream: StreamFacts, flow: Flow, current: int
 ) -> Exchange | None:
-    """Return the exchange that writing to a stream needs, for records that lie in `current` partitions."""
+    """Return the exchange that writing to a stream needs, for records in `current` partitions."""
     key, partitions = stream.key, stream.partitions
     if not key:
         if flow.partitioned_by and current == partitions:
@@ -58,7 +58,7 @@ def exchange_before_stream(
     if stream.partitioner == SPARK:
         right = flow.partitioned_by == key and flow.partitioner == SPARK and current == partitions
     else:
-        # The system's own client chooses the partition; only the order of one key's records is ours to keep.
+        # The system's client chooses the partition; the records of one key only need to keep their order.
         right = _has_one_task_per_key(flow, key)
     if right:
         return None
@@ -67,18 +67,18 @@ def exchange_before_stream(
 
 
 def exchange_before_table(operator: str, table: str, key: tuple[str, ...], flow: Flow, current: int) -> Exchange | None:
-    """Return the exchange that writing to a remote table needs, for records that lie in `current` partitions."""
+    """Return the exchange that writing to a remote table needs, for records in `current` partitions."""
     if _has_one_task_per_key(flow, key):
         return None
     where = _describe_partitioning(flow, current)
-    why = f"records of one {', '.join(key)} have to meet in one task for table {table}; {where}"
+    why = f"records of one {', '.join(key)} must be in one task for table {table}; {where}"
     return Exchange(operator, "remote table", key, current, why)
 
 
 def exchange_before_local_table(
     operator: str, table: str, by: tuple[str, ...], partitions: int, flow: Flow, current: int
 ) -> Exchange | None:
-    """Return the exchange that brings records, which lie in `current` partitions, to the buckets of a local table."""
+    """Return the exchange that writing to a local table needs, for records in `current` partitions."""
     if flow.partitioned_by == by and flow.partitioner == SPARK and current == partitions:
         return None
     why = f"local table {table} has {partitions} buckets by ({', '.join(by)}); {_describe_partitioning(flow, current)}"
@@ -93,12 +93,12 @@ def _has_one_task_per_key(flow: Flow, key: tuple[str, ...]) -> bool:
 def _describe_partitioning(flow: Flow, partitions: int) -> str:
     if not flow.partitioned_by:
         since = f" since {flow.lost_at}" if flow.lost_at else ""
-        return f"the records are in {partitions} partitions by nothing that is known{since}"
+        return f"the records are in {partitions} partitions by no known key{since}"
     return f"the records are in {partitions} by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
 
 
 class OutputStreamSpec(Spec):
-    """Begins the output stream `stream`, in whose partitions its records lie from then on."""
+    """An operator that writes the output stream `stream`, whose partitions its records are in from then on."""
 
     __slots__ = ()
     stream: str
@@ -115,7 +115,7 @@ class OutputStreamSpec(Spec):
         return LineageNode("stream", self.stream)
 
     def appended(self, context: PlanContext, columns: tuple[str, ...] | None, what: str, why: str) -> Flow:
-        """Return the records in the output stream; refused where `what` lacks its key, or it exists as another."""
+        """Return the flow of the output stream; raises PlanningError if `what` lacks the key, or the stream differs."""
         output = context.app.outputs[self.stream]
         require_columns(context.operator, what, output.key, columns, why)
         facts = context.catalog.get(output.name)
@@ -123,7 +123,7 @@ class OutputStreamSpec(Spec):
             raise PlanningError(
                 f"output stream {output.name!r} exists with {facts.partitions} partitions and key "
                 f"({', '.join(facts.key)}); it is declared with {output.partitions} and ({', '.join(output.key)}).",
-                "Declare it as it is, or choose another name. A lake stream's partitions can be changed: adjunct "
+                "Declare it as it exists, or choose another name. A lake stream's partitions can be changed: adjunct "
                 f"stream repartition {split_stream_name(output.name)[1]} --partitions {output.partitions} --reason ….",
                 stream=output.name,
             )
@@ -131,7 +131,7 @@ class OutputStreamSpec(Spec):
         if facts is None and needs_key and not output.key and output.partitions > 1:
             raise PlanningError(
                 f"{context.operator}: output stream {output.name!r} is declared with {output.partitions} partitions "
-                "and without a key: nothing says in which of them a record belongs.",
+                "and without a key, so the partition of a record is undefined.",
                 'Declare key="…", or partitions=1.',
                 operator=context.operator,
                 stream=output.name,
@@ -153,28 +153,26 @@ class OutputStreamSpec(Spec):
         return exchange_before_stream(context.operator, "output", stream, flow, partitions)
 
 
-# Of each refused record: the table, what was asked of it ("put", "update", "delete"), key and record as JSON, and why.
+# Of each rejected record: the table, the operation ("put", "update", "delete"), key and record as JSON, and the reason.
 DEAD_LETTER_COLUMNS = {"table": "string", "kind": "string", "key": "string", "record": "string", "problem": "string"}
 
 
 @dataclass(frozen=True, slots=True)
 class SendDeadLetters(OutputStreamSpec):
-    """What the table of the operator before refused, in the output stream `stream`: at most `at_most` of a batch."""
+    """The records that the table of the operator before rejected, sent to `stream`: at most `at_most` per batch."""
 
     kind: ClassVar[str] = "dead-letters"
     stream: str
     at_most: int
 
     def summary(self) -> str:
-        return f"up to {self.at_most} refused records of a batch to {self.stream}"
+        return f"up to {self.at_most} rejected records of a batch to {self.stream}"
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return self.appended(context, tuple(DEAD_LETTER_COLUMNS), "a dead letter", "Correct the output stream's key=.")
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
-        letters = Flow(
-            context.operator, tuple(DEAD_LETTER_COLUMNS), (), UNKNOWN
-        )  # they come from the driver, not from partitions
+        letters = Flow(context.operator, tuple(DEAD_LETTER_COLUMNS), (), UNKNOWN)  # they come from the driver
         return OutputStreamSpec.exchange_before(self, context, letters, partitions)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
@@ -195,7 +193,7 @@ class SendDeadLetters(OutputStreamSpec):
 
 @dataclass(frozen=True, slots=True)
 class SendToLocal(PassThroughSpec):
-    """Records kept by key in a local table with these columns; those that meet the expression `deleted` delete."""
+    """Records stored by key in a local table with these columns; those that match `deleted` delete their entry."""
 
     kind: ClassVar[str] = "send-to-table"
     table: str
@@ -248,14 +246,15 @@ class SendToLocal(PassThroughSpec):
         return [ComparedColumn(field.name, known.get(field.name), what, field.type) for field in self.schema.fields]
 
     def check_types(self, operator: str, types: Types) -> None:
-        """Refuse columns of other types than the table's, as far as types are known."""
+        """Raise PlanningError for columns of other types than the table's, as far as types are known."""
         for field in self.schema.fields:
             known = None if types is None else types.get(field.name)
             if known is not None and known != field.type:
                 raise PlanningError(
                     f"{operator}: column {field.name!r} is {known}, and local table {self.table} is declared with "
                     f"{field.type}.",
-                    f'Cast it before: .map("*", …) with cast({field.name} as {field.type}); or declare the column so.',
+                    f'Cast it first: .with_columns({field.name}="cast({field.name} as {field.type})"); or declare the '
+                    f"column as {known}.",
                     column=field.name,
                     operator=operator,
                 )
@@ -274,7 +273,7 @@ class SendToLocal(PassThroughSpec):
         return {name: sources for name, sources in arriving.items() if name in self.schema}
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        """Keep the records; what goes on are the records as they came, computed once."""
+        """Write the records and return them unchanged, computed once."""
         (frame,) = frames
         self.check_types(operator, dict(frame.dtypes))
         if batch.has_consumers(operator):
@@ -286,14 +285,14 @@ class SendToLocal(PassThroughSpec):
 def build_send_to_local(
     application: str, after: str, table: AdjunctDataset, deleted: str | None, on_null_key: OnNullKey
 ) -> SendToLocal:
-    """Return what a user's arguments ask for; `after` is the operator before it."""
+    """Return the send for a user's arguments, after the operator `after`."""
     owned = table.input
     assert isinstance(owned, OwnedBy), "it is a local table"
     if owned.application != application:
         raise PlanningError(
-            f"send_to after {after}: local table {table.name!r} belongs to application {owned.application!r}, which "
-            "alone writes it.",
-            "Send to a stream that the other application reads. Joining the table is fine.",
+            f"send_to after {after}: local table {table.name!r} belongs to application {owned.application!r}; only "
+            "that application writes it.",
+            "Send to a stream that the other application reads. Joining the table is allowed.",
             dataset=table.name,
             operator=after,
         )
@@ -304,7 +303,7 @@ def build_send_to_local(
     if deleted is not None and (not isinstance(deleted, str) or not deleted.strip()):
         raise ConfigurationError(
             f"send_to after {after} has deleted={deleted!r}: expected a Spark SQL condition.",
-            'Write what marks an entry that goes: deleted="visits = 0", say.',
+            'Write a condition for entries to delete, for example deleted="visits = 0".',
             argument="deleted",
         )
     return SendToLocal(table.name, owned.schema, deleted, on_null_key)
@@ -330,13 +329,13 @@ class SendToStream(OutputStreamSpec, PassThroughSpec):
         return identity_sources(LineageNode("stream", self.stream), made)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        """Append to the output stream and go on with what it holds of this batch, where its system can tell."""
+        """Append to the output stream and return what was appended, read back if the system allows it."""
         (frame,) = frames
         output = batch.app.outputs[self.stream]
         system = batch.system_of(self.stream)
         goes_on = batch.has_consumers(operator)
         if goes_on and not system.appends_alone:
-            # Others may write between these records: go on with those that were sent, computed once.
+            # Others may write between these records: continue with the records that were sent, computed once.
             frame = batch.materialize(operator, frame)
         result = batch.send(operator, frame, self.stream, key=output.key, partitions=output.partitions)
         if result is None or not goes_on or not system.appends_alone:
@@ -346,14 +345,14 @@ class SendToStream(OutputStreamSpec, PassThroughSpec):
             SystemStreamPartition(system_name, stream, partition): OffsetRange(start, result.next[partition])
             for partition, start in result.first.items()
         }
-        # The positions in the input go on with the records, not their new ones.
+        # Records keep their positions in the input instead of the new ones.
         more: dict[str, Any] = {"positions": True} if system.keeps_positions else {}
         return system.read(frame.sparkSession, ranges, **more)
 
 
 @dataclass(frozen=True, slots=True)
 class Sink(Spec):
-    """Records handed to `function`, in Spark's tasks. With `returns` its results go on, else the records do."""
+    """Records passed to `function` in Spark tasks; its results continue if it has `returns`, else the records."""
 
     kind: ClassVar[str] = "sink"
     function: SinkFunction
@@ -380,7 +379,7 @@ class Sink(Spec):
         once = "at least once for each record of a batch"
         if self.returns is None:
             return ExternalCall(
-                "sink", function_label(self.function), f"{once}, and again where the batch is run again", recorded=False
+                "sink", function_label(self.function), f"{once}, and again if the batch is repeated", recorded=False
             )
         return ExternalCall(
             "sink", function_label(self.function), f"{once}; not again once its results are recorded", recorded=True
@@ -412,7 +411,7 @@ class Sink(Spec):
 
 
 def build_sink(after: str, function: object, returns: object, keeps_partitioning: bool) -> Sink:
-    """Return the sink that a user's arguments ask for, behind the operator `after`."""
+    """Return the sink for a user's arguments, after the operator `after`."""
     what = f"sink after {after}"
     if not callable(function):
         raise ConfigurationError(f"{what} got {function!r}.", "Pass a function.", argument="function")
@@ -425,8 +424,8 @@ def build_sink(after: str, function: object, returns: object, keeps_partitioning
         )
     if keeps_partitioning and returns is None:
         raise ConfigurationError(
-            f"{what} has keeps_partitioning=True without returns=: the records go on as they were.",
-            "Leave it out.",
+            f"{what} has keeps_partitioning=True without returns=: the records continue unchanged.",
+            "Leave keeps_partitioning out.",
             argument="keeps_partitioning",
         )
     return Sink(function, returns, keeps_partitioning)

@@ -1,4 +1,4 @@
-"""What planning is told about the streams of the world. Plain data, no I/O."""
+"""Facts of streams for planning, column lineage, and watermark spans: plain data without I/O."""
 
 from __future__ import annotations
 
@@ -26,23 +26,22 @@ Kind = Literal["stream", "files", "dataset", "table", "sink"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class LineageNode:
-    """One asset to be: a stream ("lake.flights"), files (their URL), a dataset ("planes"), a remote table, or what
-    an application hands records to ("alerts/notify")."""
+    """An asset: a stream ("lake.flights"), files (their URL), a dataset ("planes"), a remote table, or a sink
+    ("alerts/notify")."""
 
     kind: Kind
     name: str
 
 
 Sources = tuple[tuple[LineageNode, str], ...]
-"""The columns, each of an asset, that one column is made of."""
+"""The source columns of one column, each with its asset."""
 ColumnSources = dict[str, Sources]
-"""Columns by name, each with what it is made of; one that nothing is known of is left out."""
+"""The sources of columns, by name; columns with unknown sources are omitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineageContext:
-    """Where the columns of one operator are traced: its application, and the columns that are planned before (one for
-    each input) and after it."""
+    """The context of tracing an operator's columns: its application, its input columns, and its own."""
 
     app: Declarations
     before: tuple[Columns, ...]
@@ -50,26 +49,26 @@ class LineageContext:
 
 
 def identity_sources(node: LineageNode, columns: Iterable[str]) -> ColumnSources:
-    """Return columns that are those of `node`, each made of itself."""
+    """Return the sources of an asset's own columns: each is its own source."""
     return {name: ((node, name),) for name in columns}
 
 
 def add_sources(made: ColumnSources, name: str, sources: Sources) -> None:
-    """Say in `made` that a column is made of these, too."""
+    """Add sources to those of a column in `made`."""
     made[name] = tuple(dict.fromkeys((*made.get(name, ()), *sources)))
 
 
 def sources_from_sql(expression: str, columns: Mapping[str, Sources]) -> Sources:
-    """Return what an expression is made of; () where it is not known of every column that it names."""
+    """Return the sources of an expression; () if those of one of its columns are unknown."""
     return sources_from_expression(parse_expression(expression), columns)
 
 
 def sources_from_expression(
     read: Expression, columns: Mapping[str, Sources], aliases: Mapping[str, Sources] | None = None
 ) -> Sources:
-    """Return what an expression is made of that has been read; see `sources_of`.
+    """Return the sources of a parsed expression; () if those of one of its columns are unknown.
 
-    `aliases` are the names that stand before it in one list: they count where no column has them.
+    `aliases` are the earlier aliases of its select list, used for names that are not columns.
     """
     known = {name.lower(): sources for name, sources in (*(aliases or {}).items(), *columns.items())}
     column_sources: list[Sources] = []
@@ -82,7 +81,7 @@ def sources_from_expression(
 
 
 def _of_fields(name: str, known: Mapping[str, Sources]) -> Sources:
-    """Return what a struct is made of, where that is known of its fields."""
+    """Return the sources of a struct, as far as those of its fields are known."""
     within = f"{name.lower()}."
     return tuple(source for field, sources in known.items() if field.startswith(within) for source in sources)
 
@@ -95,11 +94,10 @@ UNKNOWN: Partitioner = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """A stream as it exists: `name` is "system.stream"; `key` are the columns that choose the partition.
+    """An existing stream: `name` is "system.stream", `key` are its partitioning columns.
 
-    `schema` holds the record's columns, None where they are not known; `evolves` says that columns may be added and
-    widened by who writes to it, `numbered` that offsets are numbers. `size` is how many bytes it holds, None where
-    that is not known.
+    `schema` is None where the columns are unknown. `evolves` says that writers may add and widen columns, `numbered`
+    that offsets are numbers. `size` is in bytes, None where unknown.
     """
 
     name: str
@@ -113,7 +111,9 @@ class StreamFacts:
 
     def __post_init__(self) -> None:
         if validate_partition_count(f"partitions of stream {self.name!r}", self.partitions) is None:
-            raise ConfigurationError(f"stream {self.name!r} has no partition count.", "Give it one.", stream=self.name)
+            raise ConfigurationError(
+                f"stream {self.name!r} has no partition count.", "Pass partitions=.", stream=self.name
+            )
 
     @property
     def columns(self) -> tuple[str, ...] | None:
@@ -125,10 +125,10 @@ Catalog: TypeAlias = Mapping[str, StreamFacts]
 
 
 class StreamCatalog(dict[str, StreamFacts]):
-    """A catalog that also holds why the systems don't have some streams: where they looked.
+    """A catalog that was read from stream systems, with the reasons for missing streams.
 
-    `size_of` says how many bytes a stream holds; it is asked only where an application is refused. `new_streams` is
-    what each system says of streams that it has not made yet, by its name.
+    `size_of` returns the bytes of a stream; it is called only for errors. `new_streams` are the properties of new
+    streams, by system.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class StreamCatalog(dict[str, StreamFacts]):
 
 
 def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
-    """Return the facts of a stream that has to exist; `what` says in the error who needs it."""
+    """Return the facts of a stream, or raise PlanningError if it does not exist; `what` names its reader."""
     facts = catalog.get(stream)
     if facts is None:
         missing = catalog.missing.get(stream) if isinstance(catalog, StreamCatalog) else None
@@ -167,7 +167,7 @@ def _how_to_create(stream: str) -> str:
 
 
 def stream_size(catalog: Catalog, stream: str) -> int | None:
-    """Return how many bytes a stream holds, as far as its system tells."""
+    """Return the bytes of a stream, None where they are unknown."""
     facts = catalog.get(stream)
     if facts is None or facts.size is not None or not isinstance(catalog, StreamCatalog):
         return None if facts is None else facts.size
@@ -175,7 +175,7 @@ def stream_size(catalog: Catalog, stream: str) -> int | None:
 
 
 def output_partitioner(catalog: Catalog, stream: str) -> Partitioner:
-    """Return how records of an output stream are (or will be) spread."""
+    """Return the partitioner of an existing or new output stream."""
     facts = catalog.get(stream)
     if facts is not None:
         return facts.partitioner
@@ -183,17 +183,17 @@ def output_partitioner(catalog: Catalog, stream: str) -> Partitioner:
 
 
 def new_stream_defaults(catalog: Catalog, stream: str) -> NewStreams:
-    """Return what the system of a stream says of those that it has not made yet.
+    """Return the properties of new streams in the system of a stream.
 
-    Facts alone, of which no system was asked, are of a world with the lake: nothing is known of other systems there.
+    A plain mapping of facts knows those of the lake only.
     """
     by_system = catalog.new_streams if isinstance(catalog, StreamCatalog) else {LAKE: NEW_STREAMS}
     return by_system.get(split_stream_name(stream)[0], NewStreams())
 
 
-# as-of: joins by time meet the entry that was valid at each record's own time, others what is served now.
-# current: every join meets what is served now; one by time the entry that is current, whatever the record's time.
-# recorded: every join meets the version that the batch met which read the record first; one by time as of its time.
+# as-of: as-of joins use the entry that was valid at the record's time, other joins the served version.
+# current: all joins use the served version; as-of joins use current entries, whatever the record's time.
+# recorded: all joins use the version of the batch that first read the record; as-of joins at the record's time.
 JoinVersions: TypeAlias = Literal["as-of", "current", "recorded"]
 AS_OF: JoinVersions = "as-of"
 CURRENT: JoinVersions = "current"
@@ -205,13 +205,13 @@ _ZERO = timedelta(0)
 
 
 def watermark_inputs(operators: Iterable[Operator]) -> dict[str, dict[str, timedelta]]:
-    """Return, by stateful operator, the input streams above it, and how far what is on the way holds each back."""
+    """Return, by stateful operator, its input streams and the delay of their watermarks on the way to it."""
     arriving = _sum_on_the_way(operators, lambda spec: spec.watermark_delay)
     return {operator.spec.over_time: spans for operator, spans in arriving if operator.spec.over_time is not None}
 
 
 def required_retention(operators: Iterable[Operator]) -> dict[str, timedelta]:
-    """Return, by input stream, for how long after its time a record may be needed below it."""
+    """Return, by input stream, for how long after its time a record may be needed by operators."""
     needed: dict[str, timedelta] = {}
     for operator, spans in _sum_on_the_way(operators, lambda spec: spec.max_result_delay):
         for stream, span in spans.items():
@@ -222,7 +222,7 @@ def required_retention(operators: Iterable[Operator]) -> dict[str, timedelta]:
 def _sum_on_the_way(
     operators: Iterable[Operator], own: Callable[[Spec], timedelta]
 ) -> list[tuple[Operator, dict[str, timedelta]]]:
-    """Return each operator with the input streams above it, and the most that those on the way have as their own."""
+    """Return each operator with its input streams, and the largest sum of the spans of operators on the way."""
     leaving: dict[str, dict[str, timedelta]] = {}
     found = []
     for operator in operators:

@@ -171,9 +171,9 @@ HISTORY: History = {"a": [(moment(10), 1)], "b": [(moment(10), 1)]}
             {"before_history": "error"},
             [("a", moment(11)), ("b", moment(9)), ("a", moment(1)), ("a", None)],
             None,
-            "item = b is of a time before the history of dataset prices: at = 2026-01-01 09:00:00",
+            "item = b is from before the history of dataset prices: at = 2026-01-01 09:00:00",
         ),
-        ({"before_history": "error"}, [("x", moment(2))], moment(3), "item = x is of a time before the history"),
+        ({"before_history": "error"}, [("x", moment(2))], moment(3), "item = x is from before the history"),
         ({"on_null_time": "fail"}, [("a", moment(1)), ("b", None)], None, "item = b has no time: at is null"),
     ],
 )
@@ -205,6 +205,6 @@ def test_nothing_fails_where_nothing_is_wrong(spark: SparkSession) -> None:
 def test_a_time_that_is_none_is_refused_in_the_applications_own_words(spark: SparkSession) -> None:
     make: Callable[[str], DataFrame] = lambda kind: sent(spark, [], kind)  # noqa: E731
     for kind, step in (("string", "cast"), ("bigint", "timestamp_millis")):
-        with pytest.raises(PlanningError, match=f"'at' is {kind}, which is no time") as caught:
+        with pytest.raises(PlanningError, match=f"'at' is {kind}: expected timestamp") as caught:
             joined(join(), make(kind), FakeBatch(stored(spark, HISTORY)))
         assert step in caught.value.next_step

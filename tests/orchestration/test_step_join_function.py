@@ -92,7 +92,7 @@ def test_it_is_proven_as_any_join_and_keeps_partitioning() -> None:
 
 def test_what_a_function_needs_is_asked_for() -> None:
     _, orders, rates = orders_and_table()
-    with pytest.raises(ConfigurationError, match="which columns the results of cost"):
+    with pytest.raises(ConfigurationError, match="the columns of the results of cost"):
         orders.join(rates, on="k", function=cost)
     with pytest.raises(ConfigurationError, match="got None"):
         orders.join(rates, on="k", schema=COST)

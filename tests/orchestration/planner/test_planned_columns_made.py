@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[Callable[[MessageStream], MessageStream], type[AdjunctE
     "with a hidden name": (lambda s: s.with_columns(__offset="1"), ConfigurationError, "begin with '__'"),
     "with a name in two cases": (lambda s: s.with_columns(n="1", N="2"), ConfigurationError, "twice"),
     "with what is not there": (lambda s: s.with_columns(n="kk"), PlanningError, "with-columns-2.*no column 'kk'"),
-    "elements without a name": (lambda s: s.flat_map("split(words, ' ')"), ConfigurationError, "how an element is"),
+    "elements without a name": (lambda s: s.flat_map("split(words, ' ')"), ConfigurationError, "element no name"),
     "elements of what is not there": (lambda s: s.flat_map("wordz"), PlanningError, "flat-map-2.*no column 'wordz'"),
     "elements of a text": (
         lambda s: s.flat_map("words as word"), PlanningError, "flat-map-2: words is string, which has no elements"
@@ -94,9 +94,9 @@ REFUSED: dict[str, tuple[Callable[[MessageStream], MessageStream], type[AdjunctE
         lambda s: s.with_columns(n="upper(shopp)"), PlanningError, "no column 'shopp'.*Did you mean 'shop'"
     ),
     "elements with a schema": (lambda s: s.flat_map("words", schema=MADE), ConfigurationError, "for functions"),
-    "function without a schema": (lambda s: s.flat_map(several), ConfigurationError, "which columns the results"),
+    "function without a schema": (lambda s: s.flat_map(several), ConfigurationError, "the columns of the results"),
     "function with keep_empty": (
-        lambda s: s.flat_map(several, schema=MADE, keep_empty=True), ConfigurationError, "says itself"
+        lambda s: s.flat_map(several, schema=MADE, keep_empty=True), ConfigurationError, "decides itself"
     ),
     "no function": (lambda s: s.flat_map(5, schema=MADE), ConfigurationError, "got 5"),  # type: ignore[arg-type]
     "a promise without the key": (

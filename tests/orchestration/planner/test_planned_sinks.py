@@ -37,7 +37,7 @@ def test_records_move_before_an_output_stream_with_another_count_or_key():
     (exchange,) = to_output(8, ["k", "x"])
     assert exchange.partitioned_by == ("k", "x")
     (exchange,) = to_output(8, "k", lambda s: s.map(lambda frame: frame))
-    assert exchange.why.endswith("by nothing that is known since map-2")
+    assert exchange.why.endswith("by no known key since map-2")
 
 
 def test_records_for_a_stream_without_a_key_move_only_to_change_their_count():

@@ -160,7 +160,7 @@ def test_only_its_owner_writes_a_table_and_others_may_join_it() -> None:
     other = Application("other")
     theirs = other.table(counts.dataset)
     stream = other.input_stream("lake.s")
-    with pytest.raises(PlanningError, match="belongs to application 'app', which alone writes it"):
+    with pytest.raises(PlanningError, match="belongs to application 'app'; only that application"):
         stream.send_to(theirs)
     stream.join(theirs, on="k", select=["n as m"])
     assert build_plan(other, STREAMS).fed_joins == ()
