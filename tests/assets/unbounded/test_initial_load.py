@@ -303,9 +303,9 @@ def test_declarations_are_values_without_secrets(tmp_path: Path) -> None:
         QuerySnapshot(position=BEGIN)
     with pytest.raises(ConfigurationError, match="exactly one of position_query and position"):
         PostgresSnapshot(DSN, "SELECT 1")
-    with pytest.raises(ConfigurationError, match="with a DSN as dsn_env"):
+    with pytest.raises(ConfigurationError, match="has a DSN as dsn_env"):
         PostgresSnapshot("postgresql://me:secret@db/x", "SELECT 1", position=BEGIN)
-    with pytest.raises(ConfigurationError, match="not marked"):
+    with pytest.raises(ConfigurationError, match="needs bootstrap=True"):
         unbounded_dataset(NAME, input="lake.x", key="k", partitions=1, bootstrap=False, initial=snapshots[0])
 
 

@@ -22,18 +22,19 @@ PLACES = [
         for file in (ROOT / "orchestration" / folder).rglob("*.py")
     ),
     ROOT / "resources" / "sql" / "checking.py",
-    ROOT / "assets" / "validation" / "named_columns.py",
+    ROOT / "assets" / "validation" / "validators.py",
 ]
 ELSEWHERE = {
-    "execution_plan.py": "a name that is asked of a plan",
-    "operator_graph.py, add": "an operator of one's own: docs/contributing/operators.md",
+    "plan.py, ": "a name that is asked of a plan",
+    "graph.py, add": "an operator of one's own: docs/contributing/operators.md",
     ".py, compile:": "what only Spark knows, in a run",
-    "table_lookups.py, check_stored": "what only the store knows, in a run",
-    "filter.py, _check_columns": "what only Spark knows, in a run",
+    "batch_context.py, check_stored_columns": "what only the store knows, in a run",
+    "records.py, _check_columns_unchanged": "what only Spark knows, in a run",
     "stream_join.py, _sides": "what only Spark knows, in a run",
-    "join.py, _check_types": "what only Spark knows, in a run",
+    "joins.py, _check_types": "what only Spark knows, in a run",
+    "checking.py, check_select": "SQL of a dataset or a validator, whose pages have it",
     "sql_syntax.py, check_syntax": "what only Spark's parser knows, which the command asks",
-    "table_order.py, _check_recognised": "what takes operators with several inputs",
+    "notes.py, _check_replay_detection": "what takes operators with several inputs",
 }
 """What is refused, but not by planning what the public methods describe: a part of where it is made, and how."""
 
