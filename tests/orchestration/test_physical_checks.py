@@ -130,16 +130,19 @@ def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
     [
         (
             lambda stream: stream.filter(moved, keeps_partitioning=True),
-            r"send-to-3: .* hashpartitioning\(tailnum, 2\); after filter-2 it is Round",
+            r"send-to-3: .* hashpartitioning\(tailnum, 2\); after filter-2 their partitioning is Round",
         ),
-        (lambda stream: stream.map(moved, keeps_partitioning=True), "send-to-3: .* after map-2 it is RoundRobin"),
+        (
+            lambda stream: stream.map(moved, keeps_partitioning=True),
+            "send-to-3: .* after map-2 their partitioning is RoundRobin",
+        ),
         (
             lambda stream: stream.map(lambda frame: frame.repartition(2, "v"), keeps_partitioning=True),
-            r"after map-2 it is hashpartitioning\(v, 2\)",
+            r"after map-2 their partitioning is hashpartitioning\(v, 2\)",
         ),
         (
             lambda stream: stream.filter(lambda frame: frame.coalesce(1), keeps_partitioning=True),
-            "after filter-2 it is SinglePartition",
+            "after filter-2 their partitioning is SinglePartition",
         ),
     ],
 )

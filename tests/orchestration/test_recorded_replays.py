@@ -255,7 +255,7 @@ def test_a_version_that_is_gone_is_named_in_the_dry_run_and_nothing_is_written(t
     assert kept.error is None
     trips.discard()
     (shown,) = trips.startpoints.preview("lake.trips.0", at(0), until=at(2), versions="recorded").previews
-    for part in ("planes", "which batch", "of application 'app' met, is gone", "versions=as-of", "versions=current"):
+    for part in ("planes", "which batch", "of application 'app' read, is gone", "versions=as-of", "versions=current"):
         assert part in str(shown.error)
     with pytest.raises(ConfigurationError, match="is gone"):
         trips.again("lake.trips.0", 0, 2)
@@ -278,7 +278,7 @@ def test_records_that_no_batch_has_read_are_refused_by_name(trips: Trips) -> Non
     ends = trips.ends()
     trips.depart(6)
     (shown,) = trips.startpoints.preview("lake.trips.0", at(0), until=at(ends[P0] + 1), versions="recorded").previews
-    assert f"offsets {ends[P0]} up to {ends[P0] + 1} met: no batch has read them yet" in str(shown.error)
+    assert f"offsets {ends[P0]} up to {ends[P0] + 1}: no batch has read them yet" in str(shown.error)
 
 
 def test_the_first_batch_of_the_main_position_counts_not_a_replay_or_what_went_back_later(trips: Trips) -> None:
