@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
@@ -47,6 +48,12 @@ _UTC = frozenset({"utc", "etc/utc", "gmt", "etc/gmt", "z", "+00:00", "gmt+0", "u
 def is_in_process(master: str | None) -> bool:
     """Whether this master, or if it is None that of the environment, means that there is no session."""
     return (master or os.environ.get("ADJUNCT_SPARK_MASTER")) == _NO_MASTER
+
+
+def has_running_session() -> bool:
+    """Return whether this process has a Spark session already, without loading PySpark."""
+    pyspark = sys.modules.get("pyspark")
+    return pyspark is not None and pyspark.SparkContext._active_spark_context is not None
 
 
 def resolve_session(spark: SparkSession | Callable[[], SparkSession]) -> SparkSession:

@@ -6,12 +6,12 @@ import contextlib
 import importlib.util
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dagster_adjunct.resources.spark.errors import first_message_line
+from dagster_adjunct.resources.spark.in_process import has_running_session
 from dagster_adjunct.resources.spark.session import check_java
 
 _STATE = re.compile(r"^\[[\w.]+\] |\.?\s*SQLSTATE: \w+")
@@ -50,8 +50,9 @@ def _jvm() -> Iterator[Any]:
     check_java()
     from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-    pyspark = sys.modules.get("pyspark")
-    if pyspark is not None and pyspark.SparkContext._active_spark_context is not None:
+    if has_running_session():
+        import pyspark
+
         yield pyspark.SparkContext._jvm
         return
     found = importlib.util.find_spec("pyspark")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_in_process
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS, has_running_session, is_in_process
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,25 +25,31 @@ def session_scope(
     For the master "none" (also in ADJUNCT_SPARK_MASTER) it yields IN_PROCESS: nothing is ever started.
     `quick` (default: as ADJUNCT_SPARK_QUICK says, else not) is for short runs and small batches: the JVM compiles less,
     and maps the classes that an earlier one has loaded. The first one of a machine keeps them, some seconds at its end.
-    `on_start` is called with a line of text before a session is started, which takes 6-10 s.
+    A session that runs already is used, and not stopped at the end. `on_start` is called with a line of text before a
+    session is started, which takes 6-10 s.
     """
     if is_in_process(master):
         yield IN_PROCESS
         return
-    started: list[SparkSession] = []
+    sessions: list[SparkSession] = []
+    owned: list[SparkSession] = []
 
     def spark() -> SparkSession:
-        if not started:
+        if not sessions:
             from dagster_adjunct.resources.spark.session import new_session
 
-            on_start("starting Spark")
-            started.append(new_session(master=master, lake_url=lake_url, quick=quick, keep_classes=True))
-        return started[0]
+            is_running = has_running_session()
+            if not is_running:
+                on_start("starting Spark")
+            sessions.append(new_session(master=master, lake_url=lake_url, quick=quick, keep_classes=not is_running))
+            if not is_running:
+                owned.extend(sessions)
+        return sessions[0]
 
     try:
         yield spark
     finally:
-        for session in started:
+        for session in owned:
             from dagster_adjunct.resources.spark.session import stop_session
 
             stop_session(session)

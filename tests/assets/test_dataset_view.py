@@ -111,7 +111,7 @@ def test_a_key_of_another_type_is_an_error_and_never_a_miss(sparkling: World) ->
         view.get(7)
     with pytest.raises(SchemaMismatchError, match=r"the key has 2 value\(s\), expected 1: \(tailnum\)"):
         view.get(("N1", "N2"))
-    with pytest.raises(SchemaMismatchError, match="names the columns seats"):
+    with pytest.raises(SchemaMismatchError, match="has the columns seats"):
         view.get({"seats": 1})
     with pytest.raises(NullKeyError):
         view.get(None)

@@ -66,7 +66,7 @@ def test_a_rejected_version_that_was_dropped_can_be_delivered_again_under_its_na
     deliver(plain, "v2", -2)
     report = plain.advance(PRICES)
     (rejected,) = report.rejected
-    for step in ("show prices", "force prices", "drop prices"):
+    for step in ("show prices", "accept prices", "remove-version prices"):
         assert f"adjunct dataset {step} {rejected}" in report.note
     assert "and deliver it again under the same name" in report.note
 

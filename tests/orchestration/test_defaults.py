@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from dagster_adjunct import (
     Application,
@@ -33,7 +34,9 @@ def joined(streams: LakeStreams) -> list[int]:
 
 
 @pytest.mark.spark
-def test_an_application_runs_with_nothing_but_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_application_runs_with_nothing_but_itself(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ADJUNCT_LAKE", str(tmp_path / "lake"))
     monkeypatch.setenv("ADJUNCT_SPARK_MASTER", "local[1]")
     streams = LakeStreams(open_lake())
@@ -59,6 +62,7 @@ def test_an_application_runs_with_nothing_but_itself(tmp_path: Path, monkeypatch
     assert asked
     run_application(app)
     assert joined(streams) == [1, 2, 1, 2]
+    assert spark.range(1).count() == 1, "a session that ran before goes on"
 
 
 def test_a_dataset_is_kept_with_nothing_but_its_declaration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,11 +34,9 @@ from dagster_adjunct.resources.streams.kafka.client import (
     check_client_settings,
 )
 from dagster_adjunct.resources.streams.kafka.consume import (
-    KafkaReadPlan,
     TopicRange,
     count_topic_records,
     find_offsets_at_time,
-    records_frame,
 )
 from dagster_adjunct.resources.streams.kafka.formats import Format, Json, KeyText, Raw
 from dagster_adjunct.resources.streams.kafka.markers import read_markers
@@ -416,6 +414,8 @@ class KafkaStreams(NumberedOffsets):
                 argument="epochs",
                 system=self.name,
             )
+        from dagster_adjunct.resources.streams.kafka.source import KafkaReadPlan, records_frame
+
         spark = resolve_session(spark)
         facts, wanted = self._ranges(ranges)
         stream = f"{self.name}.{facts.stream}"

@@ -407,7 +407,7 @@ def test_a_large_value_that_is_not_known_is_never_stored_as_its_placeholder(spar
     problem_at = problems(sparkling, dataset(changes=CUSTOMERS))
     assert list(problem_at) == [0], "columns that are not stored do not matter"
     assert problem_at[0].startswith(
-        "column 'email' is '__debezium_unavailable_value', which stands for a value too large"
+        "column 'email' is '__debezium_unavailable_value', which stands for a large unchanged value"
     )
     assert "unavailable=None" in problem_at[0], "where that is its text, it says what helps"
 

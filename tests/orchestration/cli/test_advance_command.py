@@ -124,7 +124,7 @@ def test_a_run_of_an_application_with_datasets_only_advances_them(world: World) 
     text = printed(world, "run", "shop:alone")
     assert "dataset stock: up-to-date" in text
     assert "adjunct dataset advance daily shop:alone --partition VERSION" in text
-    assert "has datasets only" in text
+    assert "declares only datasets" in text
 
 
 def test_a_refused_version_has_an_exit_code_of_its_own_and_never_a_switch_in_its_stages(

@@ -121,7 +121,7 @@ def test_a_change_says_which_members_of_the_version_set_moved_with_it(world: Wor
         for number in (1, 2):
             world.send(name, [("N1", number)], version=f"v{number}")
     advance_version_set([seats, crews], lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
-    assert "crews moved with it" in printed(world, "rollback", "seats", *WHY)
+    assert "crews changed with it" in printed(world, "rollback", "seats", *WHY)
     assert document(world, "show", "crews")["version"]["name"] == "v1"
     assert document(world, "pin", "crews", "v2", *WHY)["others"] == ["seats"]
     assert document(world, "show", "seats")["version"]["name"] == "v2"
@@ -209,7 +209,7 @@ def test_items_and_get_read_any_version(world: World) -> None:
         "tailnum": "N2",
         "seats": 2,
     }
-    assert "both --prefix and a range" in refused(world, "items", "planes", "--prefix", "N", "--to", "N2")
+    assert "--prefix and a range" in refused(world, "items", "planes", "--prefix", "N", "--to", "N2")
 
 
 def test_discard_goes_by_what_is_declared_or_told_and_lists_before_it_acts(world: World) -> None:
@@ -253,7 +253,7 @@ def test_forget_erases_keys_from_every_version_after_asking(world: World, tmp_pa
     asked = CliRunner().invoke(
         root, ["dataset", "erase", "planes", "N2", *WHY, "--lake", world.lake.url], input="n\n", env={"COLUMNS": "220"}
     )
-    assert "Erase 1 key(s) from 3 version(s) of planes, for good?" in asked.output
+    assert "Erase 1 key(s) from 3 version(s) of planes permanently?" in asked.output
     assert isinstance(asked.exception, SystemExit)
     assert document(world, "get", "planes", "N2")[0]["entry"] is not None
     report = document(world, "erase", "planes", "N2", "--yes", *WHY)
@@ -273,7 +273,7 @@ def test_forget_erases_keys_from_every_version_after_asking(world: World, tmp_pa
 
 def test_a_change_needs_a_reason_and_somebody_who_makes_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--reason" in commands.invoke(world, "dataset", "rollback", "planes").output
-    assert "--by is empty" in refused(world, "rollback", "planes", "--reason", "x", "--by", " ")
+    assert "by is empty" in refused(world, "rollback", "planes", "--reason", "x", "--by", " ")
     assert "no dataset 'plane'" in refused(world, "rollback", "plane", "--reason", "x")
     monkeypatch.setattr("getpass.getuser", lambda: "root")
     document(world, "rollback", "planes", "--reason", "x")
@@ -283,7 +283,7 @@ def test_a_change_needs_a_reason_and_somebody_who_makes_it(world: World, monkeyp
         raise KeyError("uid not found")
 
     monkeypatch.setattr("getpass.getuser", nobody)
-    assert "Pass --by NAME" in refused(world, "pin", "planes", "v2", "--reason", "x")
+    assert "--by NAME" in refused(world, "pin", "planes", "v2", "--reason", "x")
 
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)

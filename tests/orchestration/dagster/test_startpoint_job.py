@@ -103,7 +103,7 @@ def test_what_waits_is_taken_back(lake: Lake, instance: DagsterInstance, startpo
     assert "taken back: lake.orders.0: oldest" in finished.log
     assert [request.ssp for request in startpoints.read().waiting] == [ORDERS[1]]
     again = launch(lake, instance, action="clear", partitions=["lake.orders.0"])
-    assert "stays: lake.orders.0: there is no request" in again.log
+    assert "not removed: lake.orders.0: there is no request" in again.log
 
 
 @pytest.mark.parametrize(

@@ -312,8 +312,7 @@ EACH = [NONE, Conditions("at"), Conditions(None, True), Conditions("at", True)]
 @settings(max_examples=rounds(12, 80), deadline=None, suppress_health_check=SLOW)
 @given(requests=st.lists(st.tuples(st.booleans(), batches(), st.sampled_from(EACH)), min_size=1, max_size=5))
 def test_arrow_batches_do_what_plain_python_would(new_store, monkeypatch, requests):
-    for module in ("postgres_batches", "postgres_waves"):
-        monkeypatch.setattr(f"dagster_adjunct.resources.backends.{module}.LEAST", 2)
+    monkeypatch.setattr("dagster_adjunct.resources.backends.postgres_values.LEAST", 2)
     plain = PlainStore()
     every_key = [*EVERY_KEY, *(f"k{n}" for n in range(40))]
 

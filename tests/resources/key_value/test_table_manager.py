@@ -227,7 +227,7 @@ def test_an_url_is_no_lake_and_told_how_to_open_it() -> None:
 
 
 def test_a_setting_that_a_backend_does_not_have_is_told_with_those_that_it_has() -> None:
-    with pytest.raises(ConfigurationError, match=r"'postgres'.*'dsn'.*It takes dsn_env, connect, schema"):
+    with pytest.raises(ConfigurationError, match=r"'postgres'.*'dsn'.*It accepts dsn_env, connect, schema"):
         backend_from({"backend": "postgres", "dsn": "PLANT_DSN"})
 
 

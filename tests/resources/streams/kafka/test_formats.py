@@ -25,10 +25,10 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.kafka.avro import Avro, avro_converter
-from dagster_adjunct.resources.streams.kafka.consume import _timestamps
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText, Raw, Text, Unfit
 from dagster_adjunct.resources.streams.kafka.protobuf import Protobuf
 from dagster_adjunct.resources.streams.kafka.record_formats import create_decoder, encode_table, topic_schema
+from dagster_adjunct.resources.streams.kafka.source import _timestamps
 from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic
 from dagster_adjunct.resources.streams.kafka.task_producer import Target
 from dagster_adjunct.resources.streams.kafka.task_producer import _record_times as sent_times

@@ -295,13 +295,13 @@ def test_a_registered_system_opens_by_name_and_the_same_call_may_come_again(lake
 def test_settings_that_contradict_themselves_are_refused() -> None:
     for topics, what in (
         ({"a": KafkaTopic("t"), "t": KafkaTopic()}, "both topic 't'"),
-        ({"a.b": KafkaTopic()}, "expected its name alone"),
+        ({"a.b": KafkaTopic()}, "expected the name alone"),
     ):
         with pytest.raises(ConfigurationError, match=what):
             KafkaSettings("kafka", "127.0.0.1:1", topics=topics)
     for make, what in (
         (lambda: KafkaTopic("a b"), "can't be a Kafka topic"),
-        (lambda: KafkaTopic(partitioner="crc32"), "partitioner 'crc32'"),  # type: ignore[arg-type]
+        (lambda: KafkaTopic(partitioner="crc32"), "partitioner of a Kafka topic is 'crc32'"),  # type: ignore[arg-type]
         (lambda: KafkaTopic(default_offset="latest"), "default_offset 'latest'"),  # type: ignore[arg-type]
         (lambda: KafkaSettings("kafka", ""), "no bootstrap servers"),
         (lambda: KafkaSettings("kafka", "a:1", prefix="a/b"), "can't be a Kafka topic"),
