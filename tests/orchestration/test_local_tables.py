@@ -139,7 +139,7 @@ def test_a_record_without_a_key_is_told_with_its_operator_its_place_and_what_may
     app = Application("open")
     opened = app.local_table("opened", key="shop", schema=Schema.of(shop="string", visitor="string"), partitions=3)
     app.input_stream("lake.visits").send_to(opened)
-    told = r"^send-to-table-2-opened: local table 'opened': .* null in 'shop'.*; the first is lake\.visits\.0 at offset 1."
+    told = r"^send-to-table-2-opened: local table 'opened': .* null in 'shop'.*; the first is lake.visits.0 at offset 1"
     with pytest.raises(NullKeyError, match=rf"{told}.*on_null_key"):
         step_world.run(app)
 

@@ -302,7 +302,7 @@ def test_settings_that_contradict_themselves_are_refused() -> None:
     for make, what in (
         (lambda: KafkaTopic("a b"), "can't be a Kafka topic"),
         (lambda: KafkaTopic(partitioner="crc32"), "partitioner of a Kafka topic is 'crc32'"),  # type: ignore[arg-type]
-        (lambda: KafkaTopic(default_offset="latest"), "default_offset 'latest'"),  # type: ignore[arg-type]
+        (lambda: KafkaTopic(default_offset="latest"), "default_offset of a Kafka topic is 'latest'"),  # type: ignore[arg-type]
         (lambda: KafkaSettings("kafka", ""), "no bootstrap servers"),
         (lambda: KafkaSettings("kafka", "a:1", prefix="a/b"), "can't be a Kafka topic"),
     ):
