@@ -132,7 +132,7 @@ def test_what_a_batch_that_was_given_up_is_taken_out_to_stays_until_then(world: 
     BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=False)
     compact_dataset(world.lake, "counts", spark=IN_PROCESS, by="me", level="major")
     discard(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
-    with pytest.raises(StillReadError, match="batch 3 of application app, which was given up"):
+    with pytest.raises(StillReadError, match="batch 3 of application app, which was abandoned"):
         repartition_dataset(world.lake, "counts", 5, reason="more", by="me")
     context = Runtime(world.lake, {}, IN_PROCESS, "run")
     undo_batch(context, "counts", "app", 3, declared=world.spec())

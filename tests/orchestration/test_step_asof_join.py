@@ -150,7 +150,7 @@ def test_no_exchange_is_on_the_datasets_side_and_the_plan_tells_of_times(world: 
     text = plan.render()
     assert "left join prices on item as of at" in text
     assert "the oldest entry" in text
-    assert "meets the last entry known" in text
+    assert "is joined with the last known entry" in text
     assert type(plan).from_json(plan.to_json()) == plan
     assert "as of at" in plan.to_mermaid()
 
