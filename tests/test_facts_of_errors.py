@@ -19,15 +19,15 @@ WITH_FIELDS = {kind.__name__ for kind in KINDS if len(fields(kind)) > 2}
 FILLED = "whoever calls it fills the fields in"
 NOTHING = "what is given has no name here"
 WITHOUT = {
-    ("resources/files/formats.py", "damaged"): FILLED,
+    ("resources/files/formats.py", "unreadable_file_error"): FILLED,
     ("resources/tables/functions.py", "outcomes_from_missing"): FILLED,
     ("resources/tables/layers.py", "self_cancelled_error"): FILLED,
     ("resources/tables/spark.py", "_error_from_problem"): FILLED,
     ("resources/tables/operation.py", "__post_init__"): FILLED,
-    ("resources/bucketing/key_order.py", "check_order"): "a mistake of ours: it asks for a report",
+    ("resources/bucketing/key_order.py", "check_key_order"): "a mistake of ours: it asks for a report",
     ("resources/bucketing/hashing.py", "spark_hash"): NOTHING,
     ("resources/bucketing/hashing.py", "_hash_array"): NOTHING,
-    ("resources/bucketing/hashing.py", "_hasher"): NOTHING,
+    ("resources/bucketing/hashing.py", "_int_hasher"): NOTHING,
     ("resources/schemas/schema.py", "from_ddl"): NOTHING,
     ("resources/key_value/iterators.py", "from_bytes"): NOTHING,
     ("resources/key_value/segment.py", "from_bytes"): NOTHING,

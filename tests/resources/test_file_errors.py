@@ -186,7 +186,7 @@ def test_a_file_that_fails_in_the_middle_is_not_taken_for_a_damaged_one(tmp_path
 def test_an_sqlite_file_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = SqliteTable(tmp_path / "file" / "t.sqlite", "t", "id", columns={"id": "string"}, create=True)
-    with blocking(store) as table, pytest.raises(TableAccessError, match="can't be made"):
+    with blocking(store) as table, pytest.raises(TableAccessError, match="can't be created"):
         table.put("a", {})
 
 

@@ -124,7 +124,7 @@ def test_a_frame_that_arrow_can_not_hold_is_refused(streams: LakeStreams, data: 
 
 @pytest.mark.parametrize("data", [pl.Series("k", ["a"]), pl.Series("n", [1]), pa.chunked_array([["a"]])])
 def test_one_column_alone_is_no_frame(streams: LakeStreams, data: Any) -> None:
-    with pytest.raises(SchemaMismatchError, match="one column") as refused:
+    with pytest.raises(SchemaMismatchError, match="single column") as refused:
         streams.append("s", data, producer="p", sequence=1)
     assert refused.value.argument == "data"
     streams.append("s", pl.DataFrame([A]).to_struct("whole"), producer="p", sequence=1)  # a column of whole records

@@ -41,7 +41,7 @@ session.sparkContext._jvm.org.slf4j.LoggerFactory.getLogger("x").error(
     ],
 )  # fmt: skip
 def test_a_master_that_spark_does_not_know_is_refused_before_it_starts(master: str) -> None:
-    with pytest.raises(ConfigurationError, match="knows no such master") as refused:
+    with pytest.raises(ConfigurationError, match="has no such master") as refused:
         session_config(master=master)
     assert refused.value.setting == "spark.master"
 
