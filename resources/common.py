@@ -276,16 +276,16 @@ def utc_now() -> datetime:
 
 
 def resolve_user(by: str | None) -> str:
-    """Return who does it: as given, or the user of the operating system. Raises ConfigurationError for nobody."""
+    """Return `by`, or else the user of the operating system. Raises ConfigurationError if neither is known."""
     if by is None:
         try:
             by = getpass.getuser()
         except (KeyError, OSError, ImportError) as error:
             raise ConfigurationError(
-                "this machine does not say who you are.", "Pass by=, or --by NAME.", argument="by"
+                "the operating system does not tell the current user's name.", "Pass by=, or --by NAME.", argument="by"
             ) from error
     if not by.strip():
-        raise ConfigurationError("by is empty.", "Name who does it, or leave it out.", argument="by")
+        raise ConfigurationError("by is empty.", "Give a name, or omit it.", argument="by")
     return by.strip()
 
 

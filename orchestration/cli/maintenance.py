@@ -13,7 +13,7 @@ import click
 
 from dagster_adjunct.assets.versions.reports import ignore_stage
 from dagster_adjunct.orchestration.application.application import load_application
-from dagster_adjunct.orchestration.cli.options import audit_options, parse_duration, read_keys, resolve_user, split_keys
+from dagster_adjunct.orchestration.cli.options import audit_options, parse_duration, read_keys, split_keys
 from dagster_adjunct.orchestration.cli.output import (
     fail_if_rejected,
     lake_url,
@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.cli.output import (
     show_report,
     show_table,
 )
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.common import resolve_user, split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, VersionDiscardedError, raise_first
 from dagster_adjunct.resources.spark.in_process import session_factory
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import getpass
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -15,6 +14,7 @@ import click
 
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.orchestration.cli.output import lake_url, output_options, require_zone, show_report
+from dagster_adjunct.resources.common import resolve_user
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Field
 
@@ -31,20 +31,6 @@ def audit_options(command: C) -> C:
     reason = click.option("--reason", required=True, help="Why; recorded with the change.")
     by = click.option("--by", help="Who does it. Default: the user of this machine.")
     return reason(by(command))
-
-
-def resolve_user(by: str | None) -> str:
-    """Return `by`, or else the user of the operating system. Raises ConfigurationError if neither is known."""
-    if by is None:
-        try:
-            by = getpass.getuser()
-        except (KeyError, OSError, ImportError) as error:
-            raise ConfigurationError(
-                "the operating system does not tell the current user's name.", "Pass --by NAME.", setting="--by"
-            ) from error
-    if not by.strip():
-        raise ConfigurationError("--by is empty.", "Give a name, or omit --by.", setting="--by")
-    return by.strip()
 
 
 def parse_duration(text: str) -> timedelta | None:

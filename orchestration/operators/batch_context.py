@@ -13,7 +13,7 @@ from dagster_adjunct.resources.errors import PlanningError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
-    from dagster_adjunct.assets.unbounded.local_table import StateSpec
+    from dagster_adjunct.assets.unbounded.state_table import StateSpec
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
     from dagster_adjunct.orchestration.operators.columns import Types
     from dagster_adjunct.orchestration.operators.operator import Declarations, KeyedTable

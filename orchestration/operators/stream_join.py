@@ -9,7 +9,7 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from dagster_adjunct.assets.unbounded.local_table import StateSpec
+from dagster_adjunct.assets.unbounded.state_table import StateSpec
 from dagster_adjunct.orchestration.operators.arguments import MAX_DURATION, validate_column_names
 from dagster_adjunct.orchestration.operators.columns import (
     BEHIND,
@@ -47,8 +47,7 @@ if TYPE_CHECKING:
 # What a stream-stream join does to records: which of them count, which meet, and which have met none in time.
 #
 # Rows of both sides are scanned where they are kept, those of the batch among them. Time is cut into spans as long as
-# the
-# bound, so that a row is compared with those of two spans only, also where one key has most of the records.
+# the bound, so that a row is compared with those of two spans only, also where one key has most of the records.
 
 
 EXCLUSION = "__why"

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.unbounded.local_table import create_state
+from dagster_adjunct.assets.unbounded.state_table import create_state
 from dagster_adjunct.assets.unbounded.transient import TransientVersion
 from dagster_adjunct.orchestration.batch_log.batch_log import ClosedBatch, add_counters
 from dagster_adjunct.orchestration.step.context import BatchInputs

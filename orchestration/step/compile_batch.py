@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.unbounded.local_table import StateSpec
+    from dagster_adjunct.assets.unbounded.state_table import StateSpec
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.batch_log.batch_log import TimeState
     from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey

@@ -9,7 +9,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.assets.unbounded.local_table import maintain_state, undo_batch
+from dagster_adjunct.assets.unbounded.local_table import undo_batch
+from dagster_adjunct.assets.unbounded.state_table import maintain_state
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent, Range
 from dagster_adjunct.orchestration.maintenance.discard import discard
 from dagster_adjunct.orchestration.operators.operator import BROADCAST

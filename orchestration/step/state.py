@@ -11,13 +11,8 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.unbounded.local_table import (
-    LocalTableWriter,
-    WritingBatch,
-    columns_of_local_table,
-    declare_state_dataset,
-    state_dataset_name,
-)
+from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, WritingBatch, columns_of_local_table
+from dagster_adjunct.assets.unbounded.state_table import declare_state_dataset, state_dataset_name
 from dagster_adjunct.assets.writing.generation import SPARK, SPARK_ONE_TASK
 from dagster_adjunct.orchestration.operators.columns import tie_breakers
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
@@ -29,7 +24,7 @@ from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTON
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation
 
-    from dagster_adjunct.assets.unbounded.local_table import StateSpec
+    from dagster_adjunct.assets.unbounded.state_table import StateSpec
     from dagster_adjunct.orchestration.operators.arguments import OnNullKey
     from dagster_adjunct.orchestration.operators.batch_context import Watermarks
     from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.sources import OwnedBy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.local_table import declare_state_dataset, validate_state
+from dagster_adjunct.assets.unbounded.state_table import declare_state_dataset, validate_state
 from dagster_adjunct.orchestration.operators.batch_context import check_stored_columns, get_read_function
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, tie_breakers
 from dagster_adjunct.orchestration.operators.functions import pickle_function
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.reading.version_reader import VersionReader
-    from dagster_adjunct.assets.unbounded.local_table import StateSpec
+    from dagster_adjunct.assets.unbounded.state_table import StateSpec
     from dagster_adjunct.assets.unbounded.transient import TransientVersion
     from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.application.application import Application

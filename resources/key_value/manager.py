@@ -161,8 +161,7 @@ def checked_limit(limit: int | None) -> int | None:
 # What becomes of a key-value table's entry when it is created, updated, sealed, deleted: decided, not done.
 #
 # Each function takes the entry as it is stored (None: there is none) and gives the entry as it is to be. Racing
-# managers
-# decide again from what the other one has stored, so exactly one of them is told that it was the one.
+# managers decide again from what the other one has stored, so exactly one of them is told that it was the one.
 
 
 UNFINISHED = frozenset({TableState.CREATING, TableState.SEALING, TableState.DELETING})

@@ -114,8 +114,7 @@ class TableName:
 #         `--------`----------`----------`-----> deleting -> (no entry)
 #
 # The first commit of a transition is what happened: from there on the table exists, is sealed, is gone. What its
-# backend
-# has to do for it follows, and is done again by whoever meets a state that somebody left in the middle.
+# backend has to do for it follows, and is done again by whoever meets a state that somebody left in the middle.
 
 
 D = TypeVar("D", bound=StoredDocument)

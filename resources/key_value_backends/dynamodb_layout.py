@@ -390,12 +390,11 @@ def _item_key(hash_key: bytes, sort_key: bytes) -> Item:
 #   without an entry after that may delete its place in the list, under the condition that its number is below t.
 #
 # No entry is in a family that is not listed: a write of term k has seen its family listed at k or higher. That place
-# can
-# be deleted only at a term t > k, by somebody who looked into the family when all gates were at t. Then that write was
-# either applied before, and its entry was seen or was gone; or it is applied never. The condition is checked when the
-# place is deleted, so it does not matter how late the request comes, nor how many forget at a time; and a place whose
-# number is higher belongs to those who write at a newer term. A change of a key that must have a version needs no
-# listing: its family has an entry, whose writer has listed it.
+# can be deleted only at a term t > k, by somebody who looked into the family when all gates were at t. Then that
+# write was either applied before, and its entry was seen or was gone; or it is applied never. The condition is
+# checked when the place is deleted, so it does not matter how late the request comes, nor how many forget at a time;
+# and a place whose number is higher belongs to those who write at a newer term. A change of a key that must have a
+# version needs no listing: its family has an entry, whose writer has listed it.
 #
 # The time is needed since a Query, unlike a PutItem, does not wait for a transaction that is just being committed: the
 # gate may be free again a moment before the entry is seen.

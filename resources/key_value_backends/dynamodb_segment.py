@@ -204,9 +204,8 @@ def _entry(key: bytes, item: Item, values: bool) -> StoredEntry:
 # What is sent to DynamoDB to write to a segment, and what its refusals say. Decisions without any I/O.
 #
 # A write is one transaction: it checks a gate, which a sealed table has shut, and one whose families may have been
-# forgotten since this process listed them (`dynamodb_families`), and makes every change under its condition. All tries
-# of
-# a write are the same to a byte but for that term and for the number in their client request token.
+# forgotten since this process listed them (`dynamodb_families`), and makes every change under its condition. All
+# tries of a write are the same to a byte but for that term and for the number in their client request token.
 
 
 _CONDITION_FAILED = "ConditionalCheckFailed"
@@ -457,12 +456,10 @@ def _time_of(answer: Mapping[str, Any]) -> int:
 
 # Writes to a segment in DynamoDB: one transaction each, tried until it is known what became of it.
 #
-# Each try has a client request token of its own. DynamoDB answers a repeated try that was applied with the same success
-# for ten minutes, whatever others wrote since. So a try whose reply was lost is sent once more. If that is cancelled,
-# the
-# first copy may still be on its way: its token is burnt, and only then is the try known never to be applied. It is
-# known
-# too where gates have a newer term than the try.
+# Each try has a client request token of its own. DynamoDB answers a repeated try that was applied with the same
+# success for ten minutes, whatever others wrote since. So a try whose reply was lost is sent once more. If that is
+# cancelled, the first copy may still be on its way: its token is burnt, and only then is the try known never to be
+# applied. It is known too where gates have a newer term than the try.
 
 
 HORIZON = 540.0  # seconds; DynamoDB forgets a token ten minutes after its request has ended

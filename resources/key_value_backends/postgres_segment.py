@@ -48,11 +48,10 @@ if TYPE_CHECKING:
 # The two tables of a PostgreSQL schema that are a key-value table, and the statements over them.
 #
 # `kvt_<incarnation>` has the entries of all partitions. An address is the partition in four bytes and the table key;
-# were
-# they two columns, a plan could search for the partition alone and look at all of its keys. `kvt_<incarnation>_tokens`
-# has a row for each recent request, written in the request's own transaction: `applied` is true where it was applied,
-# and
-# false where a repeat found its condition not to hold, which keeps a late first attempt from being applied still.
+# were they two columns, a plan could search for the partition alone and look at all of its keys.
+# `kvt_<incarnation>_tokens` has a row for each recent request, written in the request's own transaction: `applied` is
+# true where it was applied, and false where a repeat found its condition not to hold, which keeps a late first
+# attempt from being applied still.
 #
 # Every statement sees what was committed before it began (READ COMMITTED), and waits for whoever has the rows that it
 # would change. What that means for each is said beside it.
@@ -219,8 +218,8 @@ UNION ALL SELECT - place FROM loose WHERE NOT EXISTS (SELECT FROM refused)"""
 # `PostgresPages`: the pages of an iteration, of which the server prepares one while the one before is used.
 #
 # Client and server would else work by turns. A page that was asked for holds no connection of the pool: its answer
-# waits
-# in the wire, for whoever uses that next. So an iteration may be left at any time, and others never wait for its end.
+# waits in the wire, for whoever uses that next. So an iteration may be left at any time, and others never wait for
+# its end.
 
 
 AHEAD_BYTES = 256 << 10

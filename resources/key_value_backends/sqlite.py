@@ -255,10 +255,8 @@ def translated(error: sqlite3.Error, label: str) -> AdjunctError:
 # The two tables in an SQLite file that are a key-value table, and the statements over them.
 #
 # `kvt_<incarnation>` has the entries of all partitions, in the order of their table keys; `kvt_<incarnation>_tokens`
-# the
-# recent requests, oldest first. A write notes its request before anything else, so a trigger that refuses these notes
-# is
-# the seal.
+# the recent requests, oldest first. A write notes its request before anything else, so a trigger that refuses these
+# notes is the seal.
 
 
 SEALED = "adjunct: the table is sealed"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from dagster_adjunct.assets.unbounded.local_table import StateSpec
+from dagster_adjunct.assets.unbounded.state_table import StateSpec
 from dagster_adjunct.orchestration.operators.arguments import MAX_DURATION, first_duplicate, validate_column_names
 from dagster_adjunct.orchestration.operators.columns import FINAL, check_new_names, check_state_columns, require_columns
 from dagster_adjunct.orchestration.operators.event_time import make_records, to_json_object, to_late_records

@@ -67,8 +67,7 @@ from dagster_adjunct.resources.objects.store import staged_file_errors
 # Which runs of a segment are merged next. Pure.
 #
 # Runs of about one size, which lie beside each other, become one when there are eight: an entry is written anew once
-# for
-# each power of eight that the segment has grown by, and a segment has few runs.
+# for each power of eight that the segment has grown by, and a segment has few runs.
 
 
 _FAN = 8
@@ -388,10 +387,9 @@ def now_in_ms() -> int:
 # What is done beside the writes of a segment: the log becomes a run, runs are merged, what is over is deleted.
 #
 # Who crosses a boundary of the log's size with a commit flushes it; who flushes may claim a merge. If that process
-# dies,
-# the next boundary and the end of the claim give the work to others. An object that was written, and that no swap made
-# part of the segment, is found by a listing: a swap says that one is under way, and forbids all that wrote objects
-# before, but for claimed ones, to make them part of the segment afterwards.
+# dies, the next boundary and the end of the claim give the work to others. An object that was written, and that no
+# swap made part of the segment, is found by a listing: a swap says that one is under way, and forbids all that wrote
+# objects before, but for claimed ones, to make them part of the segment afterwards.
 
 
 FLUSHED_BYTES = 64 * 1024  # of the log: what makes it a run
