@@ -1,7 +1,6 @@
 """`KeyValueTableManager`: creates, lists, updates, seals and deletes key-value tables, in scopes (PDP-39).
 
-What is known of them is one namespace of the metadata store (`stored_tables.py`). It stays in the lake's object store
-wherever other metadata goes: it is what leads to the tables.
+What is known about them is one namespace of the metadata store (`table_backends.py`), in the lake's object store.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 
 A partition is four bytes, big-endian. A sort key may not be empty, and the key of an entry may. A gate that is not
 there has term 0. Families are listed, since DynamoDB can't tell the hash keys that a table has in an order;
-`dynamodb_families` says what terms are for, and how a family is forgotten whose entries are gone.
+below, the list of families says what terms are for, and how a family without entries is removed.
 """
 
 from __future__ import annotations

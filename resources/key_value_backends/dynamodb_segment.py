@@ -203,9 +203,9 @@ def _entry(key: bytes, item: Item, values: bool) -> StoredEntry:
 
 # What is sent to DynamoDB to write to a segment, and what its refusals say. Decisions without any I/O.
 #
-# A write is one transaction: it checks a gate, which a sealed table has shut, and one whose families may have been
-# forgotten since this process listed them (`dynamodb_families`), and makes every change under its condition. All
-# tries of a write are the same to a byte but for that term and for the number in their client request token.
+# A write is one transaction. It checks a gate, which is closed in a sealed table and where families may have been
+# removed since this process listed them (`dynamodb_layout.py`), and makes every change under its condition. All tries
+# of a write are identical except for that term and the number in their client request token.
 
 
 _CONDITION_FAILED = "ConditionalCheckFailed"
@@ -335,7 +335,7 @@ def _version_in(item: Item | None) -> bytes | None:
     return item["v"]["B"] if item else None
 
 
-# Forgets families that have no entries any more; `dynamodb_families` says why that is right whoever writes meanwhile.
+# Removes families without entries; `dynamodb_layout.py` says why this is correct whoever writes at the same time.
 #
 # It is done by those who add families, a part of the list at a time, going round: for every `LOOK_AFTER` new families
 # four times as many are looked at. So the list has no more families without entries than with them, or some hundred.
