@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dagster_adjunct.resources.bucketing.files import columns_problem, conform_to_layout
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
-from dagster_adjunct.resources.objects.arrow_files import open_object
+from dagster_adjunct.resources.objects.arrow_files import open_bytes, open_object
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -114,10 +114,9 @@ def read_stored_file(stored: StoredFile, layout: BucketLayout, *, threads: bool 
 
 
 def _decode_file(stored: StoredFile, layout: BucketLayout, threads: bool) -> pa.Table:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(pa.BufferReader(stored.store.get(stored.key).data))
+    file = pq.ParquetFile(open_bytes(stored.store.get(stored.key).data))
     if file.metadata.num_rows != stored.file.rows:
         raise stored.damaged(f"it has {file.metadata.num_rows} rows")
     if problem := columns_problem(file.schema_arrow, layout):

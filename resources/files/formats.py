@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError
 from dagster_adjunct.resources.file_errors import file_error
-from dagster_adjunct.resources.objects.arrow_files import RangedFile
+from dagster_adjunct.resources.objects.arrow_files import ArrowReadableFile, RangedFile, open_bytes
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, fit_to_schema, repeated_names
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import encode_task_errors
@@ -91,12 +91,13 @@ def open_decompressed(path: Path, name: str) -> Any:
     return raw if codec is None else pa.CompressedInputStream(raw, codec)
 
 
-class TailReader(io.RawIOBase):
+class TailReader(ArrowReadableFile):
     """A stream that keeps the last bytes that were read from another one."""
 
     KEPT = 64 * 1024
 
     def __init__(self, source: Any) -> None:
+        super().__init__()
         self._source = source
         self.tail = b""
 
@@ -355,7 +356,7 @@ def _read_json(block: bytes, fields: tuple[Field, ...], *, others: str = "error"
 
     kinds = [(field.name, pa.string() if field.type in _TEXTS else arrow_type(field.type)) for field in fields]
     return pj.read_json(
-        io.BytesIO(block),
+        open_bytes(block),
         read_options=pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
         parse_options=pj.ParseOptions(explicit_schema=pa.schema(kinds), unexpected_field_behavior=others),
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import ipaddress
+import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +16,8 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.store import S3Options
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from dagster_adjunct.resources.objects.store import ObjectStore
 
 
@@ -81,12 +86,34 @@ def _is_ip_or_localhost(host: str) -> bool:
 
 
 _MAX_IN_MEMORY = 4 * 1024 * 1024
+_MAX_EXIT_DELAY = 2.0
+_python_files: weakref.WeakSet[ArrowReadableFile] = weakref.WeakSet()
 
 
-class RangedFile(io.RawIOBase):
+class ArrowReadableFile(io.RawIOBase):
+    """A file in Python that Arrow reads.
+
+    Arrow's threads may let go of a file a moment after the read has returned. A thread that does so while the
+    interpreter ends aborts the process, so the interpreter waits up to two seconds for them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        _python_files.add(self)
+
+    @staticmethod
+    @atexit.register
+    def _wait_for_arrow() -> None:
+        deadline = time.monotonic() + _MAX_EXIT_DELAY
+        while _python_files and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+
+class RangedFile(ArrowReadableFile):
     """A file of `size` bytes that fetches only the ranges it is asked for, by `read(offset, length)`."""
 
     def __init__(self, size: int, read: Callable[[int, int], bytes | memoryview]) -> None:
+        super().__init__()
         self._size, self._read = size, read
         self._at = 0
 
@@ -114,10 +141,19 @@ class RangedFile(io.RawIOBase):
         return len(data)
 
 
+def open_bytes(data: bytes) -> pa.BufferReader:
+    """Return an Arrow input of a copy that Arrow owns, which its threads can free without Python."""
+    import pyarrow as pa
+
+    copy = pa.BufferOutputStream()
+    copy.write(data)
+    return pa.BufferReader(copy.getvalue())
+
+
 def open_object(store: ObjectStore, key: str, size: int) -> Any:
     """Return a pyarrow input for this object: all its bytes if it is small, else a file that reads ranges."""
     import pyarrow as pa
 
     if size <= _MAX_IN_MEMORY:
-        return pa.BufferReader(store.get(key).data)
+        return open_bytes(store.get(key).data)
     return pa.PythonFile(io.BufferedReader(RangedFile(size, partial(store.get_range, key)), 1024 * 1024), mode="r")

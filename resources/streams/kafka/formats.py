@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.objects.arrow_files import open_bytes
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
 
 if TYPE_CHECKING:
@@ -396,7 +397,7 @@ def _read_fast(data: Sequence[bytes | None], schema: Schema, names: Mapping[str,
     try:
         text.decode()
         table = json.read_json(
-            pa.BufferReader(text),
+            open_bytes(text),
             read_options=json.ReadOptions(use_threads=False, block_size=len(text) + 1),
             parse_options=json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"),
         )

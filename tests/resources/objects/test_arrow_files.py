@@ -1,0 +1,36 @@
+"""Files that Arrow's threads read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from dagster_adjunct.resources.objects.arrow_files import open_bytes
+
+_LEAVES_A_FILE_TO_A_THREAD = """
+import threading, time
+from dagster_adjunct.resources.objects.arrow_files import RangedFile
+
+def read(file):
+    time.sleep(0.3)
+    del file[:]
+    print("released", flush=True)
+
+file = [RangedFile(0, lambda at, count: b"")]
+threading.Thread(target=read, args=(file,), daemon=True).start()
+"""
+
+
+def test_the_interpreter_waits_for_threads_that_still_hold_a_file() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _LEAVES_A_FILE_TO_A_THREAD], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == "released\n"
+
+
+def test_the_bytes_that_arrow_reads_are_its_own() -> None:
+    data = bytes(range(64))
+    before = sys.getrefcount(data)
+    opened = open_bytes(data)
+    assert sys.getrefcount(data) == before
+    assert opened.read() == data
