@@ -14,15 +14,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
 
 T = TypeVar("T")
 

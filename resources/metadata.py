@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -29,18 +29,15 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.commit_log import (
     FORMAT,
+    Commit,
     PageRef,
     decode_body,
     read_page,
     retry_conflicts,
     write_page,
 )
-from dagster_adjunct.resources.objects.store import StoredObject
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.commit_log import Commit
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.store import ObjectStore, StoredObject
 
 # The document of a namespace: pages of entries in the order of their keys, and how changes rewrite them.
 #

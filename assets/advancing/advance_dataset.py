@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.assets.sources.opened_stream import OpenedStream
 from dagster_adjunct.assets.unbounded.commit import inspect_table
@@ -15,18 +16,14 @@ from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, igno
 from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
 from dagster_adjunct.resources.common import resolve_user
 from dagster_adjunct.resources.errors import ConfigurationError, NoSealedVersionError
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.streams.registry import open_systems
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.system import StreamSystem
 
 
 @translate_spark_errors()

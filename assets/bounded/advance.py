@@ -27,29 +27,32 @@ from dagster_adjunct.assets.bounded.candidate import (
     validate_candidate,
 )
 from dagster_adjunct.assets.bounded.publish import commit_initial, commit_waiting, publish_candidates
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
 from dagster_adjunct.assets.sources.stream_source import open_source
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.actions import expire_pins, require_audit_fields
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog, member_bodies, redirect_target, version_set_log
+from dagster_adjunct.assets.versions.dataset_log import (
+    DatasetLog,
+    Manifests,
+    member_bodies,
+    redirect_target,
+    version_set_log,
+)
 from dagster_adjunct.assets.versions.deliveries import Abandoned
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, as_bounded
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, OnStage, Stages, ignore_stage
+from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
 from dagster_adjunct.resources.common import resolve_user
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, MarkerConflictError, ValidatorError
-from dagster_adjunct.resources.objects.commit_log import is_deletion_commit, retry_conflicts
+from dagster_adjunct.resources.objects.commit_log import Commit, is_deletion_commit, retry_conflicts
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.streams.system import StreamSystem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.dataset_log import Manifests
-    from dagster_adjunct.assets.versions.version import VersionRef
-    from dagster_adjunct.resources.objects.commit_log import Commit
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.system import StreamSystem
 
 
 def build_bounded_report(member: Member) -> AdvanceReport:

@@ -12,15 +12,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import parse_valid_from
 from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.validation.validators import Candidate, evaluate
-from dagster_adjunct.assets.versions.dataset_log import Attempt
+from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
+from dagster_adjunct.assets.versions.deliveries import Awaited, Lost
 from dagster_adjunct.assets.versions.leases import (
     AttemptRecord,
     Lease,
@@ -28,9 +31,12 @@ from dagster_adjunct.assets.versions.leases import (
     list_attempts,
     read_finished_build,
 )
-from dagster_adjunct.assets.versions.version import SealedVersion, build_layout, version_id
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.reports import Stages
+from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, build_layout, version_id
 from dagster_adjunct.assets.writing.generation import (
     MAX_NAMED,
+    Runtime,
     choose_writer,
     find_null_keys,
     format_first,
@@ -46,19 +52,9 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
     VersionDiscardedError,
 )
+from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
-    from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-    from dagster_adjunct.assets.versions.deliveries import Awaited, Lost
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest
-    from dagster_adjunct.assets.versions.reports import Stages
-    from dagster_adjunct.assets.versions.version import VersionRef
-    from dagster_adjunct.assets.writing.generation import Runtime
-    from dagster_adjunct.resources.objects.commit_log import Commit
 
 
 @dataclass(frozen=True, slots=True)

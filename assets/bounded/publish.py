@@ -11,8 +11,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.sources.version_source import Awaiting
+from dagster_adjunct.assets.bounded.candidate import AdvanceGroup, CandidateVersion, Member
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.actions import insert_beside_head, with_served_version
+from dagster_adjunct.assets.versions.dataset_log import Members
 from dagster_adjunct.assets.versions.deliveries import MAX_DELIVERIES, MAX_NAMES, Awaited, Delivered
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, as_bounded
 from dagster_adjunct.assets.versions.reports import REJECT
@@ -20,14 +22,10 @@ from dagster_adjunct.assets.versions.selection import version_order
 from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.assets.writing.generation import sum_counters
 from dagster_adjunct.resources.errors import AdjunctError, CommitConflictError
-from dagster_adjunct.resources.objects.commit_log import commit_with_rebase
+from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.advance import PollResult
-    from dagster_adjunct.assets.bounded.candidate import AdvanceGroup, CandidateVersion, Member
-    from dagster_adjunct.assets.sources.version_source import Delivery
-    from dagster_adjunct.assets.versions.dataset_log import Members
-    from dagster_adjunct.resources.objects.commit_log import Commit
 
 
 def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion]) -> AdvanceGroup:

@@ -11,6 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from dagster_adjunct.assets.declaration.change_values import (
     PLACEHOLDER,
     TRUNCATE,
@@ -35,7 +39,6 @@ from dagster_adjunct.resources.schemas.values import readable_values
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 PROBLEM = "__problem"
@@ -151,7 +154,6 @@ class Upserts(_RecordIsRow):
         return records.withColumn(PROBLEM, F.lit(None).cast("string"))
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
-        import pyarrow as pa
 
         return records.append_column(PROBLEM, pa.nulls(records.num_rows, pa.string()))
 
@@ -248,8 +250,6 @@ class OperationColumn(_RecordIsRow):
         return changes_with_spark(records, schema, tombstone, problem)
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
-        import pyarrow as pa
-        import pyarrow.compute as pc
 
         if self.missing is not None:
             marked = {
@@ -366,7 +366,6 @@ class DebeziumUnwrapped(_RecordIsRow):
         return changes_with_spark(records, schema, tombstone, F.coalesce(problem, *reasons))
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
-        import pyarrow as pa
 
         marks = readable_values(records.column(TOMBSTONE), "replace")
         deleted = (
@@ -389,8 +388,6 @@ class DebeziumUnwrapped(_RecordIsRow):
         self, records: pa.Table, schema: Schema, tombstones: Sequence[bool], problems: list[str | None]
     ) -> tuple[pa.Table, list[str | None]]:
         """Return the records, with KEPT if columns are kept, and their problems."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
 
         assert self.unavailable is not None
         written = pc.invert(pa.array(tombstones, pa.bool_()))
@@ -434,9 +431,6 @@ class DebeziumUnwrapped(_RecordIsRow):
 
 def kept_column(marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return the column KEPT: for each of `rows` the names under which it is marked."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     chosen = pc.fill_null(rows, True).to_numpy(zero_copy_only=False)
     marks = [pc.fill_null(mark, False).to_numpy() & chosen for mark in marked.values()]
@@ -448,8 +442,6 @@ def kept_column(marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.Chunk
 
 def kept_matrix(kept: pa.ChunkedArray, names: Sequence[str]) -> Any:
     """Return KEPT as a boolean NumPy matrix: for each row, whether it names each of these columns."""
-    import numpy as np
-    import pyarrow.compute as pc
 
     rows = kept.combine_chunks()
     places = pc.index_in(pc.list_flatten(rows), value_set=_string_array(names))
@@ -460,7 +452,6 @@ def kept_matrix(kept: pa.ChunkedArray, names: Sequence[str]) -> Any:
 
 
 def _string_array(texts: Sequence[str]) -> pa.Array:
-    import pyarrow as pa
 
     return pa.array(texts, pa.string())
 
@@ -487,7 +478,6 @@ def changes_in_arrow(
     records: pa.Table, schema: Schema, tombstones: Sequence[bool], problems: Sequence[str | None]
 ) -> pa.Table:
     """Return what `changes_with_spark` returns, for records in Arrow."""
-    import pyarrow as pa
 
     rest = [name for name in records.column_names if name.startswith("__") and name != TOMBSTONE]
     rows = records.select([*schema.names, *rest])

@@ -22,14 +22,16 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, Literal
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from dagster_adjunct.resources.common import check_choice
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column
 
-    from dagster_adjunct.resources.schemas.schema import Schema
 
 _BEGINS, _ENDS = "\x02", "\x03"
 _MARKED = re.compile(f"{_BEGINS}[^{_ENDS}]*{_ENDS}")
@@ -260,8 +262,6 @@ def sortable_column(value: Column, name: str, sample: str | None) -> Column:
 
 def sortable_array(values: pa.ChunkedArray, name: str, sample: str | None) -> pa.ChunkedArray:
     """Return what `sortable_column` returns, for strings in Arrow."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     pattern = None if sample is None else ordering_pattern(name, sample)
     if pattern is None:
@@ -356,8 +356,6 @@ def contains_unavailable(placeholder: str, value: Column) -> Column:
 
 def is_unavailable_array(placeholder: str, values: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
     """Return what `is_unavailable` returns, for Arrow."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     if kind == "binary":
         same = pc.equal(values, pa.scalar(_bytes(placeholder), values.type))
@@ -369,7 +367,6 @@ def is_unavailable_array(placeholder: str, values: pa.ChunkedArray, kind: str) -
 
 def contains_unavailable_array(placeholder: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return what `contains_unavailable` returns, for Arrow."""
-    import pyarrow.compute as pc
 
     found = reduce(pc.or_, [pc.match_substring(values, needle) for needle in _needles(placeholder)])
     return pc.fill_null(pc.and_(pc.match_substring_regex(values, _JSON), found), False)

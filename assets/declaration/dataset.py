@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts
 from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor
@@ -20,10 +20,12 @@ from dagster_adjunct.assets.declaration.policies import (
     DiscardPolicy,
     History,
     OnLostOffset,
+    Validator,
     VersionPartitions,
     check_valid_from,
     check_validators,
 )
+from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 from dagster_adjunct.assets.declaration.sources import Input, OwnedBy, QuerySource
 from dagster_adjunct.resources.common import (
     CodeLine,
@@ -37,10 +39,6 @@ from dagster_adjunct.resources.common import (
 )
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types, repeated_names
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.policies import Validator
-    from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 
 
 def bucket_columns(

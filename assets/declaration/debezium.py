@@ -14,6 +14,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 from uuid import UUID
 
+import pyarrow as pa
+
 from dagster_adjunct.assets.declaration.change_values import PATH, PLACEHOLDER, check_placeholder
 from dagster_adjunct.resources.common import check_choice, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
@@ -22,7 +24,6 @@ from dagster_adjunct.resources.schemas.values import DAYS, MICROS
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
 
@@ -142,7 +143,6 @@ def _task(index: int, schemas: Schemas, what: str) -> Callable[[Iterator[pa.Reco
 
 
 def _read(batches: Iterator[pa.RecordBatch], index: int, schemas: Schemas, what: str) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
 
     by_id = avro_readers(schemas, what)
     for batch in batches:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_adjunct.resources.schemas.column_sql import named_column
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope

@@ -9,6 +9,7 @@ Only the key of the row before is used, because databases may leave out its othe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT, PROBLEM, SNAPSHOT, path_column
@@ -29,6 +30,7 @@ from dagster_adjunct.assets.declaration.change_values import (
 )
 from dagster_adjunct.assets.declaration.debezium import (
     DATE_TYPES,
+    DebeziumEnvelope,
     convert_date,
     convert_value,
     is_whole_number,
@@ -43,12 +45,9 @@ from dagster_adjunct.resources.schemas.values import UTF8, YEARS
 from dagster_adjunct.resources.streams.system import META, TOMBSTONE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-    from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
     from dagster_adjunct.assets.declaration.envelope_json import Envelope
 
 _PARSED = "__parsed"

@@ -23,6 +23,8 @@ from importlib import import_module
 from operator import and_
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import pyarrow as pa
+
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, is_missing, to_exact_array
@@ -31,7 +33,6 @@ from dagster_adjunct.resources.spark.errors import encode_task_errors, first_mes
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
@@ -143,7 +144,6 @@ class Projection:
 
     def apply_arrow(self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()) -> pa.Table:
         """Return what `apply` returns, for records in Arrow and a projection without expressions."""
-        import pyarrow as pa
 
         wanted = schema.to_arrow()
         columns = {name: records.column(name).cast(wanted.field(name).type) for name in schema.names}
@@ -356,7 +356,6 @@ def extract_arrow_entries(
     records: pa.Table, extractor: PythonExtractor, schema: Schema, what: str, deleting: tuple[str, ...] = ()
 ) -> pa.Table:
     """Return what `extract_entries` returns, for records in Arrow."""
-    import pyarrow as pa
 
     names = records.column_names
     batches = records.combine_chunks().to_batches(max_chunksize=_BATCH) or [
@@ -436,13 +435,11 @@ def _marks(names: list[str]) -> list[str]:
 
 
 def _table_from_batch(batch: pa.RecordBatch, names: list[str]) -> pa.Table:
-    import pyarrow as pa
 
     return pa.Table.from_batches([batch]).rename_columns(names)
 
 
 def _with_tombstones(table: pa.Table, tombstones: list[bool]) -> pa.Table:
-    import pyarrow as pa
 
     return table.set_column(table.column_names.index(TOMBSTONE), TOMBSTONE, pa.array(tombstones, pa.bool_()))
 
@@ -499,7 +496,6 @@ def _entries_batch(
     extractor: PythonExtractor,
     places: list[str],
 ) -> pa.RecordBatch:
-    import pyarrow as pa
 
     columns = [_column([entry[field.name] for entry in entries], field, extractor, places) for field in schema.fields]
     marks = table.select(_marks(table.column_names)).take(pa.array(taken, pa.int64())).combine_chunks()
@@ -508,13 +504,11 @@ def _entries_batch(
 
 
 def _single_chunk(column: pa.ChunkedArray) -> pa.Array:
-    import pyarrow as pa
 
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def _column(values: list[Any], field: Field, extractor: PythonExtractor, places: list[str]) -> pa.Array:
-    import pyarrow as pa
 
     kind = arrow_type(field.type)
     for value, place in zip(values, places, strict=True):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from dagster_adjunct.assets.declaration.debezium import EnvelopeFormat
 from dagster_adjunct.resources.common import check_choice
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _ENVELOPE = "a Maxwell envelope"
 _PATHS = ("source.position", "source.gtid", "source.ts")

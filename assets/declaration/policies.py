@@ -7,10 +7,11 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts, distinguishes_snapshots
 from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST, Order, describe_order
+from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 from dagster_adjunct.resources.common import (
     argument_error,
     check_bool,
@@ -20,9 +21,6 @@ from dagster_adjunct.resources.common import (
     split_stream_name,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, MarkerConflictError
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from decimal import Decimal
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import pyarrow as pa
+
 from dagster_adjunct.resources.backends.postgres_connection import (
     connect_snapshot,
     connection_settings,
@@ -24,17 +26,15 @@ from dagster_adjunct.resources.backends.postgres_connection import (
 from dagster_adjunct.resources.common import check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_spark_frame
-from dagster_adjunct.resources.schemas.schema import arrow_type
+from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
 from dagster_adjunct.resources.spark.errors import first_message_line
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 if TYPE_CHECKING:
     import psycopg
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.resources.schemas.schema import Field, Schema
-    from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 Position = Mapping[str, str]
 _POSITION_FILE = "position.json"
@@ -407,7 +407,6 @@ class PostgresSnapshot:
 
 
 def _table(rows: list[tuple[Any, ...]], at: list[int], schema: Schema, what: str) -> pa.Table:
-    import pyarrow as pa
 
     columns = [
         _array([row[index] for row in rows], field, what) for index, field in zip(at, schema.fields, strict=True)
@@ -416,7 +415,6 @@ def _table(rows: list[tuple[Any, ...]], at: list[int], schema: Schema, what: str
 
 
 def _array(values: list[Any], field: Field, what: str) -> pa.Array:
-    import pyarrow as pa
 
     kinds = _KINDS.get(field.type, (Decimal, int))
     other = {type(value) for value in values} - {*kinds, type(None)}

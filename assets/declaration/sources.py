@@ -10,11 +10,10 @@ from dagster_adjunct.resources.common import check_choice, check_name
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.files.formats import FileFormat
 from dagster_adjunct.resources.schemas.records import ArrowFrame
+from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from dagster_adjunct.resources.schemas.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)

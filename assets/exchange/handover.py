@@ -12,11 +12,16 @@ from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.reading.dataset import Dataset
 from dagster_adjunct.assets.reading.history import (
     EntriesAt,
     EntriesOverTime,
+    Reader,
+    Span,
     VersionsOverTime,
     content_columns,
     history_edge,
@@ -30,6 +35,8 @@ from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import unqualify_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects.arrow_files import arrow_filesystem, object_location
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
 from dagster_adjunct.resources.streams.lake.lineage import WithoutPosition, find_replaced_results
 from dagster_adjunct.resources.streams.lake.manifest import HIDDEN_COLUMNS, SupersededRange, list_segments
@@ -50,12 +57,8 @@ from dagster_adjunct.resources.streams.system import TOMBSTONE as STREAM_TOMBSTO
 if TYPE_CHECKING:
     import duckdb
     import polars
-    import pyarrow
-    import pyarrow.dataset
+    import pyarrow.dataset as pads
 
-    from dagster_adjunct.assets.reading.history import Reader, Span
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.objects.store import ObjectStore
 
 SHOWN_OVER_TIME = {VALID_FROM: "timestamp", VALID_TO: "timestamp", TOMBSTONE: "boolean"}
 """The additional columns with a row's validity, in files and in views of all rows."""
@@ -79,7 +82,7 @@ class TimedFiles:
         """The name of these rows in a connection."""
         return f"adjunct {self.reader.dataset} {self.reader.version} over time"
 
-    def dataset(self) -> pyarrow.dataset.Dataset:
+    def dataset(self) -> pads.Dataset:
         """Return a pyarrow dataset of the rows, with SHOWN_OVER_TIME; intervals are not joined."""
         return self._all().filter(self._condition())
 
@@ -124,7 +127,6 @@ class TimedFiles:
 
     def _condition(self) -> Any:
         """Return the pyarrow expression for the rows of this view."""
-        import pyarrow.compute as pc
 
         valid = ~pc.field(TOMBSTONE)
         if self.whole:
@@ -136,9 +138,8 @@ class TimedFiles:
         moment = _scalar(self.moment)
         return valid & (pc.field(VALID_FROM) <= moment) & (_is_open_ended() | (pc.field(VALID_TO) > moment))
 
-    def _all(self) -> pyarrow.dataset.FileSystemDataset:
+    def _all(self) -> pads.FileSystemDataset:
         """Return all rows, including deletions."""
-        import pyarrow as pa
         from pyarrow import dataset
 
         filesystem, parquet = arrow_filesystem(self.reader.store), dataset.ParquetFileFormat()
@@ -235,7 +236,6 @@ def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
 
 def _partition_expression(span: Span) -> Any:
     """Return the pyarrow expression that holds for all rows of a version's file."""
-    import pyarrow.compute as pc
 
     end = pc.field(VALID_TO)
     return (
@@ -246,13 +246,11 @@ def _partition_expression(span: Span) -> Any:
 
 
 def _is_open_ended() -> Any:
-    import pyarrow.compute as pc
 
     return pc.field(VALID_TO).is_null()
 
 
 def _scalar(moment: datetime) -> Any:
-    import pyarrow as pa
 
     return pa.scalar(moment, arrow_type("timestamp"))
 
@@ -338,8 +336,6 @@ def stream_view(
 
 def arrow_filter(view: StreamView) -> Any:
     """Return the pyarrow expression for records that are not replaced; those without a position never are."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     gone: Any = pc.scalar(False)
     for span in view.replaced:
@@ -432,7 +428,7 @@ def _paths(view: Held) -> list[str]:
     return [object_location(stored.store, stored.key) for stored in list_whole_files(view)]
 
 
-def pyarrow_dataset(view: View) -> pyarrow.dataset.Dataset:
+def pyarrow_dataset(view: View) -> pads.Dataset:
     """Return a `pyarrow.dataset` over exactly the version's or stream's files, with the columns of `view.schema`.
 
     A stream's columns are followed by `__tombstone` and `__epoch` (null for 0), and, if records are replaced, by the
@@ -443,15 +439,14 @@ def pyarrow_dataset(view: View) -> pyarrow.dataset.Dataset:
     return lend_view(view, _dataset)
 
 
-def _dataset(view: Held) -> pyarrow.dataset.Dataset:
+def _dataset(view: Held) -> pads.Dataset:
     if (over_time := select_timed_files(view)) is not None:
         return over_time.dataset()
     whole = _whole_dataset(view)
     return whole.filter(arrow_filter(view)) if isinstance(view, StreamView) and view.replaced else whole
 
 
-def _whole_dataset(view: Held) -> pyarrow.dataset.FileSystemDataset:
-    import pyarrow as pa
+def _whole_dataset(view: Held) -> pads.FileSystemDataset:
     from pyarrow import dataset
 
     paths = [path.removeprefix("s3://") for path in _paths(view)]
@@ -535,9 +530,8 @@ def exchange_columns(view: Held) -> dict[str, str]:
     return {**{field.name: field.type for field in view.schema.fields}, **more}
 
 
-def exchange_schema(view: Held) -> pyarrow.Schema:
+def exchange_schema(view: Held) -> pa.Schema:
     """Return the columns that other engines see as an Arrow schema."""
-    import pyarrow as pa
 
     fields = view.schema.to_arrow()
     more = {name: kind for name, kind in exchange_columns(view).items() if name not in fields.names}

@@ -37,7 +37,7 @@ from dagster_adjunct.resources.errors import (
     DatasetError,
     ManifestMismatchError,
 )
-from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.streams.lake import maintenance as stream_holds
 from dagster_adjunct.resources.streams.lake.manifest import HIDDEN_COLUMNS
 
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.resources.objects.lake import Lake
 
 DATASET, VERSION, NAME = "adjunct.dataset", "adjunct.version", "adjunct.version-name"
 GARBAGE = "gc.enabled"

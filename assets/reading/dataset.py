@@ -14,15 +14,29 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakMethod
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.diff import VersionDiff
+from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
 from dagster_adjunct.assets.reading.key_lookup import coerce_key
+from dagster_adjunct.assets.reading.rows_over_time import Validity
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion, Watch
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, VersionOperations
-from dagster_adjunct.assets.reading.version_reader import EntryIterator
+from dagster_adjunct.assets.reading.verify import VerifyReport
+from dagster_adjunct.assets.reading.version_reader import Entry, EntryIterator, VersionReader
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources.backends.columns import register_backend
 from dagster_adjunct.resources.common import check_seconds
-from dagster_adjunct.resources.errors import ConfigurationError, NullKeyError, SchemaMismatchError
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    ManifestMismatchError,
+    NullKeyError,
+    SchemaMismatchError,
+)
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.functions import TableReadFunction, check_args
 from dagster_adjunct.resources.tables.layers import Capabilities
 from dagster_adjunct.resources.tables.operation import (
@@ -38,18 +52,6 @@ from dagster_adjunct.resources.tables.operation import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.reading.diff import VersionDiff
-    from dagster_adjunct.assets.reading.file_cache import FileCache
-    from dagster_adjunct.assets.reading.rows_over_time import Validity
-    from dagster_adjunct.assets.reading.verify import VerifyReport
-    from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader
-    from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.assets.versions.version import SealedVersion
-    from dagster_adjunct.resources.errors import ManifestMismatchError
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.schemas.schema import Schema
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")

@@ -12,23 +12,22 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_adjunct.assets.reading.stored_file import list_stored_files, read_stored_file
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
-from dagster_adjunct.resources.bucketing.files import encode_key
+from dagster_adjunct.resources.bucketing.files import BucketFile, encode_key
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
 )
 from dagster_adjunct.resources.schemas.schema import arrow_type
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
-    from dagster_adjunct.resources.bucketing.files import BucketFile
 
 _CODES = 2**62
 _ANCHORS = 32
@@ -55,8 +54,6 @@ def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str], values: Seq
     Nulls equal nulls, and NaN equals NaN. Other columns are ignored. Compared columns must have the same type in both
     (see `common_type`).
     """
-    import numpy as np
-    import pyarrow as pa
 
     if old.num_rows == new.num_rows and all(old.column(name).equals(new.column(name)) for name in key):
         at = np.arange(new.num_rows)
@@ -95,8 +92,6 @@ def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
     guessing: every 32nd value of `old` is looked up, and the rows after it are assumed to be at the same distance. Each
     guess is checked. Only the rows that were missed are looked up in a hash table, which is the expensive part.
     """
-    import numpy as np
-    import pyarrow.compute as pc
 
     at = np.full(len(new), -1, np.int64)
     if not len(old) or not len(new):
@@ -126,8 +121,6 @@ def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
 
 def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
     """Return one column that is equal where all of `columns` are: the only one, or numbers for several."""
-    import numpy as np
-    import pyarrow as pa
 
     if len(columns) == 1:
         return columns[0]
@@ -144,8 +137,6 @@ def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
 
 def smallest_rows(table: pa.Table, rows: Any, key: Sequence[str], count: int) -> pa.Table:
     """Return of these rows (numpy) the `count` with the smallest keys, in order."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     if not count or not len(rows):
         return table.schema.empty_table()  # a slice would keep the whole table in memory
@@ -157,7 +148,6 @@ def smallest_rows(table: pa.Table, rows: Any, key: Sequence[str], count: int) ->
 
 def common_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
     """Return a type that holds every value of both exactly, or None."""
-    import pyarrow as pa
     import pyarrow.types as t
 
     if old.equals(new):
@@ -169,14 +159,12 @@ def common_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
 
 
 def _concat_columns(old: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.ChunkedArray:
-    import pyarrow as pa
 
     return pa.chunked_array([*old.chunks, *new.chunks], old.type)
 
 
 def _number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
     """Return a number for each row, equal where the values are, and the count of distinct numbers (at least 1)."""
-    import numpy as np
 
     encoded = column.dictionary_encode().unify_dictionaries()
     if not encoded.num_chunks:
@@ -187,8 +175,6 @@ def _number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
 
 def _differing(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
     """Return a numpy mask of the rows where the two differ."""
-    import numpy as np
-    import pyarrow.compute as pc
     import pyarrow.types as t
 
     differs = pc.not_equal(old, new)
@@ -205,7 +191,6 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
     Each file is fetched whole, in one request. `threads` decodes columns in parallel; pass False where buckets are read
     in parallel. Raises ManifestMismatchError for a file that is missing or damaged or differs from the manifest.
     """
-    import pyarrow as pa
 
     sealed = view.sealed
     tables: list[pa.Table] = []
@@ -231,7 +216,6 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
 
 def _current_rows(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:
     """Return the row of each key with the highest (valid_from, position, generation), without tombstones."""
-    import numpy as np
 
     if not rows.num_rows:
         return rows
@@ -252,8 +236,6 @@ def _newest_rows(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, .
     `files` are the row count and generation of each file, in the order of `rows`. Only keys in deltas are sorted; the
     other rows of the base pass unchanged.
     """
-    import numpy as np
-    import pyarrow.compute as pc
 
     kept: Any = ~rows.column(TOMBSTONE).to_numpy()
     if len({generation for _, generation in files}) > 1:
@@ -273,7 +255,6 @@ def _newest_rows(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, .
 
 def _sortable_positions(positions: pa.ChunkedArray) -> Any:
     """Return numbers that sort like the positions, which may be strings."""
-    import pyarrow.compute as pc
     import pyarrow.types as pt
 
     return (pc.rank(positions, tiebreaker="dense") if pt.is_string(positions.type) else positions).to_numpy()
@@ -430,8 +411,6 @@ def _diff_bucket(
 
 def _merge_samples(parts: list[tuple[pa.Table, ...]], key: tuple[str, ...], count: int) -> tuple[pa.Table, ...]:
     """Return the rows with the smallest keys of each kind, over all buckets."""
-    import numpy as np
-    import pyarrow as pa
 
     tables = [pa.concat_tables(tables) for tables in zip(*parts, strict=True)]
     return tuple(smallest_rows(table, np.arange(table.num_rows), key, count) for table in tables)

@@ -19,10 +19,11 @@ from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.rows_over_time import Validity, merge_equal_neighbours, no_history_error
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion, datetime_from_micros
-from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, BucketLayout, Generation
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.schemas.schema import Schema, is_widening
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
@@ -30,9 +31,6 @@ from dagster_adjunct.resources.spark.in_process import resolve_session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-
-    from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
-    from dagster_adjunct.resources.objects.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)

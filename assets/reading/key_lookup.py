@@ -17,26 +17,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.stored_file import StoredFile
-from dagster_adjunct.resources.bucketing.files import conform_to_layout, unpack_footer
+from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, conform_to_layout, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
 from dagster_adjunct.resources.errors import (
     NullKeyError,
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.objects.arrow_files import RangedFile
+from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Field, Plain, plain_converter
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
-    from dagster_adjunct.resources.objects.store import ObjectStore
-
 
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
@@ -280,8 +276,6 @@ def row_group_range(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
 
 def decode_group(metadata: pq.FileMetaData, group: int, data: bytes, layout: BucketLayout) -> RowGroup:
     """Decode a row group from its bytes. Raises pyarrow's errors or OSError for damaged bytes."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     start, _ = row_group_range(metadata, group)
     # pyarrow reads only the group's range through the window, which ends where it expects the end of the file.
@@ -351,7 +345,6 @@ def _single_chunk(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 def _searchable(column: pa.Array | pa.ChunkedArray, kind: str) -> Sequence[Any]:
     """Return a key column, which has no nulls, in stored form."""
-    import pyarrow as pa
 
     if isinstance(column, pa.ChunkedArray) or not len(column):
         return _Converted(column, plain_converter(kind))
@@ -365,7 +358,6 @@ def _reader(column: pa.Array | pa.ChunkedArray) -> Callable[[int], Any]:
 
     The common types are read from Arrow's buffers, others through pyarrow.
     """
-    import pyarrow as pa
     import pyarrow.types as t
 
     read: Callable[[int], Any] | None = None
@@ -397,7 +389,6 @@ def _texts(column: pa.Array) -> Callable[[int], str]:
 
 
 def _instants(column: pa.Array) -> Callable[[int], dt.datetime]:
-    import pyarrow as pa
 
     micros = _numbers(column)
     epoch = pa.scalar(0, column.type).as_py()  # of the time zone class that pyarrow uses
@@ -576,7 +567,5 @@ def _read_tail(file: StoredFile) -> bytes:
 
 
 def _parse_footer(tail: bytes) -> pq.FileMetaData:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     return pq.read_metadata(pa.BufferReader(tail))

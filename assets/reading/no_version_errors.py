@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import QuerySource
+from dagster_adjunct.assets.sources.version_source import Awaiting
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.resources.errors import NoSealedVersionError
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.version_source import Awaiting
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
 
 
 def is_delivered(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:

@@ -22,7 +22,8 @@ from math import isnan
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
+from dagster_adjunct.assets.reading.key_lookup import Key, KeyFiles, RowGroup
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN
 from dagster_adjunct.resources.bucketing.timeline import HAS_ENDS, IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import DatasetError
@@ -31,8 +32,6 @@ from dagster_adjunct.resources.schemas.column_sql import named_column, quote_nam
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.assets.reading.key_lookup import Key, KeyFiles, RowGroup
-    from dagster_adjunct.assets.versions.version import SealedVersion
 
 _NAN = object()
 

@@ -12,10 +12,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from dagster_adjunct.assets.reading.history import VersionsOverTime
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import redirect_target
 from dagster_adjunct.assets.versions.leases import Lease, check_retained
-from dagster_adjunct.assets.versions.manifest import as_bounded
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded
 from dagster_adjunct.assets.versions.selection import find_previous_version
 from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import (
@@ -26,14 +27,11 @@ from dagster_adjunct.resources.errors import (
     NoSealedVersionError,
     VersionDiscardedError,
 )
+from dagster_adjunct.resources.objects.commit_log import Commit
+from dagster_adjunct.resources.objects.lake import Lake
 
 if TYPE_CHECKING:
     from threading import RLock
-
-    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.resources.objects.commit_log import Commit
-    from dagster_adjunct.resources.objects.lake import Lake
 
 
 @dataclass(slots=True, eq=False)

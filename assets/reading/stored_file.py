@@ -6,19 +6,16 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from dagster_adjunct.resources.bucketing.files import columns_problem, conform_to_layout
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dagster_adjunct.assets.versions.version import SealedVersion
+from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, columns_problem, conform_to_layout
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.arrow_files import open_bytes, open_object
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from dagster_adjunct.assets.versions.version import SealedVersion
-    from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout
-    from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.objects.store import ObjectStore
 
 T = TypeVar("T")
 _CHUNK = 8 * 1024 * 1024
@@ -47,7 +44,6 @@ class StoredFile:
 
     def open(self) -> pq.ParquetFile:
         """Return the opened Parquet file. Raises ManifestMismatchError where it is missing or unreadable."""
-        import pyarrow.parquet as pq
 
         return self.reading(
             lambda: pq.ParquetFile(
@@ -57,7 +53,6 @@ class StoredFile:
 
     def reading(self, read: Callable[[], T]) -> T:
         """Return `read()`, with errors about a missing or damaged file raised as ManifestMismatchError."""
-        import pyarrow as pa
 
         try:
             return read()
@@ -114,7 +109,6 @@ def read_stored_file(stored: StoredFile, layout: BucketLayout, *, threads: bool 
 
 
 def _decode_file(stored: StoredFile, layout: BucketLayout, threads: bool) -> pa.Table:
-    import pyarrow.parquet as pq
 
     file = pq.ParquetFile(open_bytes(stored.store.get(stored.key).data))
     if file.metadata.num_rows != stored.file.rows:

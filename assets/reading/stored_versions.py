@@ -13,8 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.diff import VersionDiff
 from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.no_version_errors import (
@@ -24,6 +26,7 @@ from dagster_adjunct.assets.reading.no_version_errors import (
     query_not_run_error,
 )
 from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.sources.version_source import Awaiting
 from dagster_adjunct.assets.versions.actions import (
     HistoryEntry,
     drop_version,
@@ -40,9 +43,16 @@ from dagster_adjunct.assets.versions.dataset_log import (
     redirect_target,
     version_set_log,
 )
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_bounded, manifest_to_body, parse_manifest
+from dagster_adjunct.assets.versions.manifest import (
+    BoundedManifest,
+    DatasetManifest,
+    UnboundedManifest,
+    as_bounded,
+    manifest_to_body,
+    parse_manifest,
+)
 from dagster_adjunct.assets.versions.selection import ID_PREFIX, require_readable_version, require_version
-from dagster_adjunct.assets.versions.version import SealedVersion, check_declaration, version_number
+from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, check_declaration, version_number
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
@@ -53,18 +63,9 @@ from dagster_adjunct.resources.errors import (
     ObjectNotFoundError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.objects.commit_log import commit_number, is_deletion_commit
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.reading.diff import VersionDiff
-    from dagster_adjunct.assets.sources.version_source import Awaiting
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
-    from dagster_adjunct.assets.versions.version import VersionRef
-    from dagster_adjunct.resources.objects.commit_log import Commit
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.system import StreamSystem
-
+from dagster_adjunct.resources.objects.commit_log import Commit, commit_number, is_deletion_commit
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.system import StreamSystem
 
 AsOf: TypeAlias = datetime | int | str
 """A time with its zone, or a commit by its number or id."""

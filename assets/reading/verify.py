@@ -10,17 +10,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
-from dagster_adjunct.resources.bucketing.files import columns_problem, encode_key
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.resources.bucketing.files import BucketLayout, columns_problem, encode_key
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
-    from dagster_adjunct.resources.bucketing.files import BucketLayout
 
 _WORKERS = 8
 
@@ -119,7 +118,6 @@ def _verify_file(stored: StoredFile, *, layout: BucketLayout, deep: bool) -> lis
 
 
 def _content_problems(stored: StoredFile, layout: BucketLayout) -> list[str]:
-    import pyarrow as pa
 
     opened, file = stored.open(), stored.file
     if opened.metadata.num_rows != file.rows:
@@ -152,7 +150,6 @@ def _encoded_key(table: pa.Table, key: Sequence[str], row: int) -> list[Any]:
 def _bucket_problem(keys: pa.Table, layout: BucketLayout, bucket: int) -> str:
     if not layout.bucket_by:
         return ""
-    import numpy as np
 
     from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
@@ -166,7 +163,6 @@ def _bucket_problem(keys: pa.Table, layout: BucketLayout, bucket: int) -> str:
 
 def _order_problem(keys: pa.Table, key: Sequence[str]) -> str:
     """Return where keys are not strictly ascending, "" if they are."""
-    import pyarrow.compute as pc
 
     count = keys.num_rows - 1
     if count < 1:

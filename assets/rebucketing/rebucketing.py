@@ -14,17 +14,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
+
+from dagster_adjunct.assets.declaration.dataset import DatasetKind
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
-from dagster_adjunct.assets.retention.discard import delete_doomed
+from dagster_adjunct.assets.retention.discard import Roots, delete_doomed
 from dagster_adjunct.assets.retention.rewrite import VersionReplacement, replace_versions
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import AttemptRecord, Lease, attempt_key, read_lake_clock, record_build
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, build_layout, has_row_ends, version_id
-from dagster_adjunct.resources.bucketing.files import conform_to_layout
+from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, conform_to_layout
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP, BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import (
@@ -36,16 +39,8 @@ from dagster_adjunct.resources.errors import (
     StillReadError,
     VersionDiscardedError,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from dagster_adjunct.assets.declaration.dataset import DatasetKind
-    from dagster_adjunct.assets.retention.discard import Roots
-    from dagster_adjunct.assets.versions.dataset_log import Attempt
-    from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation
-    from dagster_adjunct.resources.objects.commit_log import Commit
-    from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.commit_log import Commit
+from dagster_adjunct.resources.objects.lake import Lake
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +137,6 @@ def rebucket_files(
     Rows keep their hidden columns and get the columns of the layout. Buckets are written in passes of about
     `_ROWS_AT_ONCE` rows, so that memory does not grow with the version.
     """
-    import pyarrow as pa
 
     folder = attempt.generation(number).folder
     options = options or WriteOptions(f"dataset {log.name!r}")

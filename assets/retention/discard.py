@@ -17,13 +17,14 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.versions.actions import expire_pin, expire_pins
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, redirect_target, version_set_log
 from dagster_adjunct.assets.versions.leases import (
     RUNNING_WITHIN,
+    LeaseInfo,
     list_attempts,
     list_leases,
     list_live_leases,
@@ -38,10 +39,12 @@ from dagster_adjunct.assets.versions.manifest import (
     as_unbounded,
 )
 from dagster_adjunct.assets.versions.selection import version_order
-from dagster_adjunct.assets.versions.version import version_number
+from dagster_adjunct.assets.versions.version import VersionRef, version_number
 from dagster_adjunct.resources.common import subtract_span
 from dagster_adjunct.resources.errors import DatasetError, DatasetNotFoundError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.commit_log import (
+    Commit,
+    CommitLog,
     DeletedObjects,
     commit_deletion,
     commit_number,
@@ -50,13 +53,8 @@ from dagster_adjunct.resources.objects.commit_log import (
     is_deletion_commit,
     list_log_objects,
 )
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.leases import LeaseInfo
-    from dagster_adjunct.assets.versions.version import VersionRef
-    from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.objects.store import ObjectInfo
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.store import ObjectInfo
 
 
 def check_deletable(dataset: str, seen: Commit) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_adjunct.assets.retention.discard import RetentionDecision, Roots, delete_doomed
 from dagster_adjunct.assets.retention.key_search import (
@@ -30,13 +30,10 @@ from dagster_adjunct.assets.retention.key_search import (
 from dagster_adjunct.assets.retention.rewrite import GenerationErasure, RewrittenVersion, VersionErasure
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import read_lake_clock
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, UnboundedManifest
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetNotFoundError
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Field
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.resources.objects.lake import Lake
 
 
 @dataclass(frozen=True, slots=True)

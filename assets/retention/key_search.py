@@ -14,27 +14,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from dagster_adjunct.assets.reading.key_lookup import coerce_key, decode_key
 from dagster_adjunct.assets.retention.discard import RetentionDecision
-from dagster_adjunct.assets.versions.dataset_log import SETS
+from dagster_adjunct.assets.versions.dataset_log import SETS, DatasetLog
 from dagster_adjunct.assets.versions.leases import list_attempts
-from dagster_adjunct.resources.bucketing.files import BucketFile, encode_key, unpack_footer
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, encode_key, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
 from dagster_adjunct.resources.errors import MalformedDocumentError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.commit_log import commit_number
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.resources.bucketing.files import BucketLayout
-    from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore
-    from dagster_adjunct.resources.schemas.schema import Field
-
+from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore
+from dagster_adjunct.resources.schemas.schema import Field
 
 CLEARED = "(cleared by an erasure)"
 ERASE_ACTION = "forget"
@@ -86,8 +83,6 @@ def _range_has_key(file: dict[str, Any], keys: KeySet) -> bool:
 
 def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
     """Whether a footer contains one of the keys, as the first key of a row group or in its statistics."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     if not file.get("footer"):
         return False
@@ -220,8 +215,6 @@ def _search_file(
     store: ObjectStore, keys: KeySet, item: ObjectInfo
 ) -> tuple[int, KeyFinding | None, KeyFinding | None]:
     """Return the number of searched rows, the finding if keys were found, and that if the file is unreadable."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     names = [field.name for field in keys.fields]
     hits = 0
@@ -401,8 +394,6 @@ class KeySet:
 
     def rows_in(self, table: pa.Table) -> list[int]:
         """Return the indices of the rows with one of these keys."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
 
         columns = [table.column(field.name) for field in self.fields]
         wanted = pa.array(sorted({key[0] for key in self.keys}), columns[0].type)

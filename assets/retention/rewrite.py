@@ -15,11 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import numpy as np
+
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
-from dagster_adjunct.assets.retention.key_search import ERASE_ACTION, Leftovers, find_leftovers, redact, search_files
+from dagster_adjunct.assets.retention.key_search import (
+    ERASE_ACTION,
+    KeySet,
+    Leftovers,
+    find_leftovers,
+    redact,
+    search_files,
+)
+from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import AttemptRecord, attempt_key
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
@@ -58,10 +67,6 @@ from dagster_adjunct.resources.errors import (
     ObjectExistsError,
 )
 from dagster_adjunct.resources.objects.store import staged_file_errors
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.retention.key_search import KeySet
-    from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,6 @@ def _count_rows(stored: StoredFile, keys: KeySet, *, deleted: bool = False) -> i
 
 
 def _write_file_without(stored: StoredFile, layout: BucketLayout, keys: KeySet, folder: str) -> BucketFile | None:
-    import numpy as np
 
     file = stored.open()
     over_time = TimelineOptions(told=bool(stored.file.stats.get(HAS_ENDS))) if VALID_FROM in layout.key else None

@@ -6,7 +6,11 @@ import base64
 import datetime as dt
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_adjunct.assets.declaration.change_formats import (
     KEPT,
@@ -27,6 +31,7 @@ from dagster_adjunct.assets.declaration.change_values import (
     render_reason,
     sortable_array,
 )
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.changes import (
@@ -43,8 +48,10 @@ from dagster_adjunct.assets.sources.changes import (
 )
 from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
 from dagster_adjunct.assets.sources.entries import list_spark_needs, raise_if_spark_needed
+from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import (
     CHECKED_TYPES,
     expected_values,
@@ -53,13 +60,6 @@ from dagster_adjunct.resources.schemas.values import (
     unreadable_values,
 )
 from dagster_adjunct.resources.streams.system import META, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges
-    from dagster_adjunct.resources.schemas.schema import Schema
 
 _TYPES = ("string", "boolean", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary")
 _SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
@@ -73,7 +73,6 @@ def supports_json(kind: str) -> bool:
 
 def records_to_json(records: pa.Table, schema: Schema) -> pa.Array:
     """Return each record's columns as a JSON object, nulls included."""
-    import pyarrow as pa
 
     names = [f'"{name.translate(_ESCAPED)}":' for name in schema.names]
     columns = [_texts(records.column(field.name), field.type) for field in schema.fields]
@@ -106,7 +105,6 @@ def _text(value: Any, kind: str) -> str:
 
 
 def _day(days: int) -> str:
-    import numpy as np
 
     return format_spark_date(str(np.datetime64(days, "D")))
 
@@ -139,7 +137,6 @@ class ArrowDecoder:
     def drop_late(
         self, changes: pa.Table, horizon: int | None, on_bad_change: object
     ) -> tuple[pa.Table, Callable[[], int] | None]:
-        import pyarrow.compute as pc
 
         if horizon is None:
             return changes, None
@@ -153,7 +150,6 @@ class ArrowDecoder:
         return changes.filter(pc.or_(pc.invert(late), pc.is_valid(changes.column(PROBLEM)))), lambda: count
 
     def fail_on_problems(self, changes: pa.Table, dataset: str) -> pa.Table:
-        import pyarrow.compute as pc
 
         bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
         if bad.num_rows:
@@ -162,14 +158,12 @@ class ArrowDecoder:
         return _drop_marks(changes)
 
     def drop_problems(self, changes: pa.Table) -> pa.Table:
-        import pyarrow.compute as pc
 
         return _drop_marks(changes.filter(pc.is_null(changes.column(PROBLEM))))
 
     def dead_letters(
         self, changes: pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
     ) -> pa.Table | None:
-        import pyarrow.compute as pc
 
         if incomplete:
             reasons = {(partition, offset): reason for partition, offset, reason in incomplete}
@@ -214,8 +208,6 @@ def _add_order(
     spec: AdjunctDataset, rows: pa.Table, schema: Schema, samples: Samples | None
 ) -> tuple[pa.Table, Samples | None]:
     """Return the rows with the column ORDER, and the first values, as `add_order` in changes.py does."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     order = spec.following.order or ()
     if order == STREAMED_FIRST:
@@ -261,7 +253,6 @@ def position_array(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray
 
 def _add_valid_from(rows: pa.Table, name: str | None) -> pa.Table:
     """Return the rows with their valid-from time, from this column or the record's time; a null is a problem."""
-    import pyarrow as pa
 
     times = rows.column(TIMESTAMP if name is None else name).cast(pa.timestamp("us", tz="UTC"))
     rows = _set_column(rows, VALID_FROM, times)
@@ -270,15 +261,11 @@ def _add_valid_from(rows: pa.Table, name: str | None) -> pa.Table:
 
 def add_problems(changes: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
     """Return the changes with these problems, by row, unless they have one."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     return _set_column(changes, PROBLEM, pc.coalesce(changes.column(PROBLEM), pa.array(reasons, pa.string())))
 
 
 def _select_changes(spec: AdjunctDataset, rows: pa.Table, schema: Schema, positions_from: int) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     placed = pc.add(rows.column(OFFSET), positions_from) if spec.following.order is None else rows.column(ORDER)
     if spec.following.order == STREAMED_FIRST:
@@ -296,7 +283,6 @@ def _select_changes(spec: AdjunctDataset, rows: pa.Table, schema: Schema, positi
 
 def _extract_entries(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what: str) -> pa.Table:
     """Return the entries that the extractor makes from rows; deletions and problems bypass it."""
-    import pyarrow.compute as pc
 
     assert spec.extractor is not None
     extractor = mask_columns(spec.extractor, spec.sensitive)
@@ -328,8 +314,6 @@ def _reject_unreadable(changes: pa.Table, schema: Schema) -> pa.Table:
 
 def null_out_rows(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedArray:
     """Return the values with null in these rows."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     if not rows:
         return values
@@ -338,7 +322,6 @@ def null_out_rows(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedA
 
 def _dead_letters(bad: pa.Table, spec: AdjunctDataset) -> pa.Table:
     """Return the dead letters of these changes, one for each record, in the order of partition and offset."""
-    import pyarrow as pa
 
     if not bad.num_rows:
         return DEAD_LETTERS.to_arrow().empty_table()

@@ -33,6 +33,7 @@ from dagster_adjunct.assets.declaration.change_values import (
     sortable_column,
     unordered_reason,
 )
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns, metadata_columns
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.entries import derive_entry_schema
@@ -48,7 +49,6 @@ from dagster_adjunct.resources.streams.system import META, OFFSET, PARTITION, TI
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges
 
 Rows = TypeVar("Rows")

@@ -6,22 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM
+from dagster_adjunct.assets.declaration.change_values import Samples
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.changes import RAW, drop_late_changes, fail_on_problems
-from dagster_adjunct.assets.sources.opened_stream import resolve_stream
+from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges, resolve_stream
 from dagster_adjunct.resources.errors import DatasetError, StreamNotFoundError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, StreamSystem
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-    from dagster_adjunct.assets.declaration.change_values import Samples
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges
-    from dagster_adjunct.resources.streams.system import StreamSystem
 
 
 DEAD_LETTERS = Schema.of(

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset import BY_OFFSET
+import pyarrow as pa
+
+from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import named_column
@@ -17,10 +19,8 @@ from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_ty
 from dagster_adjunct.resources.streams.system import META, OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.assets.sources.opened_stream import OpenedStream
 
 _POSITION = (Field(BY_OFFSET[0], "int"), Field(BY_OFFSET[1], "bigint"))
@@ -121,7 +121,6 @@ def raise_if_spark_needed(spec: AdjunctDataset, needed: list[str]) -> None:
 
 def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) -> pa.Table:
     """Return the same entries from an Arrow table. Raises SchemaMismatchError for a tombstone without a key."""
-    import pyarrow as pa
 
     what = f"dataset {spec.name!r} (input {spec.input})"
     position = {BY_OFFSET[0]: PARTITION, BY_OFFSET[1]: OFFSET} if spec.by_offset else {}

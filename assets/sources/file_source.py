@@ -21,7 +21,11 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import MARKER, natural_sort_key
+from dagster_adjunct.assets.declaration.sources import FileSource
 from dagster_adjunct.assets.sources.entries import (
     entries_from_arrow,
     entries_from_frame,
@@ -39,7 +43,7 @@ from dagster_adjunct.resources.files.formats import (
     read_files_with_spark,
     record_position,
 )
-from dagster_adjunct.resources.files.tree import ListedFile, open_tree
+from dagster_adjunct.resources.files.tree import FileTree, ListedFile, open_tree
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.checksum import (
@@ -51,12 +55,7 @@ from dagster_adjunct.resources.streams.checksum import (
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.declaration.sources import FileSource
-    from dagster_adjunct.resources.files.tree import FileTree
 
 
 @dataclass(frozen=True, slots=True)

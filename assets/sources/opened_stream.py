@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.change_values import PositionType, position_type
+import pyarrow as pa
+
+from dagster_adjunct.assets.declaration.change_values import PositionType, Samples, position_type
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
 from dagster_adjunct.assets.sources.changes import decode_changes, derive_row_schema, shift_positions
 from dagster_adjunct.assets.sources.entries import derive_entry_schema
-from dagster_adjunct.assets.versions.version import declaration_from_spec
+from dagster_adjunct.assets.versions.version import DatasetDeclaration, declaration_from_spec
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -27,12 +30,8 @@ from dagster_adjunct.resources.streams.system import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.assets.declaration.change_values import Samples
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.version import DatasetDeclaration
 
 Offsets = Mapping[SystemStreamPartition, str]
 Ranges = Mapping[SystemStreamPartition, tuple[str, str]]

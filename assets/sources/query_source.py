@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.sources import Computation
+import pyarrow as pa
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.sources import Computation, QuerySource
 from dagster_adjunct.assets.sources.entries import (
     entries_from_arrow,
     entries_from_frame,
@@ -25,11 +28,7 @@ from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import META
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.declaration.sources import QuerySource
 
 
 class QueryVersions(NonStreamSource):
@@ -69,7 +68,6 @@ class QueryVersions(NonStreamSource):
         return self._compute_on_spark(spark(), computation, what)
 
     def _compute_in_process(self, computation: Computation, what: str) -> pa.Table:
-        import pyarrow as pa
 
         query = self._query.query
         sql = ["its query, which is SQL"] if isinstance(query, str) else []

@@ -7,6 +7,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
 from dagster_adjunct.assets.sources.entries import (
     entries_from_arrow,
@@ -25,12 +28,14 @@ from dagster_adjunct.assets.sources.markers import (
 )
 from dagster_adjunct.assets.sources.opened_stream import OpenedStream, StreamIdentity, offsets_to_json
 from dagster_adjunct.assets.sources.truncation import LossUnknown, find_truncated_partitions, resume_after_truncation
-from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.versions.deliveries import Lost
 from dagster_adjunct.assets.versions.input_partitions import follow_added_partitions, follow_repartition
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, resume_bounded_manifest
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, resume_bounded_manifest
+from dagster_adjunct.assets.versions.version import DatasetDeclaration
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatchError
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.checksum import (
@@ -45,19 +50,13 @@ from dagster_adjunct.resources.streams.system import (
     OFFSET,
     PARTITION,
     Marker,
+    StreamInfo,
+    StreamSystem,
     SystemStreamPartition,
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.version_source import VersionSource
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.assets.versions.version import DatasetDeclaration
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.system import StreamInfo, StreamSystem
 
 
 def open_source(

@@ -11,19 +11,23 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.envelopes import read_transactions
-from dagster_adjunct.assets.sources.opened_stream import resolve_stream
+from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges, resolve_stream
 from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    OFFSET,
+    PARTITION,
+    TIMESTAMP,
+    OffsetRange,
+    StreamSystem,
+    SystemStreamPartition,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges
-    from dagster_adjunct.resources.streams.system import StreamSystem
 
 
 _LOOK_BACK_MS = 600_000

@@ -7,19 +7,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
+import pyarrow as pa
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.deliveries import Lost, MarkerFacts
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, resume_bounded_manifest
-from dagster_adjunct.assets.versions.version import declaration_from_spec
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, resume_bounded_manifest
+from dagster_adjunct.assets.versions.version import DatasetDeclaration, declaration_from_spec
+from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.assets.versions.version import DatasetDeclaration
-    from dagster_adjunct.resources.schemas.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from dagster_adjunct.assets.declaration.change_formats import ORDER, PROBLEM
-from dagster_adjunct.assets.declaration.change_values import LOWEST
-from dagster_adjunct.assets.declaration.snapshots import offset_error, resolve_position
+from dagster_adjunct.assets.declaration.change_values import LOWEST, Samples
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.snapshots import Snapshot, offset_error, resolve_position
 from dagster_adjunct.assets.sources.changes import add_order
-from dagster_adjunct.assets.sources.opened_stream import Offsets, offsets_by_partition, offsets_to_json
+from dagster_adjunct.assets.sources.opened_stream import Offsets, OpenedStream, offsets_by_partition, offsets_to_json
 from dagster_adjunct.assets.unbounded.changes import apply_changes
 from dagster_adjunct.assets.unbounded.commit import (
     Advance,
@@ -42,32 +46,25 @@ from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.assets.unbounded.progress import build_report
 from dagster_adjunct.assets.unbounded.recovery import RecoveryPlan, plan_recovery
 from dagster_adjunct.assets.versions.actions import require_audit_fields
+from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import AttemptRecord, delete_attempt
 from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.generation import SPARK, Runtime, open_runtime, write_generation
+from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, TimelineOptions
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
+from dagster_adjunct.resources.objects.commit_log import Commit
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import staged_file_errors
-from dagster_adjunct.resources.schemas.schema import is_widening, repeated_names
+from dagster_adjunct.resources.schemas.schema import Schema, is_widening, repeated_names
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
-from dagster_adjunct.resources.streams.system import TIMESTAMP, TOMBSTONE
+from dagster_adjunct.resources.streams.system import TIMESTAMP, TOMBSTONE, StreamSystem, SystemStreamPartition
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from dagster_adjunct.assets.declaration.change_values import Samples
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.declaration.snapshots import Snapshot
-    from dagster_adjunct.assets.sources.opened_stream import OpenedStream
-    from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-    from dagster_adjunct.resources.bucketing.files import Generation
-    from dagster_adjunct.resources.objects.commit_log import Commit
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
 _STAGED_BYTES = 128 * 1024 * 1024
 _SNAPSHOT = "a bulk snapshot"
@@ -245,7 +242,6 @@ def snapshot_frame(
 
 def _stage_tables(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: SparkSession) -> DataFrame | None:
     """Write tables to a folder of the lake and return them as a frame; None if there are none."""
-    import pyarrow.parquet as pq
 
     path = lake.store.staging_dir() / f"{uuid4().hex}.parquet"
     number, writer = 0, None

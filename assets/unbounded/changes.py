@@ -16,11 +16,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.dead_letters import send_dead_letters
-from dagster_adjunct.assets.sources.opened_stream import offsets_to_json
+from dagster_adjunct.assets.sources.opened_stream import Ranges, offsets_to_json
 from dagster_adjunct.assets.unbounded.commit import (
     ADVANCE_AGAIN,
+    Advance,
+    AdvanceProgress,
     commit_fields,
     commit_with_retries,
     manifest_with_version,
@@ -32,27 +37,22 @@ from dagster_adjunct.assets.unbounded.commit import (
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
 from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.assets.unbounded.progress import describe_progress
+from dagster_adjunct.assets.versions.dataset_log import Attempt
 from dagster_adjunct.assets.versions.leases import AttemptRecord, Lease, delete_attempt
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
+from dagster_adjunct.assets.versions.reports import Action
 from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
-from dagster_adjunct.assets.writing.generation import sum_counters, write_generation
+from dagster_adjunct.assets.writing.generation import GenerationWriter, sum_counters, write_generation
+from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.assets.declaration.change_values import Samples
-    from dagster_adjunct.assets.sources.opened_stream import Ranges
-    from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress
     from dagster_adjunct.assets.unbounded.rewind import ActiveRewind
-    from dagster_adjunct.assets.versions.dataset_log import Attempt
-    from dagster_adjunct.assets.versions.reports import Action
-    from dagster_adjunct.assets.writing.generation import GenerationWriter
-    from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 
 
 def write_changes(

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dagster_adjunct.assets.declaration.change_values import describe_order
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.sources.opened_stream import (
     Offsets,
@@ -25,16 +26,21 @@ from dagster_adjunct.assets.sources.opened_stream import (
     offsets_to_json,
     recreated_stream_error,
 )
+from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.input_partitions import follow_repartition
 from dagster_adjunct.assets.versions.manifest import (
     Bootstrap,
     Change,
+    DatasetManifest,
     Decision,
     Retired,
     UnboundedManifest,
     as_unbounded,
 )
+from dagster_adjunct.assets.versions.reports import Stages
 from dagster_adjunct.assets.versions.version import (
+    DatasetDeclaration,
+    KeptHistory,
     SealedVersion,
     build_layout,
     build_table_version,
@@ -44,19 +50,11 @@ from dagster_adjunct.assets.versions.version import (
     history_from_spec,
     version_id,
 )
+from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError, OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.commit_log import commit_with_rebase, is_deletion_commit
+from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase, is_deletion_commit
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.assets.versions.reports import Stages
-    from dagster_adjunct.assets.versions.version import DatasetDeclaration, KeptHistory
-    from dagster_adjunct.assets.writing.generation import Runtime
-    from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
-    from dagster_adjunct.resources.objects.commit_log import Commit
 
 ADVANCE_AGAIN = "Nothing of this attempt is visible. Advance again, which continues from the other commit."
 

@@ -16,19 +16,22 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST
+from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.unbounded.engine import select_engine
+from dagster_adjunct.assets.versions.dataset_log import Attempt
 from dagster_adjunct.assets.versions.leases import Lease, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.version import (
     POSITION,
+    KeptHistory,
     SealedVersion,
     count_current_rows,
     find_newest_valid_from,
     version_id,
 )
 from dagster_adjunct.assets.writing.generation import Runtime, open_runtime, write_generation
-from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, Generation
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.common import resolve_user
 from dagster_adjunct.resources.errors import (
@@ -38,18 +41,12 @@ from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.objects.commit_log import retry_conflicts
+from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from dagster_adjunct.assets.declaration.policies import DeltaCompaction
-    from dagster_adjunct.assets.versions.dataset_log import Attempt
-    from dagster_adjunct.assets.versions.version import KeptHistory
-    from dagster_adjunct.resources.bucketing.files import Generation
-    from dagster_adjunct.resources.objects.commit_log import Commit
-    from dagster_adjunct.resources.objects.lake import Lake
 
 
 Level = Literal["minor", "major"]

@@ -20,26 +20,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
 from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
 from dagster_adjunct.assets.reading.diff import key_codes
 from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.sources.changes import bad_change_error
 from dagster_adjunct.assets.versions.version import POSITION
-from dagster_adjunct.resources.bucketing.files import unpack_footer
+from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
 from dagster_adjunct.resources.objects.arrow_files import open_object
+from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
     from pyspark.sql import DataFrame
-
-    from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
-    from dagster_adjunct.resources.objects.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,6 @@ class BucketCompletion:
 
     def take(self, batch: pa.Table) -> pa.Table:
         """Add a batch; return completed rows: none until there are many, then those of all keys but the last."""
-        import numpy as np
-        import pyarrow as pa
 
         self._waiting.append(batch)
         if sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP:  # stored rows are read once for so many
@@ -94,8 +93,6 @@ class BucketCompletion:
 
     def rest(self) -> pa.Table | None:
         """Return the remaining rows, completed; None without any."""
-        import numpy as np
-        import pyarrow as pa
 
         if not self._waiting:
             return None
@@ -104,8 +101,6 @@ class BucketCompletion:
 
     def _key_changes(self, rows: pa.Table) -> Any:
         """Return for each row but the first whether its key differs from that of the row before."""
-        import numpy as np
-        import pyarrow.compute as pc
 
         count = rows.num_rows - 1
         differs = np.zeros(count, bool)
@@ -116,7 +111,6 @@ class BucketCompletion:
 
     def _complete(self, rows: pa.Table, new: Any) -> pa.Table:
         """Return the completed rows; `new` marks the first row of each key."""
-        import numpy as np
 
         deleted = rows.column(TOMBSTONE).to_numpy()
         kept = kept_matrix(rows.column(KEPT), self._layout.schema.names) & ~deleted[:, None]
@@ -134,8 +128,6 @@ class BucketCompletion:
 
     def _complete_in_order(self, rows: pa.Table, key: Any, first: Any, deleted: Any, kept: Any) -> tuple[pa.Table, Any]:
         """Return the rows, completed in stream order, and a mask of those that can be applied."""
-        import numpy as np
-        import pyarrow as pa
 
         row, some, position = np.arange(len(key)), kept.any(axis=1), rows.column(POSITION).to_numpy()
         names, begins = self._layout.schema.names, first[key]
@@ -166,7 +158,6 @@ class BucketCompletion:
 
     def _is_effective(self, whole: Any, first: Any, key: Any) -> Any:
         """Return which rows are not superseded by a later whole row or deletion of their key."""
-        import numpy as np
 
         if not self._declared.again:
             return True
@@ -175,7 +166,6 @@ class BucketCompletion:
 
     def _report_incomplete(self, rows: Any, places: pa.Table, kept: Any) -> None:
         """Record these changes as incomplete, or raise BadChangeError for the first."""
-        import numpy as np
 
         names = np.array(self._layout.schema.names, object)
         for row in np.flatnonzero(rows).tolist():
@@ -196,8 +186,6 @@ class BucketCompletion:
         By key: the index of its row in the table, -1 without one; the highest position, also of a deletion. Then the
         table, with these columns.
         """
-        import numpy as np
-        import pyarrow as pa
 
         types = {field.name: arrow_type(field.type) for field in self._layout.schema.fields if field.name in columns}
         schema = pa.schema(list(types.items()))
@@ -225,8 +213,6 @@ class BucketCompletion:
 
     def _find_in_file(self, stored: StoredFile, keys: pa.Table, schema: pa.Schema) -> tuple[Any, pa.Table]:
         """Return which of the keys a file has, and their rows with these columns, position and tombstone."""
-        import numpy as np
-        import pyarrow as pa
 
         file = _open_file(stored)
         whole = pa.schema([(POSITION, pa.int64()), (TOMBSTONE, pa.bool_()), *schema])
@@ -260,9 +246,6 @@ class BucketCompletion:
 
     def _keys_in_range(self, metadata: pq.FileMetaData, group: int, keys: pa.Table) -> Any:
         """Return which of the keys may be in a row group, by the range of its first key column."""
-        import numpy as np
-        import pyarrow as pa
-        import pyarrow.compute as pc
 
         names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
         statistics = metadata.row_group(group).column(names.index(self._key[0])).statistics
@@ -275,8 +258,6 @@ class BucketCompletion:
 
 
 def _open_file(stored: StoredFile) -> pq.ParquetFile:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     footer = stored.file.footer
     metadata = None if footer is None else pq.read_metadata(pa.BufferReader(unpack_footer(footer)))
@@ -286,8 +267,6 @@ def _open_file(stored: StoredFile) -> pq.ParquetFile:
 
 def _match_keys(head: pa.Table, keys: pa.Table, names: Sequence[str]) -> tuple[Any, Any]:
     """Return which keys are in these rows, and the row of each."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     pairs = [(head.column(name).cast(keys.column(name).type), keys.column(name)) for name in names]
     codes = key_codes([pa.chunked_array([*stored.chunks, *wanted.chunks]) for stored, wanted in pairs])
@@ -298,21 +277,18 @@ def _match_keys(head: pa.Table, keys: pa.Table, names: Sequence[str]) -> tuple[A
 
 def _stream_order(position: Any) -> Any:
     """Return positions in stream order, with rows of a bulk snapshot before all others."""
-    import numpy as np
 
     return np.where(position < SNAPSHOT_ROWS // 2, position - SNAPSHOT_ROWS, position)
 
 
 def _last_marked_before(marked: Any) -> Any:
     """Return for each row the last marked row before it, or -1."""
-    import numpy as np
 
     return np.append(-1, _last_marked(marked)[:-1])
 
 
 def _last_marked(marked: Any) -> Any:
     """Return for each row the last marked row up to and including it, or -1."""
-    import numpy as np
 
     return np.maximum.accumulate(np.where(marked, np.arange(len(marked)), -1))
 
@@ -336,7 +312,6 @@ def complete_frame(rows: DataFrame, declared: RowCompletion) -> DataFrame:
 def _complete_batches(
     batches: Iterator[pa.RecordBatch], names: Sequence[str], declared: RowCompletion
 ) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
 
     completing = BucketCompletion(declared, None, 0)
     for batch in batches:

@@ -12,6 +12,9 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM
 from dagster_adjunct.assets.reading.stored_file import StoredFile, read_stored_file
 from dagster_adjunct.assets.sources.arrow_changes import ArrowDecoder, add_problems
@@ -19,17 +22,15 @@ from dagster_adjunct.assets.sources.changes import ChangeDecoder, Rows, late_cha
 from dagster_adjunct.assets.sources.dead_letters import SparkDecoder
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.generation import ARROW, SPARK, GenerationWriter
+from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.common import to_microseconds
+from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
-
-    from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
-    from dagster_adjunct.resources.objects.store import ObjectStore
 
 
 class TableRows(Protocol[Rows]):
@@ -179,7 +180,6 @@ class ArrowRows:
     def stored(
         self, store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]
     ) -> pa.Table:
-        import pyarrow as pa
 
         tables = [layout.arrow_schema().empty_table().append_column(_GENERATION, pa.array([], pa.int32()))]
         for generation in generations:
@@ -189,7 +189,6 @@ class ArrowRows:
         return pa.concat_tables(tables)
 
     def positions(self, rows: pa.Table) -> tuple[int | None, int | None]:
-        import pyarrow.compute as pc
 
         bounds = pc.min_max(rows.column(POSITION)).as_py()
         return bounds["min"], bounds["max"]
@@ -210,12 +209,10 @@ class ArrowRows:
         return _filter_rows(winners, [not mark for mark in gone]), lambda: counts
 
     def drop_expired(self, rows: pa.Table, expires: str, watermark: datetime) -> pa.Table:
-        import pyarrow.compute as pc
 
         return rows.filter(pc.greater(rows.column(expires).cast("int64"), to_microseconds(watermark)))
 
     def raise_to_stored_positions(self, changes: pa.Table, stored: pa.Table, key: tuple[str, ...]) -> pa.Table:
-        import pyarrow as pa
 
         held = _highest_positions(stored, key)
         rows = zip(_iterate_keys(changes, key), changes.column(POSITION).to_pylist(), strict=True)
@@ -253,7 +250,6 @@ def _highest_positions(stored: pa.Table, key: tuple[str, ...]) -> dict[Key, int]
 
 
 def _filter_rows(rows: pa.Table, mask: Sequence[bool]) -> pa.Table:
-    import pyarrow as pa
 
     return rows.filter(pa.array(mask, pa.bool_()))
 

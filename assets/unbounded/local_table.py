@@ -18,16 +18,20 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import pyarrow as pa
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import OwnedBy
 from dagster_adjunct.assets.reading.stored_versions import read_committed_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.unbounded.compaction import compact_due
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import record_build
 from dagster_adjunct.assets.versions.manifest import (
     Bootstrap,
     Change,
+    DatasetManifest,
     SentToTable,
     UnboundedManifest,
     Written,
@@ -43,7 +47,8 @@ from dagster_adjunct.assets.versions.version import (
     declaration_from_spec,
     version_id,
 )
-from dagster_adjunct.assets.writing.generation import SPARK, GenerationWriter, sum_counters, write_generation
+from dagster_adjunct.assets.writing.generation import SPARK, GenerationWriter, Runtime, sum_counters, write_generation
+from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -51,21 +56,12 @@ from dagster_adjunct.resources.errors import (
     ProducerConflictError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.objects.commit_log import commit_with_rebase, retry_conflicts
-from dagster_adjunct.resources.schemas.schema import incompatible_changes
+from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase, retry_conflicts
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.schema import Schema, incompatible_changes
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.dataset_log import Attempt
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.assets.writing.generation import Runtime
-    from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
-    from dagster_adjunct.resources.objects.commit_log import Commit
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.schemas.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -579,8 +575,6 @@ class LocalTableWriter:
 def _with_position(rows: DataFrame | pa.Table, position: int) -> DataFrame | pa.Table:
     """Return the rows with one position for all, so that later sends win."""
     if hasattr(rows, "column_names"):
-        import pyarrow as pa
-
         table: pa.Table = rows
         return table.append_column(POSITION, pa.array([position] * table.num_rows, pa.int64()))
     from pyspark.sql import functions as F

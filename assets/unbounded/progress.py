@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.opened_stream import offsets_by_partition, resolve_stream
+from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport
 from dagster_adjunct.resources.common import split_stream_name, subtract_span
 from dagster_adjunct.resources.errors import StaleDatasetError
-from dagster_adjunct.resources.streams.system import OffsetRange
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress
-    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-    from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)

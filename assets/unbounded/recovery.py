@@ -11,20 +11,16 @@ it is done. `plan_recovery` is pure: it decides on a TableSnapshot.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from datetime import datetime
+from typing import Literal
 
 from dagster_adjunct.assets.declaration.change_values import describe_order
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.unbounded.commit import TableContinuity, TableSnapshot, assess_continuity
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.version import describe_history_length, history_from_spec
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
-from dagster_adjunct.resources.schemas.schema import incompatible_changes
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Schema, incompatible_changes
 
 
 @dataclass(frozen=True, slots=True)

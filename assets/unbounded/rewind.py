@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from dagster_adjunct.assets.declaration.change_values import describe_order
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.changes import Rows
-from dagster_adjunct.assets.sources.opened_stream import offsets_by_partition
+from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges, offsets_by_partition
 from dagster_adjunct.assets.unbounded.advance import compact_if_due, execute_plan, resume_table
 from dagster_adjunct.assets.unbounded.changes import apply_changes, apply_ranges
 from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress, TableSnapshot, inspect_table
@@ -32,7 +33,8 @@ from dagster_adjunct.assets.unbounded.recovery import plan_recovery, require_com
 from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, Decision, UnboundedManifest
-from dagster_adjunct.assets.versions.reports import OnStage, Stages, ignore_stage
+from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
+from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -40,6 +42,8 @@ from dagster_adjunct.resources.errors import (
     DatasetError,
     OffsetOutOfRangeError,
 )
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.startpoint import (
     Startpoint,
@@ -48,18 +52,10 @@ from dagster_adjunct.resources.streams.startpoint import (
     describe_startpoint,
     resolve_startpoint_to_offset,
 )
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges
-    from dagster_adjunct.assets.versions.reports import AdvanceReport
-    from dagster_adjunct.assets.versions.version import SealedVersion
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.objects.store import ObjectStore
-    from dagster_adjunct.resources.streams.system import StreamSystem
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset import local_table
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, local_table
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
 from dagster_adjunct.assets.declaration.sources import OwnedBy
 from dagster_adjunct.assets.unbounded.compaction import compact_due
@@ -17,17 +16,14 @@ from dagster_adjunct.assets.versions.manifest import (
     Change,
     as_unbounded,
 )
+from dagster_adjunct.assets.versions.version import DatasetDeclaration
+from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.resources.errors import (
     DatasetError,
 )
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.version import DatasetDeclaration
-    from dagster_adjunct.assets.writing.generation import Runtime
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)

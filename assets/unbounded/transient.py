@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT
+from dagster_adjunct.assets.declaration.change_values import Samples
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.changes import fail_on_problems
 from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges, offsets_to_json, recreated_stream_error
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion, complete_frame
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import Decision
-from dagster_adjunct.assets.versions.reports import AdvanceReport, Stages
+from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, Stages
 from dagster_adjunct.assets.versions.version import POSITION, build_layout
 from dagster_adjunct.resources.common import first_validation_problem, utc_now
 from dagster_adjunct.resources.errors import (
@@ -31,17 +33,12 @@ from dagster_adjunct.resources.errors import (
     StaleDatasetError,
 )
 from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import resolve_session
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE, StreamSystem, SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from dagster_adjunct.assets.declaration.change_values import Samples
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.reports import Action
-    from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.system import StreamSystem
 
 
 _KIND, _FORM = "offsets-", "offsets-1:"

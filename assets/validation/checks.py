@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from dagster_adjunct.assets.reading.stored_file import count_nulls, list_stored_files
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.column_sql import quote_name
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import first_message_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.assets.validation.validators import Candidate
-    from dagster_adjunct.resources.schemas.schema import Schema
 
 Rule = Literal["exact", "additive", "any"]
 SAMPLE_SIZE = 5

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import VALIDATOR_NAME, Severity, Validator
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.validation import checks
 from dagster_adjunct.assets.validation.checks import Finding, Rule, to_json_value
 from dagster_adjunct.assets.versions.version import Verdict
@@ -43,8 +44,6 @@ from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog, Manifests, Members
 from dagster_adjunct.assets.versions.deliveries import Delivered
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, Pin, as_bounded
 from dagster_adjunct.assets.versions.selection import (
@@ -22,9 +23,6 @@ from dagster_adjunct.assets.versions.selection import (
 )
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.dataset_log import DatasetLog, Manifests, Members
 
 
 @dataclass(frozen=True, slots=True)

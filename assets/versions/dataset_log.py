@@ -10,7 +10,7 @@ import contextlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -34,12 +34,8 @@ from dagster_adjunct.resources.errors import (
     ObjectExistsError,
     ObjectNotFoundError,
 )
-from dagster_adjunct.resources.objects.commit_log import is_deletion_commit, retry_conflicts
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
-    from dagster_adjunct.resources.objects.lake import Lake
-
+from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, is_deletion_commit, retry_conflicts
+from dagster_adjunct.resources.objects.lake import Lake
 
 NAMES = "datasets/_names"
 SETS = "version-sets"

@@ -6,16 +6,12 @@ Positions made of offsets continue above all stored ones, because the offsets of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import Change, CommonManifest, DatasetManifest
 from dagster_adjunct.resources.errors import DatasetNotFoundError
-from dagster_adjunct.resources.streams.system import FIRST_OFFSET
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-    from dagster_adjunct.resources.streams.system import StreamInfo
-
+from dagster_adjunct.resources.streams.system import FIRST_OFFSET, StreamInfo
 
 CARRY_ACTION = "carry"
 M = TypeVar("M", bound=CommonManifest)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.resources.errors import (
@@ -36,12 +36,9 @@ from dagster_adjunct.resources.errors import (
     ObjectNotFoundError,
 )
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.retention_holds import delete_holds, holder_prefix
-from dagster_adjunct.resources.objects.store import read_store_clock
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.objects.store import ObjectInfo
+from dagster_adjunct.resources.objects.store import ObjectInfo, read_store_clock
 
 RENEWAL_INTERVAL = timedelta(minutes=5)
 # A record renewed within this time belongs to a running build.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import AwareDatetime, Field, ValidationError, model_validator
 
@@ -30,9 +30,7 @@ from dagster_adjunct.assets.versions.version import (
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.common import first_validation_problem
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, MalformedDocumentError, VersionDiscardedError
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.commit_log import Commit
+from dagster_adjunct.resources.objects.commit_log import Commit
 
 
 class Change(ManifestPart):

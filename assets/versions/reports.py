@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.version import Verdict
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Schema
 
 REJECT = "reject"
 """The stage that stores a rejected version, instead of "seal" and "switch"."""

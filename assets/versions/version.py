@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from dagster_adjunct.assets.declaration.change_values import PositionType
-from dagster_adjunct.assets.declaration.dataset import DatasetKind
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, DatasetKind
+from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
 from dagster_adjunct.assets.declaration.sources import OwnedBy, QuerySource
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.bucketing.timeline import HAS_ENDS, IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 
 
 def _schema(value: Any) -> Any:

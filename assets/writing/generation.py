@@ -10,38 +10,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation
+from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import (
     DIGEST,
+    Completion,
     WriteOptions,
     check_readable,
     write_arrow_buckets,
     write_buckets,
 )
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, session_factory
 from dagster_adjunct.resources.spark.scope import session_scope
 from dagster_adjunct.resources.streams.registry import open_systems
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
-    from dagster_adjunct.resources.bucketing.writer import Completion
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.objects.store import ObjectStore
-    from dagster_adjunct.resources.streams.system import StreamSystem
 
 Rows_contra = TypeVar("Rows_contra", contravariant=True)
 
@@ -101,8 +100,6 @@ def choose_writer(spark: Callable[[], SparkSession]) -> GenerationWriter[Any]:
 def find_null_keys(rows: DataFrame | pa.Table, key: tuple[str, ...], limit: int) -> list[tuple[int, int]]:
     """Return (partition, offset) of the first rows with a null key column."""
     if hasattr(rows, "column_names"):
-        import pyarrow.compute as pc
-
         table: pa.Table = rows
         lacking = table.filter(reduce(pc.or_, (table.column(name).is_null() for name in key)))
         lacking = lacking.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")]).slice(0, limit)

@@ -15,9 +15,9 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, Unpack, overload
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, local_table
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTableOptions, local_table
 from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
     OperatorGraph,
@@ -27,18 +27,11 @@ from dagster_adjunct.orchestration.application.graph import (
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.operators.arguments import validate_column_names, validate_partition_count
 from dagster_adjunct.orchestration.operators.event_time import build_event_time
-from dagster_adjunct.orchestration.operators.inputs import build_input
-from dagster_adjunct.orchestration.operators.operator import KeyedTable
+from dagster_adjunct.orchestration.operators.inputs import DefaultOffset, Input, OnLost, build_input
+from dagster_adjunct.orchestration.operators.operator import KeyedTable, Operator
 from dagster_adjunct.resources.common import check_name, check_whole_number, find_calling_line, split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
-
-if TYPE_CHECKING:
-    from typing import Unpack, overload
-
-    from dagster_adjunct.assets.declaration.dataset import LocalTableOptions
-    from dagster_adjunct.orchestration.operators.inputs import DefaultOffset, Input, OnLost
-    from dagster_adjunct.orchestration.operators.operator import Operator
-    from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Schema
 
 T = TypeVar("T")
 

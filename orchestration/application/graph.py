@@ -8,16 +8,15 @@ from dataclasses import dataclass, field, is_dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
-from dagster_adjunct.orchestration.operators.operator import Operator, Spec
+from dagster_adjunct.orchestration.operators.operator import KeyedTable, Operator, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.common import find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.operator import KeyedTable
 
 
 def to_dagster_name(name: str) -> str:

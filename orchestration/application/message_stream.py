@@ -10,17 +10,23 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
-from dagster_adjunct.orchestration.application.graph import DatasetHandle, OutputStream, RemoteTableHandle
-from dagster_adjunct.orchestration.operators.arguments import validate_column_names
+from dagster_adjunct.orchestration.application.graph import (
+    DatasetHandle,
+    OperatorGraph,
+    OutputStream,
+    RemoteTableHandle,
+)
+from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey, validate_column_names
 from dagster_adjunct.orchestration.operators.asof_join import build_asof_join
-from dagster_adjunct.orchestration.operators.batch_context import TableSend
+from dagster_adjunct.orchestration.operators.batch_context import SinkFunction, TableSend
 from dagster_adjunct.orchestration.operators.event_time import build_late_records
-from dagster_adjunct.orchestration.operators.functions import build_flat_map
+from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map
 from dagster_adjunct.orchestration.operators.inputs import Broadcast, build_broadcast
-from dagster_adjunct.orchestration.operators.joins import Join, build_join, build_join_function
+from dagster_adjunct.orchestration.operators.joins import How, Join, On, build_join, build_join_function
 from dagster_adjunct.orchestration.operators.lookup_join import build_lookup_join
+from dagster_adjunct.orchestration.operators.operator import BeforeHistory, OnNullTime, Spec
 from dagster_adjunct.orchestration.operators.records import (
     PartitionBy,
     build_filter,
@@ -32,36 +38,26 @@ from dagster_adjunct.orchestration.operators.records import (
     parse_key_columns,
 )
 from dagster_adjunct.orchestration.operators.sends import SendDeadLetters, SendToStream, build_send_to_local, build_sink
-from dagster_adjunct.orchestration.operators.stream_join import StreamJoin, checked_stream_join
+from dagster_adjunct.orchestration.operators.stream_join import HowStreams, StreamJoin, Within, checked_stream_join
 from dagster_adjunct.orchestration.operators.table_updates import (
     Columns,
     SendToDataset,
     SendToTable,
+    Update,
     build_update,
     check_key_unchanged,
     default_expression,
     parse_pairs,
     struct_expression,
 )
-from dagster_adjunct.orchestration.operators.windows.window import build_window
+from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregation, Kind
+from dagster_adjunct.orchestration.operators.windows.window import Results, build_window
 from dagster_adjunct.resources.common import check_name, check_whole_number
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import quote_name
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.arrow import UPDATE
 from dagster_adjunct.resources.tables.operation import UpdateContract
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.application.graph import OperatorGraph
-    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
-    from dagster_adjunct.orchestration.operators.batch_context import SinkFunction
-    from dagster_adjunct.orchestration.operators.functions import RecordFunction
-    from dagster_adjunct.orchestration.operators.joins import How, On
-    from dagster_adjunct.orchestration.operators.operator import BeforeHistory, OnNullTime, Spec
-    from dagster_adjunct.orchestration.operators.stream_join import HowStreams, Within
-    from dagster_adjunct.orchestration.operators.table_updates import Update
-    from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregation, Kind
-    from dagster_adjunct.orchestration.operators.windows.window import Results
-    from dagster_adjunct.resources.schemas.schema import Schema
 
 
 class OperatorStream:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.errors import (
@@ -18,13 +19,10 @@ from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
     TableNotFoundError,
 )
+from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.tables.functions import TableFunction
 from dagster_adjunct.resources.tables.table import RemoteTable
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
-    from dagster_adjunct.resources.objects.lake import Lake
 
 KIND = "table"
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import Field as Default
 from pydantic import PlainSerializer, PlainValidator, ValidationError
@@ -32,11 +32,9 @@ from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
     ObjectExistsError,
 )
+from dagster_adjunct.resources.objects.commit_log import Commit
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.commit_log import Commit
-    from dagster_adjunct.resources.objects.lake import Lake
 
 # Requests expire, so few others can have come before one is written again.
 _MAX_TAKEN = 20

@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from pydantic import ValidationError
 
@@ -36,11 +36,8 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
-from dagster_adjunct.resources.objects.store import read_store_clock
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.store import ObjectStore, read_store_clock
 
 
 class Process(StoredDocument):

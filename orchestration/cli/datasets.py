@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dagster_adjunct.assets.reading.dataset import Dataset
 from dagster_adjunct.orchestration.cli import maintenance, versions
 from dagster_adjunct.orchestration.cli.maintenance import advance
 from dagster_adjunct.orchestration.cli.options import (
@@ -28,14 +30,11 @@ from dagster_adjunct.orchestration.cli.output import (
     show_table,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.objects.lake import Lake
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dagster_adjunct.assets.reading.dataset import Dataset
     from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport
     from dagster_adjunct.orchestration.cli.options import Deletion
-    from dagster_adjunct.resources.objects.lake import Lake
 
 
 @click.group()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -24,16 +24,12 @@ from dagster_adjunct.orchestration.cli.output import (
     show_with_error,
 )
 from dagster_adjunct.resources.errors import ConditionsNotMetError, ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dagster_adjunct.resources.key_value.entries import TableEntry, TableKey
-    from dagster_adjunct.resources.key_value.iterators import IteratorPage, IteratorState
-    from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, TableInfo
-    from dagster_adjunct.resources.key_value.segment import KeyVersion, SegmentBackend
-    from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
-    from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.key_value.entries import TableEntry, TableKey
+from dagster_adjunct.resources.key_value.iterators import IteratorPage, IteratorState
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, TableInfo
+from dagster_adjunct.resources.key_value.segment import KeyVersion, SegmentBackend
+from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
+from dagster_adjunct.resources.objects.lake import Lake
 
 C = TypeVar("C", bound=Callable[..., Any])
 TYPES = ("text", "json", "int", "bytes")

@@ -7,12 +7,14 @@ import os
 import socket
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_adjunct.orchestration.application.application import load_application
+from dagster_adjunct.assets.versions.reports import AdvanceReport
+from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.cli import applications, datasets, streams, tables
 from dagster_adjunct.orchestration.cli import key_value as key_values
 from dagster_adjunct.orchestration.cli import startpoints as checkpoints
@@ -30,17 +32,12 @@ from dagster_adjunct.orchestration.cli.output import (
     show_table,
 )
 from dagster_adjunct.orchestration.cli.plan import show_plan
+from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects.lake import Lake
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import SparkSession
-
-    from dagster_adjunct.assets.versions.reports import AdvanceReport
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.step.progress import StepEvent
-    from dagster_adjunct.resources.objects.lake import Lake
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from dagster_adjunct.assets.versions.reports import ignore_stage
-from dagster_adjunct.orchestration.application.application import load_application
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.retention.discard import DiscardReport
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, ignore_stage
+from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.cli.options import audit_options, parse_duration, read_keys, split_keys
 from dagster_adjunct.orchestration.cli.output import (
     fail_if_rejected,
@@ -26,19 +29,12 @@ from dagster_adjunct.orchestration.cli.output import (
 )
 from dagster_adjunct.resources.common import resolve_user, split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, VersionDiscardedError, raise_first
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import session_factory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.retention.discard import DiscardReport
-    from dagster_adjunct.assets.versions.manifest import UnboundedManifest
-    from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.resources.objects.lake import Lake
 
 _MASTER = "Spark master, such as local[4] or spark://host:7077. Default: all cores of this machine."
 

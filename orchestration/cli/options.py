@@ -14,12 +14,10 @@ import click
 
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.orchestration.cli.output import lake_url, output_options, require_zone, show_report
+from dagster_adjunct.orchestration.maintenance.delete import DeletionReport
 from dagster_adjunct.resources.common import resolve_user
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Field
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.maintenance.delete import DeletionReport
 
 C = TypeVar("C", bound=Callable[..., Any])
 _DURATION = re.compile(r"(\d+)\s*(m|h|d|w)")

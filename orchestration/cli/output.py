@@ -11,20 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dagster_adjunct.assets.versions.reports import AdvanceReport
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.checkpoints import Checkpoint
 from dagster_adjunct.resources.errors import AdjunctError, ConditionsNotMetError, ConfigurationError
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.reports import AdvanceReport
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batch_log.checkpoints import Checkpoint
-    from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake
 
 _ID = re.compile(r"v(\d{6,})-([0-9a-f]{8,})")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d)?(\.\d+)?(Z|\+00:00)")

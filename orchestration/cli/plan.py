@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from dagster_adjunct.orchestration.application.application import load_application
+from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.cli.output import lake_url, output_options, show_line
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.render import describe_differences
+from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof
 from dagster_adjunct.resources.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-    from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof
-    from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake
 
 FORMATS = ("text", "json", "mermaid")
 DIFFERS = 4

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from dagster_adjunct.orchestration.application.application import load_application
+from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
+from dagster_adjunct.orchestration.batch_log.batch_log import Intent
+from dagster_adjunct.orchestration.batch_log.checkpoints import Checkpoint, CheckpointChange
 from dagster_adjunct.orchestration.cli.options import audit_options
 from dagster_adjunct.orchestration.cli.output import (
     console,
@@ -23,17 +25,12 @@ from dagster_adjunct.orchestration.cli.output import (
     times_to_json,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import JOIN_VERSIONS, JoinVersions
+from dagster_adjunct.orchestration.startpoints.startpoints import AskedStartpoints, Startpoints
 from dagster_adjunct.resources.common import resolve_user
 from dagster_adjunct.resources.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batch_log.batch_log import Intent
-    from dagster_adjunct.orchestration.batch_log.checkpoints import Checkpoint, CheckpointChange
-    from dagster_adjunct.orchestration.startpoints.startpoints import AskedStartpoints, Startpoints
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.startpoint import Startpoint
-    from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.startpoint import Startpoint
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 _MAX_LINES = 8
 

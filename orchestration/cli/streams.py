@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,14 +21,12 @@ from dagster_adjunct.orchestration.cli.output import (
 )
 from dagster_adjunct.resources.common import unqualify_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams, StreamDescription
+from dagster_adjunct.resources.streams.system import Epochs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dagster_adjunct.orchestration.cli.options import Deletion
     from dagster_adjunct.orchestration.maintenance.repartition import RepartitionReport
-    from dagster_adjunct.resources.streams.lake.streams import LakeStreams, StreamDescription
-    from dagster_adjunct.resources.streams.system import Epochs
 
 
 @click.group()

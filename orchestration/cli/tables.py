@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,9 +15,7 @@ from dagster_adjunct.orchestration.cli.output import (
     show_record,
 )
 from dagster_adjunct.resources.common import resolve_user
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.tables.table import RemoteTable
 
 
 @click.group()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import click
 
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
+from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.orchestration.cli.options import audit_options, parse_expiry, split_keys
 from dagster_adjunct.orchestration.cli.output import (
     fail_if_missing,
@@ -21,11 +24,6 @@ from dagster_adjunct.orchestration.cli.output import (
 )
 from dagster_adjunct.resources.common import resolve_user, utc_now
 from dagster_adjunct.resources.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
-    from dagster_adjunct.assets.versions.version import VersionRef
 
 
 @click.command("versions")

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from dagster import AssetKey, AssetsDefinition, AssetSpec
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
     dataset_source,
     find_lookup_tables,
@@ -25,10 +26,6 @@ from dagster_adjunct.orchestration.code_location.output_assets import outputs_as
 from dagster_adjunct.orchestration.code_location.sensors import has_delivered_versions
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.application.application import Application
 
 
 class AssetGraph:

@@ -21,25 +21,25 @@ from dagster import (
     MetadataValue,
 )
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.policies import Validator
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.unbounded.progress import BootstrapProgress
 from dagster_adjunct.assets.validation.validators import describe_rule, validator_arguments
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, Decision
+from dagster_adjunct.assets.versions.reports import AdvanceReport, StageEvent
+from dagster_adjunct.assets.versions.version import Verdict, VersionRef
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import find_output_joins, to_dagster_name
+from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.orchestration.step.progress import InputTimes, StepEvent
 from dagster_adjunct.resources.errors import AdjunctError, ValidatorError
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.system import StreamSystem
 
 if TYPE_CHECKING:
     from dagster import AssetSpec
 
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.declaration.policies import Validator
-    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.unbounded.progress import BootstrapProgress
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest, Decision
-    from dagster_adjunct.assets.versions.reports import AdvanceReport, StageEvent
-    from dagster_adjunct.assets.versions.version import Verdict, VersionRef
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
-    from dagster_adjunct.orchestration.step.progress import InputTimes, StepEvent
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.system import StreamSystem
 
 # For log handlers outside of Dagster: each record carries the event as `adjunct_event`.
 _log = logging.getLogger("adjunct.run")

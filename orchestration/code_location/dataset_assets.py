@@ -1,6 +1,6 @@
 """Assets of datasets: materializing one publishes what was delivered, and reports the served version."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,13 @@ from dagster import (
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 from pydantic import Field
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import natural_sort_key
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.assets.versions.reports import AdvanceReport
+from dagster_adjunct.assets.versions.version import VersionRef
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.checks import (
     OpRun,
@@ -61,22 +67,14 @@ from dagster_adjunct.orchestration.code_location.metadata import (
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import CommitConflictError, TransientError
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.session import SparkResource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from dagster import OpExecutionContext
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.assets.versions.reports import AdvanceReport
-    from dagster_adjunct.assets.versions.version import VersionRef
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.resources.objects.lake import Lake
 
 AssetEvent = MaterializeResult[Any] | AssetMaterialization | Output[None]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster import AssetKey, Definitions, ScheduleDefinition, SensorDefinition, define_asset_job, in_process_executor
 
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
     describe_partitions,
     is_advanced_by_partition,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
     from dagster_adjunct.assets.exchange.iceberg import IcebergTable
-    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dagster import (
     AssetMaterialization,
@@ -24,20 +24,18 @@ from dagster import (
 from pydantic import Field
 
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, dataset_uri, last_data_version
 from dagster_adjunct.orchestration.code_location.metadata import DATA_VERSION_TAG, served_metadata, translate_errors
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, NoSealedVersionError, raise_first
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.session import SparkResource
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
-    from dagster_adjunct.resources.objects.lake import Lake
 
 
 def single_op_job(act: OpDefinition, name: str, *, application: str, description: str) -> JobDefinition:

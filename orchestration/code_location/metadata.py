@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster import (
     AssetExecutionContext,
@@ -29,8 +29,15 @@ from dagster import (
     TableSchema,
 )
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
-from dagster_adjunct.orchestration.application.graph import dataset_source
+from dagster_adjunct.assets.reading.dataset import Dataset
+from dagster_adjunct.assets.unbounded.progress import PartitionLag
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.assets.versions.reports import AdvanceReport
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.graph import OutputStream, dataset_source
+from dagster_adjunct.orchestration.operators.operator import KeyedTable
 from dagster_adjunct.orchestration.operators.stream_facts import (
     ColumnSources,
     LineageContext,
@@ -40,8 +47,10 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     identity_sources,
     sources_from_sql,
 )
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.resources.backends.columns import describe_function
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.common import CodeLine, split_stream_name
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ApplicationBusyError,
@@ -52,24 +61,10 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
     TransientError,
 )
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import find_adjunct_error
-from dagster_adjunct.resources.streams.system import OffsetRange
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.reading.dataset import Dataset
-    from dagster_adjunct.assets.unbounded.progress import PartitionLag
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.assets.versions.reports import AdvanceReport
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.application.graph import OutputStream
-    from dagster_adjunct.orchestration.operators.operator import KeyedTable
-    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-    from dagster_adjunct.orchestration.step.progress import StepReport
-    from dagster_adjunct.resources.common import CodeLine
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
 
 # Tag of a materialization's data version.
 DATA_VERSION_TAG = "dagster/data_version"

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from dagster import AssetKey, FreshnessPolicy
 
 from dagster_adjunct.assets.declaration.sources import FileSource
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.metadata import (
     backend_name,
@@ -27,17 +28,12 @@ from dagster_adjunct.orchestration.code_location.metadata import (
     stream_preview,
     table_metadata,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import Kind
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, Kind
+from dagster_adjunct.orchestration.planner.plan import PlannedTable
+from dagster_adjunct.resources.common import CodeLine, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources
-    from dagster_adjunct.orchestration.planner.plan import PlannedTable
-    from dagster_adjunct.resources.common import CodeLine
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.system import StreamSystem
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.system import StreamSystem
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster import (
     AssetCheckResult,
@@ -18,6 +18,7 @@ from dagster import (
 )
 from pydantic import Field
 
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
     describe_partitions,
     is_advanced_by_partition,
@@ -51,13 +52,10 @@ from dagster_adjunct.orchestration.code_location.metadata import (
 from dagster_adjunct.orchestration.code_location.nodes import VERSION_KEY, RunOutputs, node_kind
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.session import SparkResource
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-    from dagster_adjunct.orchestration.step.progress import StepReport
 
 _WAIT_SECONDS = 300.0
 

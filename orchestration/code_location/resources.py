@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster import ConfigurableResource
 from pydantic import Field, PrivateAttr
 
 from dagster_adjunct.resources.backends.resources import TableResource, resolve_variable
-from dagster_adjunct.resources.key_value.serializers import serializer_named
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value.serializers import Serializer, serializer_named
+from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable, KeyValueTable
 from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
-    from dagster_adjunct.resources.key_value.serializers import Serializer
-    from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable, KeyValueTable
-    from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake
 
 
 class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]

@@ -26,13 +26,12 @@ from pydantic import ValidationError
 from dagster_adjunct.orchestration.code_location.metadata import has_active_run, has_ended
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.resources.common import StoredDocument, split_stream_name
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 if TYPE_CHECKING:
     from dagster import JobDefinition
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
-
-    from dagster_adjunct.resources.objects.lake import Lake
 
 
 class StreamFinding(StoredDocument):

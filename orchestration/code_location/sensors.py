@@ -22,8 +22,12 @@ from dagster import (
     SensorDefinition,
 )
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import QuerySource
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, ClosedBatch, OffsetState
+from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Deadline,
     LastRequest,
@@ -40,21 +44,17 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     scan_ages,
     scan_streams,
 )
+from dagster_adjunct.orchestration.startpoints.fan_out import Requests
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.resources.common import StoredDocument, check_whole_number, subtract_span
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
 if TYPE_CHECKING:
     from dagster import RunRecord
 
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, ClosedBatch, OffsetState
-    from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset
     from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob
-    from dagster_adjunct.orchestration.startpoints.fan_out import Requests
-    from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)

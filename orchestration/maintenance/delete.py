@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_stored_versions
 from dagster_adjunct.assets.retention import discard as datasets
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import RUNNING_WITHIN, list_attempts, list_live_leases, read_lake_clock
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, list_applications
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -19,19 +20,16 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.objects.commit_log import (
+    Commit,
     DeletedObjects,
     is_deletion_commit,
     list_log_objects,
     retry_conflicts,
 )
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake import streams as streams_deleting
 from dagster_adjunct.resources.streams.lake.readers import list_readers
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.resources.objects.commit_log import Commit
-    from dagster_adjunct.resources.objects.lake import Lake
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.retention.discard import DiscardReport
 from dagster_adjunct.assets.retention.discard import discard as discard_unneeded
@@ -15,11 +16,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, list_app
 from dagster_adjunct.orchestration.startpoints.recorded_replay import find_held_versions, purge_plans
 from dagster_adjunct.resources.errors import AdjunctError, raise_first
 from dagster_adjunct.resources.metadata import MetadataStore
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-    from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake
 
 
 def discard(

@@ -17,7 +17,7 @@ import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.unbounded.local_table import change_owner
@@ -31,9 +31,7 @@ from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError
 from dagster_adjunct.resources.metadata import MetadataStore
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport, repartition_table, repartition_versions
@@ -27,14 +27,12 @@ from dagster_adjunct.resources.errors import (
     StillReadError,
 )
 from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.lake.manifest import StreamState
 from dagster_adjunct.resources.streams.lake.readers import list_readers
 from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.lake.manifest import StreamState
 
 
 @dataclass(frozen=True, slots=True)

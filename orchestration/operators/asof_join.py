@@ -14,10 +14,12 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, ClassVar
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.version import TOMBSTONE
+from dagster_adjunct.orchestration.operators.batch_context import BatchContext, TimedRows
 from dagster_adjunct.orchestration.operators.columns import Types, require_columns, tie_breakers
 from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, How, Join, On, build_join
-from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, Match, OnNullTime
+from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, Flow, Match, OnNullTime, PlanContext
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError
@@ -28,9 +30,6 @@ from dagster_adjunct.resources.user_code import MASKED, truncate_text
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext, TimedRows
-    from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext
 
 TIMES = ("timestamp", "date")
 """The types that a time may have; a date is its midnight in UTC."""

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+from dagster_adjunct.assets.unbounded.state_table import StateSpec
+from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
+from dagster_adjunct.orchestration.operators.columns import Types
+from dagster_adjunct.orchestration.operators.operator import Declarations, KeyedTable
+from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
 from dagster_adjunct.resources.backends.columns import parse_column, to_spark_type
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.system import AppendResult, StreamSystem
+from dagster_adjunct.resources.tables.operation import UpdateContract
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
-    from dagster_adjunct.assets.unbounded.state_table import StateSpec
-    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
-    from dagster_adjunct.orchestration.operators.columns import Types
-    from dagster_adjunct.orchestration.operators.operator import Declarations, KeyedTable
-    from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
     from dagster_adjunct.orchestration.operators.table_updates import Update
-    from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.system import AppendResult, StreamSystem
-    from dagster_adjunct.resources.tables.operation import UpdateContract
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, ORDINAL, ORIGIN, tie_breakers
-from dagster_adjunct.orchestration.operators.operator import Flow, Spec
+from dagster_adjunct.orchestration.operators.batch_context import BatchContext
+from dagster_adjunct.orchestration.operators.columns import (
+    BEHIND,
+    EVENT_TIME,
+    ORDINAL,
+    ORIGIN,
+    Columns,
+    Types,
+    tie_breakers,
+)
+from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
@@ -24,9 +33,6 @@ from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, T
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
-    from dagster_adjunct.orchestration.operators.columns import Columns, Types
-    from dagster_adjunct.orchestration.operators.operator import PlanContext
 
 ARRIVAL = TIMESTAMP
 """The event time of a record is when it was written to its stream."""

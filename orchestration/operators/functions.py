@@ -13,7 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
+import pyarrow as pa
+
 from dagster_adjunct.orchestration.operators.arguments import function_label, validate_column_names
+from dagster_adjunct.orchestration.operators.batch_context import BatchContext
 from dagster_adjunct.orchestration.operators.columns import (
     ORDINAL,
     Types,
@@ -25,9 +28,9 @@ from dagster_adjunct.orchestration.operators.columns import (
     split_alias,
     types_by_name,
 )
-from dagster_adjunct.orchestration.operators.operator import Spec
+from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
 from dagster_adjunct.orchestration.operators.records import WithColumns
-from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
+from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, ColumnSources, LineageContext
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -50,12 +53,7 @@ from dagster_adjunct.resources.user_code import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
-    from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext
-    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 
 
 def flow_after_function(
@@ -283,7 +281,6 @@ def _build_batch(
     ordinals: Sequence[str],
     results: Sequence[Record],
 ) -> pa.RecordBatch:
-    import pyarrow as pa
 
     taken = batch.select(list(kept)).take(pa.array(rows, pa.int64()))
     arrays, names = list(taken.columns), list(kept)
@@ -315,7 +312,6 @@ def _build_batch(
 
 
 def _fits(value: object, kind: pa.DataType) -> bool:
-    import pyarrow as pa
 
     try:
         to_exact_array([value], kind)

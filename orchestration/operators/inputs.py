@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from dagster_adjunct.orchestration.operators.batch_context import BatchContext
 from dagster_adjunct.orchestration.operators.columns import (
     ORDINAL,
     TASK,
@@ -15,10 +16,13 @@ from dagster_adjunct.orchestration.operators.columns import (
     plain_column,
     types_by_name,
 )
-from dagster_adjunct.orchestration.operators.operator import Flow, Spec, StreamEdge
+from dagster_adjunct.orchestration.operators.event_time import EventTime
+from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Role, Spec, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import (
     TASK_NUMBER,
     UNKNOWN,
+    ColumnSources,
+    LineageContext,
     LineageNode,
     identity_sources,
     require_facts,
@@ -28,11 +32,6 @@ from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
-    from dagster_adjunct.orchestration.operators.event_time import EventTime
-    from dagster_adjunct.orchestration.operators.operator import PlanContext, Role
-    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 
 
 @dataclass(frozen=True, slots=True)

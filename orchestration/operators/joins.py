@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.changes import derive_stored_schema
 from dagster_adjunct.orchestration.operators.arguments import first_duplicate, function_label, validate_column_names
+from dagster_adjunct.orchestration.operators.batch_context import BatchContext
 from dagster_adjunct.orchestration.operators.columns import (
     Columns,
     Types,
@@ -17,9 +19,22 @@ from dagster_adjunct.orchestration.operators.columns import (
     split_alias,
     types_by_name,
 )
-from dagster_adjunct.orchestration.operators.functions import RecordCall, call_in_tasks, validate_record_function
-from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Match, Requirement, Spec
-from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.orchestration.operators.functions import (
+    RecordCall,
+    RecordFunction,
+    call_in_tasks,
+    validate_record_function,
+)
+from dagster_adjunct.orchestration.operators.operator import (
+    ComparedColumn,
+    Declarations,
+    Flow,
+    Match,
+    PlanContext,
+    Requirement,
+    Spec,
+)
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog, ColumnSources, LineageContext, LineageNode
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -27,11 +42,6 @@ from dagster_adjunct.resources.schemas.schema import Schema
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
-    from dagster_adjunct.orchestration.operators.functions import RecordFunction
-    from dagster_adjunct.orchestration.operators.operator import Declarations, PlanContext
-    from dagster_adjunct.orchestration.operators.stream_facts import Catalog, ColumnSources, LineageContext
 
 MATCHED = "__matched"
 """True if a joined record has an entry, else null."""

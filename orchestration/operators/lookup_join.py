@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.batch_context import (
+    BatchContext,
     LookupColumn,
     TableLookup,
     check_lookup,
@@ -23,17 +24,22 @@ from dagster_adjunct.orchestration.operators.joins import (
     pair_key_columns,
     parse_selection,
 )
-from dagster_adjunct.orchestration.operators.operator import ComparedColumn, ExternalCall, Flow, Match, Spec
-from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.orchestration.operators.operator import (
+    ComparedColumn,
+    Declarations,
+    ExternalCall,
+    Flow,
+    KeyedTable,
+    Match,
+    PlanContext,
+    Spec,
+)
+from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext, LineageNode
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Field
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
-    from dagster_adjunct.orchestration.operators.operator import Declarations, KeyedTable, PlanContext
-    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 
 
 @dataclass(frozen=True, slots=True)

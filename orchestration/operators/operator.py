@@ -12,23 +12,23 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
-from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.orchestration.operators.columns import Columns, Types
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    UNKNOWN,
+    Catalog,
+    ColumnSources,
+    LineageContext,
+    LineageNode,
+    Partitioner,
+)
+from dagster_adjunct.resources.common import CodeLine
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
     from dagster_adjunct.orchestration.operators.batch_context import BatchContext, ChangedColumns, TableSend
-    from dagster_adjunct.orchestration.operators.columns import Columns, Types
-    from dagster_adjunct.orchestration.operators.stream_facts import (
-        Catalog,
-        ColumnSources,
-        LineageContext,
-        LineageNode,
-        Partitioner,
-    )
-    from dagster_adjunct.resources.common import CodeLine
 
 
 class KeyedTable(Protocol):

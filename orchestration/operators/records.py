@@ -9,10 +9,12 @@ from functools import reduce
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.arguments import (
+    DataFrameFunction,
     function_label,
     validate_column_names,
     validate_partition_count,
 )
+from dagster_adjunct.orchestration.operators.batch_context import BatchContext
 from dagster_adjunct.orchestration.operators.columns import (
     FINAL,
     Columns,
@@ -23,10 +25,20 @@ from dagster_adjunct.orchestration.operators.columns import (
     require_columns,
     split_alias,
 )
-from dagster_adjunct.orchestration.operators.operator import Flow, PassThroughSpec, Spec, StreamEdge, merge_flows
+from dagster_adjunct.orchestration.operators.operator import (
+    Flow,
+    PassThroughSpec,
+    PlanContext,
+    Role,
+    Spec,
+    StreamEdge,
+    merge_flows,
+)
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
     UNKNOWN,
+    ColumnSources,
+    LineageContext,
     add_sources,
     sources_from_expression,
     sources_from_sql,
@@ -41,11 +53,6 @@ from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
-    from dagster_adjunct.orchestration.operators.operator import PlanContext, Role
-    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,23 +6,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import OwnedBy
-from dagster_adjunct.orchestration.operators.arguments import function_label
+from dagster_adjunct.orchestration.operators.arguments import OnNullKey, function_label
+from dagster_adjunct.orchestration.operators.batch_context import BatchContext, SinkFunction
 from dagster_adjunct.orchestration.operators.columns import Types, require_columns, types_by_name
 from dagster_adjunct.orchestration.operators.functions import flow_after_function
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
+    Declarations,
     Exchange,
     ExternalCall,
     Flow,
     PassThroughSpec,
+    PlanContext,
+    Reason,
     Requirement,
+    Role,
     Spec,
     StreamEdge,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
     UNKNOWN,
+    ColumnSources,
+    LineageContext,
     LineageNode,
     StreamFacts,
     identity_sources,
@@ -38,12 +46,6 @@ from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.operators.arguments import OnNullKey
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext, SinkFunction
-    from dagster_adjunct.orchestration.operators.operator import Declarations, PlanContext, Reason, Role
-    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 
 
 def exchange_before_stream(

@@ -8,18 +8,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from dagster_adjunct.orchestration.operators.arguments import validate_partition_count
+from dagster_adjunct.orchestration.operators.columns import Columns
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.sql.expression import NILADIC
+from dagster_adjunct.resources.sql.expression import NILADIC, Expression
 from dagster_adjunct.resources.sql.parser import parse_expression
 from dagster_adjunct.resources.streams.lake.streams import NEW_STREAMS
 from dagster_adjunct.resources.streams.system import LAKE, NewStreams
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.operators.columns import Columns
     from dagster_adjunct.orchestration.operators.operator import Declarations, Operator, Spec
-    from dagster_adjunct.resources.sql.expression import Expression
 
 Kind = Literal["stream", "files", "dataset", "table", "sink"]
 

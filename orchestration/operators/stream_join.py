@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.state_table import StateSpec
 from dagster_adjunct.orchestration.operators.arguments import MAX_DURATION, validate_column_names
+from dagster_adjunct.orchestration.operators.batch_context import BatchContext, Watermarks
 from dagster_adjunct.orchestration.operators.columns import (
     BEHIND,
     EVENT_TIME,
@@ -30,7 +31,16 @@ from dagster_adjunct.orchestration.operators.event_time import (
     to_late_records,
 )
 from dagster_adjunct.orchestration.operators.joins import On, SelectedColumn, parse_selection
-from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Requirement, Spec, merge_flows
+from dagster_adjunct.orchestration.operators.operator import (
+    ComparedColumn,
+    Declarations,
+    Flow,
+    PlanContext,
+    Requirement,
+    Spec,
+    merge_flows,
+)
+from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 from dagster_adjunct.resources.common import check_name, to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import named_column
@@ -40,9 +50,6 @@ from dagster_adjunct.resources.streams.system import TOMBSTONE
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext, Watermarks
-    from dagster_adjunct.orchestration.operators.operator import Declarations, PlanContext
-    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 
 # What a stream-stream join does to records: which of them count, which meet, and which have met none in time.
 #

@@ -8,11 +8,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dagster_adjunct.orchestration.operators.arguments import first_duplicate, validate_column_names
-from dagster_adjunct.orchestration.operators.batch_context import ChangedColumns
-from dagster_adjunct.orchestration.operators.columns import list_hidden_columns, require_columns
-from dagster_adjunct.orchestration.operators.operator import ComparedColumn, PassThroughSpec, Requirement
+from dagster_adjunct.orchestration.operators.batch_context import BatchContext, ChangedColumns, TableSend
+from dagster_adjunct.orchestration.operators.columns import Types, list_hidden_columns, require_columns
+from dagster_adjunct.orchestration.operators.operator import (
+    ComparedColumn,
+    Declarations,
+    Exchange,
+    Flow,
+    KeyedTable,
+    PassThroughSpec,
+    PlanContext,
+    Requirement,
+)
 from dagster_adjunct.orchestration.operators.sends import exchange_before_stream, exchange_before_table
 from dagster_adjunct.orchestration.operators.stream_facts import (
+    ColumnSources,
     LineageNode,
     StreamFacts,
     add_sources,
@@ -28,16 +38,12 @@ from dagster_adjunct.resources.sql.parser import parse_expression
 from dagster_adjunct.resources.sql.syntax_checks import did_you_mean
 from dagster_adjunct.resources.sql.types import expression_type
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
+from dagster_adjunct.resources.tables.layers import Capabilities
 from dagster_adjunct.resources.tables.operation import UpdateContract
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext, TableSend
-    from dagster_adjunct.orchestration.operators.columns import Types
-    from dagster_adjunct.orchestration.operators.operator import Declarations, Exchange, Flow, KeyedTable, PlanContext
-    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources
-    from dagster_adjunct.resources.tables.layers import Capabilities
 
 Columns: TypeAlias = Mapping[str, str] | Sequence[str]
 Pairs = tuple[tuple[str, str], ...]

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamCatalog, StreamFacts
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.streams.registry import open_systems
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.system import StreamSystem
+from dagster_adjunct.resources.streams.system import StreamSystem
 
 
 def systems_for(app: Application, *, lake: Lake | None = None) -> dict[str, StreamSystem]:

@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection, is_assignable
 from dagster_adjunct.assets.sources.changes import derive_row_schema, derive_stored_schema
 from dagster_adjunct.assets.sources.opened_stream import check_changes_ordered
 from dagster_adjunct.assets.validation.validators import check_validator_columns, is_left_to_spark, iterate_sql_rules
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.columns import Types
-from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Operator, PlanContext
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, new_stream_defaults
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Operator, PlanContext, Spec
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, StreamFacts, new_stream_defaults
+from dagster_adjunct.resources.common import CodeLine, split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Field, Schema, evolve_schema, incompatible_changes
 from dagster_adjunct.resources.schemas.schema import check_key_types as check_key_columns
@@ -29,6 +30,7 @@ from dagster_adjunct.resources.sql.checking import (
     check_single_record,
     nondeterministic_parts,
 )
+from dagster_adjunct.resources.sql.expression import WindowClause
 from dagster_adjunct.resources.sql.parser import (
     multi_record_functions,
     parse_expression,
@@ -38,14 +40,6 @@ from dagster_adjunct.resources.sql.parser import (
 from dagster_adjunct.resources.sql.spark_functions import SPARK_FUNCTIONS
 from dagster_adjunct.resources.sql.syntax_checks import nearest_names
 from dagster_adjunct.resources.sql.types import types_differ
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.operator import Spec
-    from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamFacts
-    from dagster_adjunct.resources.common import CodeLine
-    from dagster_adjunct.resources.sql.expression import WindowClause
 
 
 class OperatorErrors:

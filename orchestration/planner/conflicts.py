@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.operator import Flow, Operator, Requirement, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, TASK_NUMBER, Catalog, stream_size
 from dagster_adjunct.orchestration.planner.columns import Arriving, Flows, format_place, trace_flows
 from dagster_adjunct.orchestration.planner.partition_counts import (
+    Counts,
     EqualCounts,
     Groups,
     Requirements,
@@ -31,11 +33,6 @@ from dagster_adjunct.orchestration.planner.partition_counts import (
 )
 from dagster_adjunct.orchestration.planner.plan import traverse
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.operator import Flow, Operator, Requirement, StreamEdge
-    from dagster_adjunct.orchestration.planner.partition_counts import Counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,20 +14,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.batch_context import ChangedColumns, TableSend
+from dagster_adjunct.orchestration.operators.columns import Types
 from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlanContext
-from dagster_adjunct.orchestration.operators.stream_facts import watermark_inputs
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog, watermark_inputs
 from dagster_adjunct.orchestration.planner.columns import add_location
 from dagster_adjunct.orchestration.planner.plan import FedJoin, JoinByTime, PlannedState, PlannedTable
 from dagster_adjunct.resources.errors import PlanningError
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.batch_context import ChangedColumns, TableSend
-    from dagster_adjunct.orchestration.operators.columns import Types
-    from dagster_adjunct.orchestration.operators.stream_facts import Catalog
 
 
 def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:

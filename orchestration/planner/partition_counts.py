@@ -18,17 +18,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.operator import BROADCAST, PlanContext, StreamEdge
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.operator import BROADCAST, PlanContext, Requirement, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, require_facts
+from dagster_adjunct.orchestration.planner.columns import Flows
 from dagster_adjunct.orchestration.planner.plan import Task
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.operator import Requirement
-    from dagster_adjunct.orchestration.planner.columns import Flows
     from dagster_adjunct.orchestration.planner.conflicts import Insertions
 
 

@@ -8,10 +8,11 @@ Planning is pure: an application and the facts of its streams in, a plan or an e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import describe_partitions
-from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, StreamEdge
+from dagster_adjunct.orchestration.operators.operator import Exchange, Operator, PlanContext, StreamEdge
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog
 from dagster_adjunct.orchestration.planner.columns import (
     Flows,
     check_datasets,
@@ -60,11 +61,6 @@ from dagster_adjunct.orchestration.planner.plan import (
 )
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.tables.shared_rate import check_budgets, list_budgets
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.operator import Operator
-    from dagster_adjunct.orchestration.operators.stream_facts import Catalog
 
 
 def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:

@@ -12,10 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from dagster_adjunct.orchestration.operators.operator import BROADCAST
+from dagster_adjunct.orchestration.operators.operator import BROADCAST, Exchange, StreamEdge
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.operators.operator import Exchange, StreamEdge
     from dagster_adjunct.orchestration.planner.plan import (
         FedDataset,
         FedJoin,

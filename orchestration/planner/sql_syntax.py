@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot
 from dagster_adjunct.assets.declaration.sources import QuerySource
 from dagster_adjunct.assets.validation.validators import iterate_sql_rules
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.columns import format_place
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.sql.parser import parse_expression
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.application.application import Application
 
 
 def check_syntax(app: Application) -> None:

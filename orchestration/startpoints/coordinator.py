@@ -15,32 +15,47 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_table
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
-from dagster_adjunct.orchestration.batch_log.batch_log import application_state, replay_id
+from dagster_adjunct.assets.versions.reports import AdvanceReport
+from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    OffsetState,
+    application_state,
+    replay_id,
+)
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import (
     FanOut,
+    Requests,
+    Taken,
     describe_dropped,
     describe_left_alone,
     describe_unapplied,
 )
 from dagster_adjunct.orchestration.startpoints.positions import (
+    StreamSnapshot,
     carry_over_positions,
     check_same_streams,
     choose_first_positions,
 )
 from dagster_adjunct.orchestration.startpoints.request import (
+    StartpointRequest,
     dataset_task_name,
     find_reading_tasks,
     list_rewindable_datasets,
     to_startpoint,
 )
 from dagster_adjunct.orchestration.startpoints.resolve import Unresolved, resolve_handed
-from dagster_adjunct.orchestration.startpoints.store import open_startpoints
+from dagster_adjunct.orchestration.startpoints.store import StartpointManager, open_startpoints
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     DatasetError,
@@ -48,24 +63,12 @@ from dagster_adjunct.resources.errors import (
     PermanentError,
     raise_first,
 )
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import resolve_startpoint_to_offset
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.versions.reports import AdvanceReport
-    from dagster_adjunct.assets.writing.generation import Runtime
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, OffsetState
-    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-    from dagster_adjunct.orchestration.startpoints.fan_out import Requests, Taken
-    from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
-    from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
     from dagster_adjunct.orchestration.startpoints.resolve import Plans
-    from dagster_adjunct.orchestration.startpoints.store import StartpointManager
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
 _log = logging.getLogger(__name__)
 

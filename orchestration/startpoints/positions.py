@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from datetime import datetime
+from typing import Literal
 
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    Intent,
+    OffsetState,
+    Replay,
+    ResolvedStartpoint,
+)
+from dagster_adjunct.orchestration.operators.inputs import Input
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.startpoint import check_offset
-from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batch_log.batch_log import (
-        ApplicationState,
-        Intent,
-        OffsetState,
-        Replay,
-        ResolvedStartpoint,
-    )
-    from dagster_adjunct.orchestration.operators.inputs import Input
-    from dagster_adjunct.resources.streams.system import StreamInfo, StreamSystem
+from dagster_adjunct.resources.streams.system import OffsetRange, StreamInfo, StreamSystem, SystemStreamPartition
 
 
 def choose_first_positions(

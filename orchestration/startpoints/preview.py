@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind
-from dagster_adjunct.orchestration.batch_log.batch_log import Replay
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, dataset_task_name, to_startpoint
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
+from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
+from dagster_adjunct.orchestration.startpoints.request import (
+    AllowedRequest,
+    StartpointRequest,
+    Unreadable,
+    dataset_task_name,
+    to_startpoint,
+)
 from dagster_adjunct.orchestration.startpoints.resolve import resolve_request
-from dagster_adjunct.orchestration.startpoints.store import request_key
+from dagster_adjunct.orchestration.startpoints.store import PendingStartpoint, request_key
 from dagster_adjunct.resources.errors import ConfigurationError, PermanentError
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
-    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-    from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
-    from dagster_adjunct.orchestration.startpoints.request import AllowedRequest, Unreadable
-    from dagster_adjunct.orchestration.startpoints.store import PendingStartpoint
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)

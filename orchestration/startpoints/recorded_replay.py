@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
 from pydantic import Field as Default
 from pydantic import ValidationError
@@ -27,8 +26,15 @@ from pydantic import ValidationError
 from dagster_adjunct.assets.reading.stored_versions import read_batch_version
 from dagster_adjunct.assets.unbounded.transient import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Partition, Range
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, Intent, Partition, Range
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
+from dagster_adjunct.orchestration.startpoints.preview import Preview
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import (
@@ -40,21 +46,10 @@ from dagster_adjunct.resources.errors import (
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.metadata import MetadataStore
-from dagster_adjunct.resources.objects.store import read_store_clock
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent
-    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-    from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
-    from dagster_adjunct.orchestration.startpoints.preview import Preview
-    from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-    from dagster_adjunct.resources.objects.commit_log import Commit
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.objects.store import ObjectInfo
-    from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.objects.commit_log import Commit
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.store import ObjectInfo, read_store_clock
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 # Long enough to write the requests that name a plan.
 _GRACE = timedelta(minutes=10)

@@ -8,14 +8,17 @@ otherwise only requests that name the dataset's task do.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, CURRENT, JOIN_VERSIONS, RECORDED, JoinVersions
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.resources.common import split_partitions, split_stream_name
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -37,15 +40,7 @@ from dagster_adjunct.resources.streams.startpoint import (
     check_stored_version,
     startpoint_from_json,
 )
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-    from dagster_adjunct.resources.streams.system import StreamSystem
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
 
 @dataclass(frozen=True)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.batch_log.batch_log import Replay, ResolvedStartpoint, replay_id
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import OffsetState, Replay, ResolvedStartpoint, replay_id
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
-from dagster_adjunct.orchestration.startpoints.request import broadcast_task_error, choose_versions, is_broadcast
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
+from dagster_adjunct.orchestration.startpoints.request import (
+    StartpointRequest,
+    broadcast_task_error,
+    choose_versions,
+    is_broadcast,
+)
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint, resolve_startpoint_to_offset
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from datetime import datetime
-
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batch_log.batch_log import OffsetState
-    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-    from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
     from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan
-    from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-    from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 if TYPE_CHECKING:
     # By id; an error instead of a plan that can't be used any more.

@@ -6,19 +6,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
     BatchLog,
+    OffsetState,
+    Replay,
     application_state,
     check_not_renamed,
     describe_similar_names,
     list_applications,
 )
+from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
 from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
 from dagster_adjunct.orchestration.startpoints.positions import snapshot_stream
 from dagster_adjunct.orchestration.startpoints.preview import (
+    Preview,
     check_previews,
     check_same_kinds,
     describe_remote_tables,
@@ -32,6 +37,7 @@ from dagster_adjunct.orchestration.startpoints.recorded_replay import plan_recor
 from dagster_adjunct.orchestration.startpoints.request import (
     OnUnresolved,
     StartpointRequest,
+    Unreadable,
     allow_requests,
     describe_versions,
     expand_partitions,
@@ -40,6 +46,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
 )
 from dagster_adjunct.orchestration.startpoints.store import (
     PendingStartpoint,
+    StartpointManager,
     has_begun,
     iter_unapplied,
     open_startpoints,
@@ -47,15 +54,7 @@ from dagster_adjunct.orchestration.startpoints.store import (
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.streams.startpoint import Startpoint, check_startpoint, describe_startpoint
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, OffsetState, Replay
-    from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
-    from dagster_adjunct.orchestration.startpoints.preview import Preview
-    from dagster_adjunct.orchestration.startpoints.request import Unreadable
-    from dagster_adjunct.orchestration.startpoints.store import StartpointManager
-    from dagster_adjunct.resources.streams.system import StreamSystem
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)

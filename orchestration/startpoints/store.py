@@ -16,8 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
 from dagster_adjunct.orchestration.startpoints.fan_out import (
     FanOut,
     FanOutDecision,
@@ -38,15 +40,10 @@ from dagster_adjunct.orchestration.startpoints.request import (
     request_from_json,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
-from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.metadata import MetadataStore, Namespace, NamespaceSnapshot
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
-    from dagster_adjunct.resources.metadata import Namespace, NamespaceSnapshot
-    from dagster_adjunct.resources.objects.lake import Lake
 
 _NEXT = "Take it back (adjunct startpoint clear MODULE:APP --all …), or upgrade if a newer release of Adjunct wrote it."
 

@@ -6,23 +6,23 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.changes import derive_stored_schema
+from dagster_adjunct.assets.unbounded.transient import TransientVersion
 from dagster_adjunct.assets.versions.version import build_layout
 from dagster_adjunct.orchestration.operators.batch_context import TimedRows
+from dagster_adjunct.orchestration.step.state import LocalTableWrites
 from dagster_adjunct.resources.bucketing.files import bucketed_frame
 from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.unbounded.transient import TransientVersion
     from dagster_adjunct.orchestration.step.compile_batch import BatchGraph
-    from dagster_adjunct.orchestration.step.state import LocalTableWrites
-    from dagster_adjunct.resources.objects.store import ObjectStore
 
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -9,10 +9,14 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.arguments import function_label
+from dagster_adjunct.orchestration.operators.batch_context import SinkFunction, TableLookup, TableSend
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, ORIGIN, tie_breakers
+from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.sends import DEAD_LETTER_COLUMNS
 from dagster_adjunct.orchestration.step import recorded_answers as function_sinks
+from dagster_adjunct.orchestration.step.context import BatchInputs
 from dagster_adjunct.orchestration.step.provenance import add_positions
 from dagster_adjunct.orchestration.step.recorded_answers import (
     RecordedAnswers,
@@ -35,21 +39,17 @@ from dagster_adjunct.resources.streams.system import (
     SOURCE_OFFSET,
     AppendResult,
     OffsetRange,
+    StreamSystem,
     SystemStreamPartition,
 )
 from dagster_adjunct.resources.tables.arrow import MarkedSource, Marking
 from dagster_adjunct.resources.tables.spark import TableWrite, write_table
+from dagster_adjunct.resources.tables.table import RemoteTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.batch_context import SinkFunction, TableLookup, TableSend
-    from dagster_adjunct.orchestration.operators.operator import Operator
     from dagster_adjunct.orchestration.step.compile_batch import BatchCounts, BatchGraph
-    from dagster_adjunct.orchestration.step.context import BatchInputs
-    from dagster_adjunct.resources.streams.system import StreamSystem
-    from dagster_adjunct.resources.tables.table import RemoteTable
 
 
 @dataclass(frozen=True, slots=True)

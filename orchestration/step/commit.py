@@ -10,16 +10,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.state_table import create_state
 from dagster_adjunct.assets.unbounded.transient import TransientVersion
-from dagster_adjunct.orchestration.batch_log.batch_log import ClosedBatch, add_counters
-from dagster_adjunct.orchestration.step.context import BatchInputs
+from dagster_adjunct.orchestration.batch_log.batch_log import ClosedBatch, Intent, Range, TimeState, add_counters
+from dagster_adjunct.orchestration.step.context import BatchInputs, Counters, StepContext, StepResources, StepState
+from dagster_adjunct.orchestration.step.plan_batch import NothingToRead
 from dagster_adjunct.orchestration.step.progress import StepEvent, measure_input_times, times_at_batch_start
 from dagster_adjunct.orchestration.step.recorded_answers import purge_answers
 from dagster_adjunct.orchestration.step.small_batches import is_small_batch, measure_version, should_interpret
+from dagster_adjunct.orchestration.step.versions import LeasedBatch
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     NullKeyError,
@@ -31,17 +33,10 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     TableError,
 )
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import find_adjunct_error
-from dagster_adjunct.resources.streams.system import OffsetRange
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.batch_log.batch_log import Intent, Range, TimeState
-    from dagster_adjunct.orchestration.step.context import Counters, StepContext, StepResources, StepState
-    from dagster_adjunct.orchestration.step.plan_batch import NothingToRead
-    from dagster_adjunct.orchestration.step.versions import LeasedBatch
-    from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
-    from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.tables.metrics import TableMetrics
 
 
 @dataclass(frozen=True, slots=True)

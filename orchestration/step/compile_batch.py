@@ -10,10 +10,30 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from dagster_adjunct.orchestration.operators.arguments import first_duplicate, function_label
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.unbounded.state_table import StateSpec
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import TimeState
+from dagster_adjunct.orchestration.operators.arguments import (
+    DataFrameFunction,
+    OnNullKey,
+    first_duplicate,
+    function_label,
+)
+from dagster_adjunct.orchestration.operators.batch_context import (
+    SinkFunction,
+    StateHandle,
+    TableLookup,
+    TableSend,
+    TimedRows,
+    Watermarks,
+)
 from dagster_adjunct.orchestration.operators.columns import list_hidden_columns
 from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME
+from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
+from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
 from dagster_adjunct.orchestration.planner.notes import name_writers
+from dagster_adjunct.orchestration.planner.plan import PlannedOperator
 from dagster_adjunct.orchestration.step.batch_inputs import read_entries, read_rows_over_time
 from dagster_adjunct.orchestration.step.batch_outputs import (
     FunctionOutputs,
@@ -23,41 +43,23 @@ from dagster_adjunct.orchestration.step.batch_outputs import (
     find_position_streams,
     name_producers,
 )
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.event_times import BatchTimes
 from dagster_adjunct.orchestration.step.failures import explain_failure, sensitive_columns, sensitive_entries
-from dagster_adjunct.orchestration.step.provenance import tag_branch, trace_origins
+from dagster_adjunct.orchestration.step.provenance import Origin, tag_branch, trace_origins
 from dagster_adjunct.orchestration.step.state import LeftOutRecords, LocalTableWrites, StateTables
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, use_interpreted_plans
+from dagster_adjunct.resources.streams.system import AppendResult, Sources, StreamSystem
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.user_code import failing_line, function_failed_error
 
 if TYPE_CHECKING:
     from pyspark.errors import AnalysisException
     from pyspark.sql import Column, DataFrame, Row, SparkSession
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.unbounded.state_table import StateSpec
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batch_log.batch_log import TimeState
-    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
-    from dagster_adjunct.orchestration.operators.batch_context import (
-        SinkFunction,
-        StateHandle,
-        TableLookup,
-        TableSend,
-        TimedRows,
-        Watermarks,
-    )
-    from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
-    from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
-    from dagster_adjunct.orchestration.planner.plan import PlannedOperator
-    from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
-    from dagster_adjunct.orchestration.step.provenance import Origin
-    from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.system import AppendResult, Sources, StreamSystem
 
 
 def moves_only_for_write(graph: BatchGraph, operator: Operator) -> bool:

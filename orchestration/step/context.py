@@ -7,33 +7,42 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.reading.history import VersionsOverTime
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.unbounded.transient import TransientVersion
 from dagster_adjunct.assets.writing.generation import Runtime
-from dagster_adjunct.orchestration.batch_log.batch_log import TimeState, add_counters
-from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, JoinVersions
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    BatchLog,
+    ClosedBatch,
+    LoggedState,
+    TimeState,
+    add_counters,
+)
+from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, JoinVersions, LineageNode
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, measure_input_times, measure_state_sizes
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables
 from dagster_adjunct.orchestration.step.state import iter_state_names
+from dagster_adjunct.orchestration.step.versions import VersionCache, VersionLeases
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.streams.system import SourceRange, Sources
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.system import (
+    OffsetRange,
+    SourceRange,
+    Sources,
+    StreamSystem,
+    SystemStreamPartition,
+)
 from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.tables.shared_rate import RunCredits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.assets.reading.history import VersionsOverTime
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
-    from dagster_adjunct.assets.unbounded.transient import TransientVersion
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, ClosedBatch, LoggedState
-    from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
-    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-    from dagster_adjunct.orchestration.startpoints.store import StartpointManager
     from dagster_adjunct.orchestration.step.engine import BatchEngine
-    from dagster_adjunct.orchestration.step.versions import VersionCache, VersionLeases
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
-    from dagster_adjunct.resources.tables.shared_rate import RunCredits
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
-from dagster_adjunct.orchestration.step.compile_batch import run_batch
-from dagster_adjunct.orchestration.step.verify_plan import analyze_batch
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.unbounded.transient import TransientVersion
+from dagster_adjunct.orchestration.step.compile_batch import BatchMetrics, run_batch
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof, analyze_batch
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tuning import prewarm_workers
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
-    from dagster_adjunct.assets.unbounded.transient import TransientVersion
-    from dagster_adjunct.orchestration.step.compile_batch import BatchMetrics
-    from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
-    from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof
-    from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 if TYPE_CHECKING:
     Views = Mapping[str, VersionReader | TransientVersion | None]

@@ -16,27 +16,27 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_adjunct.orchestration.batch_log.batch_log import PartitionTimes, TimeState
 from dagster_adjunct.orchestration.operators.batch_context import Watermarks
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
-from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS
+from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, EventTime
+from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.stream_facts import required_retention
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.progress import Measured, declared_event_times, times_after_batch
 from dagster_adjunct.orchestration.step.provenance import add_epochs
 from dagster_adjunct.resources.common import split_stream_name, to_microseconds
 from dagster_adjunct.resources.schemas.column_sql import bigint_array
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, OffsetRange
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, OffsetRange, SystemStreamPartition
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from dagster_adjunct.orchestration.batch_log.batch_log import PartitionTimes, TimeState
-    from dagster_adjunct.orchestration.operators.event_time import EventTime
-    from dagster_adjunct.orchestration.operators.operator import Operator
-    from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
-    from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 TIME = "time"
 """The event time of a record in microseconds since 1970, null for none; with it its partition and its offset."""
@@ -54,7 +54,6 @@ class PriorTimes:
 
 def iter_partitions(partition: np.ndarray[Any, Any]) -> Iterator[tuple[int, slice]]:
     """Yield each distinct number of a sorted array, with the slice of its elements."""
-    import numpy as np
 
     if not len(partition):
         return
@@ -65,7 +64,6 @@ def iter_partitions(partition: np.ndarray[Any, Any]) -> Iterator[tuple[int, slic
 
 def running_newest(before: PriorTimes, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the newest time before the first record, and after each."""
-    import numpy as np
 
     first = NEVER if before.newest is None else before.newest
     return np.maximum.accumulate(np.r_[first, times])
@@ -73,7 +71,6 @@ def running_newest(before: PriorTimes, times: np.ndarray[Any, Any]) -> np.ndarra
 
 def running_watermarks(before: PriorTimes, newest: np.ndarray[Any, Any], delay: int) -> np.ndarray[Any, Any]:
     """Return the watermarks at these newest times."""
-    import numpy as np
 
     floor = NEVER if before.watermark is None else before.watermark
     return np.maximum(np.where(newest > NEVER, newest - delay, NEVER), floor)
@@ -116,8 +113,6 @@ class TimeBlockMapper:
     def _blocks(
         self, number: int, offset: np.ndarray[Any, Any], time: np.ndarray[Any, Any], mark: np.ndarray[Any, Any]
     ) -> pa.RecordBatch:
-        import numpy as np
-        import pyarrow as pa
 
         behind = (time > NEVER) & (time < mark)
         block = offset // self.length
@@ -138,7 +133,6 @@ class TimeBlockMapper:
 
 
 def _sort_by_offset(batch: pa.RecordBatch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    import numpy as np
 
     partition, offset = (batch.column(place).to_numpy() for place in (0, 1))
     time = batch.column(2).fill_null(NEVER).to_numpy()
@@ -183,7 +177,6 @@ def find_late_records(
 
 def find_late_in_memory(records: pa.Table, prior: Mapping[int, PriorTimes], delay: int) -> Lateness:
     """Return the measured times and late records of a table, in any order."""
-    import numpy as np
 
     partition, offset = (records[name].to_numpy() for name in (PARTITION, OFFSET))
     time = records[TIME].fill_null(NEVER).to_numpy()
@@ -207,7 +200,6 @@ def _find_late_by_blocks(
     times: DataFrame, prior: Mapping[int, PriorTimes], delay: int, in_tasks: TaskTimeReader | None
 ) -> Lateness:
     """Check each record in the task that reads it, and again the blocks of which that task can't be sure."""
-    import pyarrow as pa
 
     look = TimeBlockMapper(prior, delay, BLOCK_LENGTH)
     if in_tasks is None:
@@ -235,7 +227,6 @@ class MergedBlocks:
 
 def merge_blocks(rows: pa.Table, prior: Mapping[int, PriorTimes], delay: int, length: int) -> MergedBlocks:
     """Merge the rows of BLOCK_SCHEMA of all tasks, in blocks of `length` offsets."""
-    import numpy as np
 
     rows = rows.sort_by([("partition", "ascending"), ("last", "ascending")])
     blocks, late = rows.filter(rows["mark"].is_null()), rows.filter(rows["mark"].is_valid())
@@ -272,7 +263,6 @@ def _recheck_table(
     begun: np.ndarray[Any, Any],
     prior: Mapping[int, PriorTimes],
 ) -> pa.Table:
-    import pyarrow as pa
 
     floors = (prior.get(number, PriorTimes()).watermark for number in partition.tolist())
     return pa.table(
@@ -302,7 +292,6 @@ def _find_late_in_blocks(times: DataFrame, blocks: pa.Table, delay: int) -> pa.T
 
 
 def _late_table(partition: np.ndarray[Any, Any], offset: np.ndarray[Any, Any], mark: np.ndarray[Any, Any]) -> pa.Table:
-    import pyarrow as pa
 
     return pa.table(
         {
@@ -352,8 +341,6 @@ def extract_times(records: pa.Table, name: str, latest: int = MAX_MICROS) -> pa.
 
     Times before the year 1, and after `latest`, count as none.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     time = records[name].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
     time = pc.if_else(pc.and_(pc.greater_equal(time, MIN_MICROS), pc.less_equal(time, latest)), time, None)

@@ -12,15 +12,19 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dagster_adjunct.assets.declaration.sources import OwnedBy
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.arguments import function_label
-from dagster_adjunct.orchestration.operators.stream_facts import LineageContext, LineageNode
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.orchestration.operators.operator import Operator
+from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext, LineageNode
+from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.resources.common import CodeLine, split_stream_name
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ManifestMismatchError,
     OperatorFailedError,
     StreamNotFoundError,
 )
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import find_adjunct_error, first_message_line
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import failing_line_in_text, operator_failed_error, truncate_text
@@ -28,12 +32,6 @@ from dagster_adjunct.resources.user_code import failing_line_in_text, operator_f
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.operator import Operator
-    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources
-    from dagster_adjunct.orchestration.step.context import StepContext
-    from dagster_adjunct.resources.common import CodeLine
-    from dagster_adjunct.resources.schemas.schema import Schema
 
 # How Spark quotes the expression that failed: its text, cut at both ends, then a line of carets under the part.
 _QUOTED = re.compile(

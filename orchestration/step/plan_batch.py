@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from dagster_adjunct.assets.unbounded.local_table import undo_batch
 from dagster_adjunct.assets.unbounded.state_table import maintain_state
-from dagster_adjunct.orchestration.batch_log.batch_log import Intent, Range
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, Range, Replay
 from dagster_adjunct.orchestration.maintenance.discard import discard
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.startpoints.coordinator import start_run
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import (
+    InputPositions,
+    StreamSnapshot,
     check_open_batch,
     check_positions,
     describe_loss,
@@ -25,22 +28,14 @@ from dagster_adjunct.orchestration.startpoints.positions import (
     replay_order,
     snapshot_streams,
 )
-from dagster_adjunct.orchestration.startpoints.recorded_replay import load_plans
+from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPiece, RecordedPlan, load_plans
+from dagster_adjunct.orchestration.step.context import StepContext, StepResources, StepState
 from dagster_adjunct.orchestration.step.progress import StepEvent
-from dagster_adjunct.orchestration.step.versions import LeasedBatch, read_served_versions
+from dagster_adjunct.orchestration.step.versions import LeasedBatch, ServedVersions, read_served_versions
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
-from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
-    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-    from dagster_adjunct.orchestration.startpoints.positions import InputPositions, StreamSnapshot
-    from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPiece, RecordedPlan
-    from dagster_adjunct.orchestration.step.context import StepContext, StepResources, StepState
-    from dagster_adjunct.orchestration.step.versions import ServedVersions
-    from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.system import StreamSystem
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
 
 
 def store_first_positions(step: StepResources, run: StepState, seen: BatchSnapshot) -> StepState:

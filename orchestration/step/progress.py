@@ -13,26 +13,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.orchestration.batch_log.batch_log import PartitionTimes, TimeState
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, PartitionTimes, TimeState
+from dagster_adjunct.orchestration.operators.event_time import EventTime
+from dagster_adjunct.orchestration.operators.inputs import Input
 from dagster_adjunct.orchestration.operators.stream_facts import watermark_inputs
 from dagster_adjunct.orchestration.startpoints.positions import choose_default_offset
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.common import subtract_span as long_before
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent
-    from dagster_adjunct.orchestration.operators.event_time import EventTime
-    from dagster_adjunct.orchestration.operators.inputs import Input
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.system import StreamInfo, StreamSystem
-    from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.system import StreamInfo, StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.tables.metrics import TableMetrics
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.columns import BRANCH, ORIGIN
+from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.resources.schemas.column_sql import bigint_array
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -17,14 +18,12 @@ from dagster_adjunct.resources.streams.system import (
     SOURCE,
     SOURCE_EPOCH,
     SOURCE_OFFSET,
+    Sources,
     SystemStreamPartition,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.operators.operator import Operator
-    from dagster_adjunct.resources.streams.system import Sources
 
 
 @dataclass(frozen=True, slots=True)

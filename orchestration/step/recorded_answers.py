@@ -7,14 +7,16 @@ several times, the answers of the first run count for all. They are deleted afte
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
+
 from dagster_adjunct.orchestration.operators.arguments import function_label
-from dagster_adjunct.orchestration.operators.batch_context import SinkContext, SinkFunction
+from dagster_adjunct.orchestration.operators.batch_context import SinkContext, SinkFunction, TableLookup
 from dagster_adjunct.orchestration.operators.columns import list_hidden_columns, tie_breakers
 from dagster_adjunct.orchestration.operators.functions import PickledFunction, check_readable_records, pickle_function
 from dagster_adjunct.resources.backends.columns import arrow_column_from_records, to_arrow_type
@@ -28,27 +30,22 @@ from dagster_adjunct.resources.errors import (
     PlanningError,
     TableError,
 )
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.column_sql import named_column
-from dagster_adjunct.resources.schemas.schema import is_same_family
+from dagster_adjunct.resources.schemas.schema import Schema, is_same_family
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.tables.shared_rate import RunCredits
 from dagster_adjunct.resources.tables.spark import BulkReader
+from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.resources.user_code import function_failed_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from dagster_adjunct.orchestration.operators.batch_context import TableLookup
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.tables.shared_rate import RunCredits
-    from dagster_adjunct.resources.tables.table import RemoteTable
 
 PLACE = "__place"
 """The partition that a result's record was in."""
@@ -176,7 +173,6 @@ def _call_on_batches(
     name: str,
     kept: Sequence[str],
 ) -> Iterator[Any]:
-    import pyarrow as pa
     from pyspark import TaskContext
 
     operator, returns = call.operator, call.returns
@@ -227,7 +223,6 @@ def cast_result(operator: str, name: str, result: Any, rows: int, returns: Schem
 
     `told` says whether errors may quote values.
     """
-    import pyarrow as pa
 
     if isinstance(result, pa.Table):
         result = pa.RecordBatch.from_struct_array(result.to_struct_array().combine_chunks())
@@ -289,7 +284,6 @@ class RecordedAnswers:
 
     def read(self, turn: int) -> pa.Table | None:
         """Return the answers recorded in this turn, from 1 on; None if there are none yet."""
-        import pyarrow as pa
 
         key = self._key(turn)
         try:
@@ -318,7 +312,6 @@ class RecordedAnswers:
 
     def keep(self, turn: int, answers: pa.Table) -> pa.Table | None:
         """Record the answers of this turn and return them; None if another run of the batch was first."""
-        import pyarrow as pa
 
         answers = answers.replace_schema_metadata({_ABOUT: json.dumps(self._about)})
         sink = pa.BufferOutputStream()
@@ -406,7 +399,6 @@ def describe_lookup(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, 
 
 def collect_distinct_keys(operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool = False) -> pa.Table:
     """Return the distinct keys of the records, without those that are null in any part."""
-    import pyarrow as pa
 
     keys = frame.select(
         *[named_column(name).alias(key) for name, key in zip(lookup.keys, key_columns(lookup), strict=True)]
@@ -429,7 +421,6 @@ def answer_keys(
 
     If the batch runs several times, the first run that records an answer decides for all.
     """
-    import pyarrow as pa
 
     known, metrics, turn = [_empty_answers(keys, lookup)], TableMetrics(), 1
     while True:
@@ -507,8 +498,6 @@ def _as_keys(part: pa.Table, lookup: TableLookup) -> Sequence[Any]:
 def _build_answers(keys: pa.Table, wanted: Sequence[Any], records: Sequence[Any], lookup: TableLookup) -> pa.Table:
     from collections.abc import Mapping as AnyMapping
 
-    import pyarrow as pa
-
     what = f"table {lookup.table}"
     strange = next((record for record in records if record is not None and not isinstance(record, AnyMapping)), None)
     if strange is not None:
@@ -524,7 +513,6 @@ def _build_answers(keys: pa.Table, wanted: Sequence[Any], records: Sequence[Any]
 
 
 def _empty_answers(keys: pa.Table, lookup: TableLookup) -> pa.Table:
-    import pyarrow as pa
 
     types = [*(part.type for part in keys.schema), pa.bool_(), *(to_arrow_type(one.type) for one in lookup.answers)]
     names = [*key_columns(lookup), FOUND, *(f"{place}:{one.column}" for place, one in enumerate(lookup.answers))]

@@ -13,19 +13,23 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, StageEvent, ignore_stage
 from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import DatasetGroup, group_datasets, is_advanced_by_runs
 from dagster_adjunct.orchestration.application.table_registry import register_tables
 from dagster_adjunct.orchestration.batch_log.run_lease import DEFAULT_WAIT, Claim, RunLease, validate_wait
 from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
 from dagster_adjunct.orchestration.planner.notes import note_table_order
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.coordinator import (
     DatasetOutcome,
     apply_dataset_startpoints,
     fan_out_for_run,
 )
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.other_writers import check_first_run
 from dagster_adjunct.orchestration.startpoints.request import list_rewindable_datasets
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
@@ -34,19 +38,14 @@ from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, n
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.common import subtract_span
 from dagster_adjunct.resources.errors import CommitConflictError, raise_first
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.spark.errors import find_adjunct_error, first_message_line, translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.system import StreamSystem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.system import StreamSystem
 
 # More would share the same cores and use more memory.
 _MAX_PARALLEL = 4

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.unbounded.transient import TransientVersion
 from dagster_adjunct.resources.spark.tuning import FEW_ROWS
-
-if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
-    from dagster_adjunct.assets.unbounded.transient import TransientVersion
 
 MAX_ROWS = 300_000
 """The rows of all partitioned datasets that one task reads, at most: some tenths of a second."""

@@ -12,8 +12,10 @@ from uuid import uuid4
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, WritingBatch, columns_of_local_table
-from dagster_adjunct.assets.unbounded.state_table import declare_state_dataset, state_dataset_name
+from dagster_adjunct.assets.unbounded.state_table import StateSpec, declare_state_dataset, state_dataset_name
 from dagster_adjunct.assets.writing.generation import SPARK, SPARK_ONE_TASK
+from dagster_adjunct.orchestration.operators.arguments import OnNullKey
+from dagster_adjunct.orchestration.operators.batch_context import Watermarks
 from dagster_adjunct.orchestration.operators.columns import tie_breakers
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
@@ -24,9 +26,6 @@ from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTON
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation
 
-    from dagster_adjunct.assets.unbounded.state_table import StateSpec
-    from dagster_adjunct.orchestration.operators.arguments import OnNullKey
-    from dagster_adjunct.orchestration.operators.batch_context import Watermarks
     from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 
 Counters = dict[str, dict[str, int]]

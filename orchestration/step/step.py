@@ -21,12 +21,11 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.commit import close_batch, commit_intent, commit_positions, write_outputs
-from dagster_adjunct.orchestration.step.context import StepResources, StepState
+from dagster_adjunct.orchestration.step.context import StepContext, StepResources, StepState
 from dagster_adjunct.orchestration.step.engine import SPARK_ENGINE, BatchEngine
 from dagster_adjunct.orchestration.step.plan_batch import (
     NothingToRead,
@@ -37,16 +36,12 @@ from dagster_adjunct.orchestration.step.plan_batch import (
     snapshot_inputs,
     store_first_positions,
 )
-from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables, purge_answers
 from dagster_adjunct.orchestration.step.state import iter_state_names
 from dagster_adjunct.orchestration.step.versions import LeasedBatch, VersionCache, VersionLeases, lease_versions
 from dagster_adjunct.resources.errors import CommitConflictError, OffsetOutOfRangeError, VersionDiscardedError
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.step.context import StepContext
-    from dagster_adjunct.orchestration.step.progress import StepReport
 
 # How often a run begins: another one that was taken over from may come in between, once.
 _MAX_STARTS = 3

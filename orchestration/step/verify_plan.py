@@ -14,17 +14,37 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import OwnedBy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.state_table import declare_state_dataset, validate_state
-from dagster_adjunct.orchestration.operators.batch_context import check_stored_columns, get_read_function
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.unbounded.state_table import StateSpec, declare_state_dataset, validate_state
+from dagster_adjunct.assets.unbounded.transient import TransientVersion
+from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
+from dagster_adjunct.orchestration.operators.batch_context import (
+    SinkFunction,
+    StateHandle,
+    TableLookup,
+    TableSend,
+    check_stored_columns,
+    get_read_function,
+)
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, tie_breakers
 from dagster_adjunct.orchestration.operators.functions import pickle_function
+from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.table_updates import TableSink, check_sink_columns
 from dagster_adjunct.orchestration.planner.columns import check_fed_datasets
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, PlannedOperator
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step.batch_outputs import output_schema
-from dagster_adjunct.orchestration.step.compile_batch import BatchCompiler, build_batch_graph, compile_operator
+from dagster_adjunct.orchestration.step.compile_batch import (
+    BatchCompiler,
+    BatchGraph,
+    build_batch_graph,
+    compile_operator,
+)
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.recorded_answers import SinkCall, add_unknown_answers, plan_results
 from dagster_adjunct.orchestration.step.state import prepare_table_rows
@@ -32,28 +52,16 @@ from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, BucketL
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import named_column
-from dagster_adjunct.resources.streams.system import OffsetRange
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.system import AppendResult, OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
+from dagster_adjunct.resources.tables.functions import TableFunction
 from dagster_adjunct.resources.tables.operation import run_blocking
 from dagster_adjunct.resources.tables.spark import check_record_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
-    from dagster_adjunct.assets.unbounded.state_table import StateSpec
-    from dagster_adjunct.assets.unbounded.transient import TransientVersion
-    from dagster_adjunct.assets.writing.generation import Runtime
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
-    from dagster_adjunct.orchestration.operators.batch_context import SinkFunction, StateHandle, TableLookup, TableSend
-    from dagster_adjunct.orchestration.operators.operator import Operator
-    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, PlannedOperator
-    from dagster_adjunct.orchestration.step.compile_batch import BatchGraph
-    from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.system import AppendResult, SystemStreamPartition
-    from dagster_adjunct.resources.tables.functions import TableFunction
 
 _log = logging.getLogger("adjunct.step")
 # Exchanges in DataFrames; those of other reasons happen when records are written.

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.reading.dataset import current_readers
 from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import require_local_manifest
 from dagster_adjunct.assets.unbounded.progress import raise_if_stale
-from dagster_adjunct.assets.unbounded.transient import TransientTable, is_transient
+from dagster_adjunct.assets.unbounded.transient import TransientTable, TransientVersion, is_transient
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.assets.versions.manifest import as_bounded, as_unbounded
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded, as_unbounded
+from dagster_adjunct.assets.versions.version import SealedVersion
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, Replay
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
-from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, read_plan
+from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan, is_readable, read_plan
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -23,19 +27,12 @@ from dagster_adjunct.resources.errors import (
     StaleDatasetError,
     VersionDiscardedError,
 )
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
-    from dagster_adjunct.assets.unbounded.transient import TransientVersion
-    from dagster_adjunct.assets.versions.manifest import DatasetManifest
-    from dagster_adjunct.assets.versions.version import SealedVersion
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, Replay
-    from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan
     from dagster_adjunct.orchestration.step.context import StepContext, StepResources, StepState
     from dagster_adjunct.orchestration.step.plan_batch import BatchSnapshot, PlannedBatch
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.schemas.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
@@ -17,9 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import MARKER
 from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.orchestration.step.run import RunReport, run_application
 from dagster_adjunct.orchestration.testing.fakes import (
@@ -39,18 +42,11 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.streams.system import RECORD_META, TOMBSTONE, OffsetRange
+from dagster_adjunct.resources.streams.system import RECORD_META, TOMBSTONE, OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.tables.table import RemoteTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import SparkSession
-
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-    from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 
 def assert_plannable(app: Application, streams: Streams) -> ExecutionPlan:

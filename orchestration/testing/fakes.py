@@ -8,7 +8,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
+
+import pyarrow as pa
 
 from dagster_adjunct.orchestration.operators.arguments import validate_column_names
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamFacts
@@ -23,9 +25,6 @@ from dagster_adjunct.resources.tables.layers import Capabilities
 from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import Operation, Outcomes
 from dagster_adjunct.resources.tables.table import RemoteTable
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,6 @@ def stream_schema(stream: str, given: TestStream | None, rows: Sequence[Mapping[
             "Describe it: TestApplication(app, {…: TestStream(Schema.of(…))}).",
             stream=stream,
         )
-    import pyarrow as pa
 
     return Schema.from_arrow(pa.Table.from_pylist(list(rows)).schema)
 
@@ -96,7 +94,6 @@ def arrow_table(
     stream: str, schema: Schema, rows: Sequence[Mapping[str, Any]], deleted: Sequence[Mapping[str, Any]]
 ) -> pa.Table:
     """Return records, then tombstones, as a table. Raises ConfigurationError with the number of an invalid record."""
-    import pyarrow as pa
 
     everything = [*rows, *deleted]
     for number, row in enumerate(everything):

@@ -29,14 +29,13 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from dagster_adjunct.resources.common import ClassRegistry
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import arrow_type, to_exact_array
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _BACKENDS: ClassRegistry[Any] = ClassRegistry("backend of tables", "register_backend")
 
@@ -452,7 +451,6 @@ def _spark_type_of_column(column: Column) -> str | None:
 
 def to_arrow_type(kind: str) -> pa.DataType:
     """Return the Arrow type of a type from `to_spark_type`."""
-    import pyarrow as pa
 
     if kind.startswith("array<"):
         return pa.list_(to_arrow_type(kind[len("array<") : -1]))
@@ -466,7 +464,6 @@ def arrow_column_from_records(
 
     Raises SchemaMismatchError for the first value of another type; `what` names the records' source.
     """
-    import pyarrow as pa
 
     values = [None if record is None else record.get(name) for record in records]
     if kind == "string" and any(isinstance(value, dict | list) for value in values):

@@ -13,17 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_adjunct.resources.backends.columns import Column, Kind, decimal_digits
 from dagster_adjunct.resources.backends.write_plan import RowCodec
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.operation import Conditions, Operation, OperationKind
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
 
 LEAST = 200  # with fewer entries, arrays are as fast as a staging table
 _PLACE = "__place"
@@ -120,7 +119,6 @@ def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | Non
 
 def _constant(column: Any) -> bool:
     """Whether all rows have the same value in the column."""
-    import pyarrow.compute as pc
 
     if column.null_count:
         return bool(column.null_count == len(column))
@@ -152,8 +150,6 @@ def _marks(
 
 def _ties(sources: Any, positions: Any) -> Any:
     """`Mark.tie` of each."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     known = sources.dictionary_encode()  # few distinct ones
     plain = pc.replace_substring_regex(known.dictionary.cast(pa.string()), r"~\d+$", "")
@@ -172,7 +168,6 @@ def _parts(entries: ArrowEntries) -> tuple[dict[str, Any] | None, dict[str, Any]
         return None, None
     sets = _columns(parts["set"]) if "set" in parts else {}
     adds = _columns(parts["add"]) if "add" in parts else {}
-    import pyarrow as pa
 
     sets.update({name: pa.nulls(len(entries)) for name in entries.remove})
     return (sets, adds) if not set(sets) & set(adds) and sets | adds else (None, None)
@@ -198,7 +193,6 @@ def _defaults(
 
 
 def _nothing(default: Any, added: Any) -> bool:
-    import pyarrow.compute as pc
 
     if default is None or default.null_count == len(default):
         return True
@@ -216,8 +210,6 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
     """The array in the column's type, or None if single values must be inspected."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     if column is None:
         return None
@@ -252,7 +244,6 @@ def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
 
 def _holds_decimals(column: Column, type_: Any) -> bool:
     """Whether the column can hold all decimals of an Arrow type exactly."""
-    import pyarrow as pa
 
     if not pa.types.is_decimal(type_):
         return False
@@ -264,8 +255,6 @@ def _merge_by_key(
     columns: dict[str, Any], key: Sequence[str], sets: dict[str, Any], adds: dict[str, Any], defaults: Sequence[str]
 ) -> tuple[pa.Table, Mapping[int, Sequence[int]] | None] | None:
     """One row per key with the result of its entries in order: last sets, sums, the first default."""
-    import numpy as np
-    import pyarrow as pa
 
     count = len(next(iter(columns.values())))
     table = pa.table({_PLACE: pa.array(np.arange(count, dtype=np.int32)), **columns})
@@ -291,8 +280,6 @@ def _merge_by_key(
 
 def _is_sum_exact(column: Any, count: int) -> bool:
     """Whether a sum of this many values is exact in any order."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     if not pa.types.is_integer(column.type):
         return False
@@ -302,7 +289,6 @@ def _is_sum_exact(column: Any, count: int) -> bool:
 
 
 def _csv(table: pa.Table) -> memoryview:
-    import pyarrow as pa
     from pyarrow import csv
 
     sink = pa.BufferOutputStream()
@@ -380,7 +366,6 @@ def split_repeated_keys(operation: Operation[Any]) -> Iterator[tuple[list[int] |
     if not operation.conditions or not isinstance(entries, ArrowEntries) or len(entries) < LEAST:
         yield None, operation
         return
-    import numpy as np
 
     times = _count_earlier(entries)
     turn, most = 0, int(times.max())
@@ -398,7 +383,6 @@ def split_repeated_keys(operation: Operation[Any]) -> Iterator[tuple[list[int] |
 
 def _count_earlier(entries: ArrowEntries) -> np.ndarray[Any, Any]:
     """For each entry, the number of earlier ones with its key."""
-    import numpy as np
 
     keys = np.zeros(len(entries), dtype=np.int64)
     for column in entries.key.flatten():

@@ -14,20 +14,20 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import pyarrow as pa
+
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     MalformedDocumentError,
     ManifestMismatchError,
     SchemaMismatchError,
 )
+from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import quote_name, quote_text
 from dagster_adjunct.resources.schemas.schema import Schema, is_widening
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-    from dagster_adjunct.resources.objects.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +160,6 @@ class BucketLayout:
 
         schema = self.schema.to_arrow()
         for name, kind in self.hidden:
-            import pyarrow as pa
-
             schema = schema.append(pa.field(name, arrow_type(kind)))
         return schema
 
@@ -322,7 +320,6 @@ def conform_to_layout(table: pa.Table, layout: BucketLayout) -> pa.Table:
 
     Raises pyarrow's ArrowInvalid for columns that can't be converted.
     """
-    import pyarrow as pa
 
     wanted = layout.arrow_schema()
     if table.schema.equals(wanted):
@@ -339,7 +336,6 @@ def conform_to_layout(table: pa.Table, layout: BucketLayout) -> pa.Table:
 
 
 def _is_widening_field(narrow: pa.Field, wide: pa.Field) -> bool:
-    import pyarrow as pa
 
     try:
         (was,), (now,) = (Schema.from_arrow(pa.schema([field])).fields for field in (narrow, wide))

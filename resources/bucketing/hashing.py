@@ -17,15 +17,13 @@ from decimal import Context
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import Plain, parse_decimal_type, plain_converter
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import pyarrow as pa
-
-    from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Plain, Schema, parse_decimal_type, plain_converter
 
 if TYPE_CHECKING:
     UInt32 = npt.NDArray[np.uint32]
@@ -35,7 +33,6 @@ SEED = 42
 
 def assign_buckets(columns: Sequence[pa.Array | pa.ChunkedArray], n: int) -> npt.NDArray[np.int32]:
     """Return for each row the bucket in [0, n) to which Spark assigns it."""
-    import numpy as np
 
     result: npt.NDArray[np.int32] = np.mod(spark_hash(columns), np.int32(n))
     return result
@@ -64,8 +61,6 @@ def bucket_function(types: tuple[str, ...], n: int) -> Callable[[Sequence[Plain 
 
 def spark_hash(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.int32]:
     """Return Spark's `hash(columns…)` of each row as int32; a null leaves the hash unchanged."""
-    import numpy as np
-    import pyarrow as pa
 
     if not columns:
         raise SchemaMismatchError("a hash needs columns, and none are named.", "Name at least one key column.")
@@ -85,9 +80,6 @@ def spark_hash(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.
 
 
 def _hash_array(array: pa.Array, seeds: UInt32) -> UInt32:
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
@@ -113,7 +105,6 @@ def _hash_array(array: pa.Array, seeds: UInt32) -> UInt32:
 
 
 def _mix_k1(k1: UInt32) -> UInt32:
-    import numpy as np
 
     k1 = k1 * np.uint32(0xCC9E2D51)
     k1 = (k1 << np.uint32(15)) | (k1 >> np.uint32(17))
@@ -121,7 +112,6 @@ def _mix_k1(k1: UInt32) -> UInt32:
 
 
 def _mix_h1(h1: UInt32, k1: UInt32) -> UInt32:
-    import numpy as np
 
     h1 = h1 ^ k1
     h1 = (h1 << np.uint32(13)) | (h1 >> np.uint32(19))
@@ -129,7 +119,6 @@ def _mix_h1(h1: UInt32, k1: UInt32) -> UInt32:
 
 
 def _final_mix(h1: UInt32, length: Any) -> UInt32:
-    import numpy as np
 
     h1 = h1 ^ length
     h1 = (h1 ^ (h1 >> np.uint32(16))) * np.uint32(0x85EBCA6B)
@@ -138,14 +127,12 @@ def _final_mix(h1: UInt32, length: Any) -> UInt32:
 
 
 def _hash_int(values: Any, seeds: UInt32) -> UInt32:
-    import numpy as np
 
     words = np.ascontiguousarray(values, dtype=np.int32).view(np.uint32)
     return _final_mix(_mix_h1(seeds, _mix_k1(words)), np.uint32(4))
 
 
 def _hash_long(values: Any, seeds: UInt32) -> UInt32:
-    import numpy as np
 
     bits = np.ascontiguousarray(values, dtype=np.int64).view(np.uint64)
     low = (bits & np.uint64(0xFFFFFFFF)).astype(np.uint32)
@@ -155,7 +142,6 @@ def _hash_long(values: Any, seeds: UInt32) -> UInt32:
 
 def _hash_bytes(array: pa.Array, seeds: UInt32) -> UInt32:
     """Mix aligned little-endian words, then each trailing byte as a signed word, row by row in lockstep."""
-    import numpy as np
 
     _, offset_buffer, data_buffer = array.buffers()
     offsets = np.frombuffer(offset_buffer, dtype=np.int32)[array.offset : array.offset + len(array) + 1]
@@ -185,8 +171,6 @@ def _hash_bytes(array: pa.Array, seeds: UInt32) -> UInt32:
 
 def _hash_decimal(array: pa.Array, seeds: UInt32) -> UInt32:
     """Hash the unscaled value: as a long up to 18 digits, else as its shortest big-endian bytes."""
-    import numpy as np
-    import pyarrow as pa
 
     scale, precision = array.type.scale, array.type.precision
     exact = Context(prec=76)
@@ -256,7 +240,6 @@ _ALL = 0xFFFFFFFFFFFFFFFF
 
 def row_digests(table: pa.Table, schema: Schema) -> pa.Array:
     """Return for each row the hash of (position, value) of all columns that are not null, as signed 64-bit integers."""
-    import pyarrow as pa
 
     hashes = [SEED] * table.num_rows
     for place, field in enumerate(schema.fields):

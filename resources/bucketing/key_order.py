@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_adjunct.resources.errors import ManifestMismatchError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: pa.Table) -> None:
@@ -18,7 +18,6 @@ def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: 
     """
     if not key:
         return
-    import pyarrow.compute as pc
 
     pairs = [(rows.slice(0, rows.num_rows - 1), rows.slice(1))]
     if last is not None:
@@ -32,7 +31,6 @@ def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: 
 
 def _descends(key: Sequence[str], before: pa.Table, after: pa.Table) -> Any:
     """Return for each pair of rows whether the first key is greater."""
-    import pyarrow.compute as pc
 
     greater = equal = None
     for name in key:

@@ -15,10 +15,11 @@ first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 VALID_FROM = "__valid_from"
 VALID_TO = "__valid_to"
@@ -54,7 +55,6 @@ class Timeline:
 
     def take(self, batch: pa.Table) -> pa.Table:
         """Return the rows that can be written: all but the last if ends are filled in, because its end is unknown."""
-        import pyarrow as pa
 
         if self._options.newest is not None:
             self._corrections += int((_micros(batch) < self._options.newest).sum())
@@ -81,8 +81,6 @@ class Timeline:
 
     def _told(self, rows: pa.Table, count: int) -> pa.Table:
         """Return the first `count` rows with their ends, without pruned ones; `rows` may have one more, the next."""
-        import numpy as np
-        import pyarrow as pa
 
         same = np.append(_same_as_next(rows, self._key), False)[:count]  # the next row is of the same key
         begins = _micros(rows)
@@ -102,7 +100,6 @@ class Timeline:
 
     def _forgettable(self, kept: Any, same: Any, tombstones: Any, begins: Any) -> Any:
         """Return which rows are deletions that may be dropped: the only row of their key, and old enough."""
-        import numpy as np
 
         alone = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[: len(kept)]
         gone = kept & tombstones & ~same & alone & (begins <= self._options.forget)
@@ -125,8 +122,6 @@ def _with_ends(rows: pa.Table, ends: Any, first: Any) -> pa.Table:
 
 def _same_as_next(rows: pa.Table, key: tuple[str, ...]) -> Any:
     """Return for each row but the last whether the next one has the same key."""
-    import numpy as np
-    import pyarrow.compute as pc
 
     count = max(0, rows.num_rows - 1)
     same = np.ones(count, dtype=bool)
@@ -141,6 +136,5 @@ def _micros(rows: pa.Table) -> Any:
 
 
 def _moment() -> pa.DataType:
-    import pyarrow as pa
 
     return pa.timestamp("us", tz="UTC")

@@ -17,6 +17,11 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from uuid import uuid4
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
 from dagster_adjunct.resources.bucketing.files import (
     BucketFile,
     BucketLayout,
@@ -28,8 +33,9 @@ from dagster_adjunct.resources.bucketing.files import (
 from dagster_adjunct.resources.bucketing.key_order import check_key_order
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, Timeline, TimelineOptions
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError, PermanentError
-from dagster_adjunct.resources.objects.store import staged_file_errors
+from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
 from dagster_adjunct.resources.schemas.column_sql import quote_name, row_hash
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark.errors import (
     encode_task_errors,
@@ -41,11 +47,8 @@ from dagster_adjunct.resources.spark.errors import (
 from dagster_adjunct.resources.user_code import format_record
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor
-    from dagster_adjunct.resources.schemas.schema import Schema
 
 ROW = "__row"
 DIGEST = "__digest"
@@ -151,8 +154,6 @@ class BucketFileWriter:
 
     def _write(self, batch: pa.Table) -> None:
         if self._options.last_per_key and batch.num_rows:
-            import pyarrow as pa
-
             batch = pa.concat_tables([self._held, batch]) if self._held is not None else batch
             self._held = batch.slice(batch.num_rows - 1)
             batch = self._without_superseded(batch)
@@ -230,7 +231,6 @@ class BucketFileWriter:
 
     def _without_superseded(self, batch: pa.Table) -> pa.Table:
         """Return the rows whose successor has another key, without the last row, which waits for the next batch."""
-        import pyarrow.compute as pc
 
         count = batch.num_rows - 1
         differs = None
@@ -264,7 +264,6 @@ class BucketFileWriter:
         self._take(batch if self._over_time is None or not batch.num_rows else self._over_time.take(batch))
 
     def _take(self, batch: pa.Table) -> None:
-        import pyarrow.compute as pc
 
         if self._options.drop_tombstones and batch.num_rows:
             kept = batch.filter(pc.invert(batch.column(TOMBSTONE)))
@@ -276,8 +275,6 @@ class BucketFileWriter:
         if TOMBSTONE in self._layout.columns:
             self._tombstones += pc.sum(batch.column(TOMBSTONE)).as_py() or 0
         if DIGEST in batch.column_names:
-            import numpy as np
-
             with np.errstate(over="ignore"):
                 part = int(batch.column(DIGEST).to_numpy().view(np.uint64).sum(dtype=np.uint64))
             self._digest = ((self._digest or 0) + part) % 2**64
@@ -295,9 +292,6 @@ class BucketFileWriter:
             self._min = self._key_at(batch, 0)
         self._last = batch.slice(batch.num_rows - 1)
         if self._options.number_rows:
-            import numpy as np
-            import pyarrow as pa
-
             numbers = np.arange(self._rows, self._rows + batch.num_rows, dtype=np.int64)
             batch = batch.append_column(ROW, pa.array(numbers))
         self._rows += batch.num_rows
@@ -308,8 +302,6 @@ class BucketFileWriter:
 
     def _flush(self) -> None:
         """Write the waiting batches as row groups; single Arrow batches would make small, slow groups."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
 
         if not self._waiting:
             return
@@ -365,7 +357,6 @@ class BucketFileWriter:
             self._store.upload(self._path, key)
         except ObjectExistsError:
             # An earlier attempt of this task has uploaded the object, which is the valid one.
-            import pyarrow.parquet as pq
 
             with self._telling():
                 self._path.unlink()
@@ -403,8 +394,6 @@ def _repetitive_columns(rows: pa.Table) -> list[str]:
 
     For other columns, building and then discarding the dictionary takes longer than writing the values.
     """
-    import numpy as np
-    import pyarrow.compute as pc
 
     sample = rows.take(np.linspace(0, rows.num_rows - 1, min(rows.num_rows, _SAMPLED), dtype=np.int64))
     return [
@@ -426,7 +415,6 @@ def write_arrow_buckets(
     table: pa.Table, store: ObjectStore, folder: str, layout: BucketLayout, options: WriteOptions
 ) -> list[BucketFile]:
     """Write a table in memory into its buckets without Spark; rows keep their order within a bucket."""
-    import numpy as np
 
     if layout.bucket_by:
         from dagster_adjunct.resources.bucketing.hashing import assign_buckets
@@ -537,7 +525,6 @@ def _task(
         yield from encode_task_errors(written(batches))  # transient errors are raised, so that Spark retries the task
 
     def written(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -578,7 +565,6 @@ def _split_by_bucket(tables: Iterator[pa.Table]) -> Iterator[tuple[int, Iterator
 
 def _runs(tables: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
     """Yield (bucket, rows) for consecutive rows of one bucket, without the bucket column."""
-    import pyarrow.compute as pc
 
     for table in tables:
         buckets, rows = table.column(_BUCKET), table.drop_columns([_BUCKET])

@@ -29,10 +29,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+import pyarrow.parquet as pq
 
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError
 from dagster_adjunct.resources.file_errors import file_error
+from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 from dagster_adjunct.resources.objects.arrow_files import ArrowReadableFile, RangedFile, open_bytes
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, fit_to_schema, repeated_names
 from dagster_adjunct.resources.schemas.values import first_unreadable
@@ -40,12 +48,7 @@ from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-    from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 
 
 def describe_column(field: Field) -> str:
@@ -84,7 +87,6 @@ _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 def open_decompressed(path: Path, name: str) -> Any:
     """Return a stream of the decompressed bytes of the file at `path`; `name` is its original name."""
-    import pyarrow as pa
 
     raw = pa.OSFile(str(path), mode="r")
     codec = _CODECS.get(name[name.rfind(".") :].lower())
@@ -122,7 +124,6 @@ _ROW = re.compile(r"CSV parse error: Row #(\d+): (.*)", re.S)
 
 def read_csv(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> Iterator[tuple[int, pa.Table]]:
     """Yield the file's records as (number of the first record, table)."""
-    import pyarrow as pa
 
     with tree.on_disk(file) as path:
         names = _read_header(path, file.path, schema, where)
@@ -331,7 +332,6 @@ def _blocks(source: Any, where: str) -> Iterator[bytes]:
 
 
 def _parse_block(block: bytes, line: int, schema: Schema, where: str) -> pa.Table:
-    import pyarrow as pa
 
     try:
         table = _read_json(block, schema.fields)
@@ -351,8 +351,6 @@ def _parse_block(block: bytes, line: int, schema: Schema, where: str) -> pa.Tabl
 
 
 def _read_json(block: bytes, fields: tuple[Field, ...], *, others: str = "error") -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.json as pj
 
     kinds = [(field.name, pa.string() if field.type in _TEXTS else arrow_type(field.type)) for field in fields]
     return pj.read_json(
@@ -363,7 +361,6 @@ def _read_json(block: bytes, fields: tuple[Field, ...], *, others: str = "error"
 
 
 def _convert_column(column: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
-    import pyarrow as pa
 
     if field.type in _TEXTS:
         column.validate(full=True)  # the parser accepts strings that are not UTF-8
@@ -375,7 +372,6 @@ def _convert_column(column: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
 
 def _json_error(block: bytes, first: int, schema: Schema, where: str, error: Exception) -> AdjunctError:
     """Return an error with line and column, which a slow second reading finds."""
-    import pyarrow as pa
 
     lines = block.split(b"\n")
     for number, line in enumerate(lines, first):
@@ -415,7 +411,6 @@ def _find_line_problem(line: bytes, schema: Schema) -> str:
 
 def _find_first_bad_line(lines: list[bytes], field: Field) -> int:
     """Return the index of the first line whose value of the column can't be read, by bisection."""
-    import pyarrow as pa
 
     low, high = 0, len(lines)
     while high - low > 1:
@@ -440,7 +435,6 @@ def read_parquet(
     tree: FileTree, file: ListedFile, schema: Schema, where: str, span: tuple[int, int] | None = None
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield the records of the row groups that begin in `span`, as (number of the first record, table)."""
-    import pyarrow as pa
 
     parquet, int96 = _open_parquet(tree, file, schema, where)
     start, end = span or (0, file.size)
@@ -473,8 +467,6 @@ def count_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) 
 
 def _open_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> tuple[Any, set[str]]:
     """Return the opened file, and the columns that store timestamps as INT96."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     source = _open_ranged(tree, file)
     try:
@@ -493,7 +485,6 @@ def _open_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) 
 
 
 def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str) -> None:
-    import pyarrow as pa
 
     check_columns(stored.names, schema, where)
     wrong: dict[str, str] = {}
@@ -516,8 +507,6 @@ def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str)
 
 
 def _with_time_zones(table: pa.Table, int96: set[str]) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     if not int96:
         return table
@@ -581,7 +570,6 @@ def read_files_with_spark(spark: SparkSession, declared: DeclaredFiles, files: S
 
 def read_files(declared: DeclaredFiles, files: Sequence[ListedFile]) -> pa.Table:
     """Return what `read_files_with_spark` returns as an Arrow table in memory, without Spark."""
-    import pyarrow as pa
 
     columns = [*declared.schema.to_arrow(), pa.field(PARTITION, pa.int32()), pa.field(OFFSET, pa.int64())]
     parts = [
@@ -640,8 +628,6 @@ def _task_reader(
 
 
 def _batches(declared: DeclaredFiles, piece: FilePart) -> Iterator[pa.RecordBatch]:
-    import numpy as np
-    import pyarrow as pa
 
     for first, table in declared.tables(piece.file, (piece.start, piece.end)):
         rows = table.num_rows

@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -30,7 +30,6 @@ from dagster_adjunct.resources.objects.lake import check_store_url
 from dagster_adjunct.resources.objects.store import S3Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from io import BufferedReader
 
     from mypy_boto3_s3 import S3Client

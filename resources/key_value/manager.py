@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
@@ -25,7 +25,13 @@ from dagster_adjunct.resources.errors import (
     ScopeNotFoundError,
     TransientError,
 )
-from dagster_adjunct.resources.key_value.segment import HASH_BITS, ChecksEndings, KeyValueTableConfiguration
+from dagster_adjunct.resources.key_value.segment import (
+    HASH_BITS,
+    ChecksEndings,
+    KeyValueTableConfiguration,
+    SegmentBackend,
+)
+from dagster_adjunct.resources.key_value.serializers import Serializer
 from dagster_adjunct.resources.key_value.table import KeyValueTable
 from dagster_adjunct.resources.key_value.table_backends import (
     StoredScope,
@@ -37,13 +43,8 @@ from dagster_adjunct.resources.key_value.table_backends import (
     new_incarnation,
     parsed,
 )
-from dagster_adjunct.resources.metadata import MetadataStore
+from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.objects.lake import Lake
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.key_value.segment import SegmentBackend
-    from dagster_adjunct.resources.key_value.serializers import Serializer
-    from dagster_adjunct.resources.metadata import NamespaceSnapshot
 
 
 @dataclass(frozen=True, slots=True)

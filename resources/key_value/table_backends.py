@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import AwareDatetime, Field
 
@@ -17,15 +17,13 @@ from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError
 from dagster_adjunct.resources.key_value.segment import (
     KeyValueTableConfiguration,
+    SegmentBackend,
     TableId,
     backend_from,
     describe_backend,
 )
 from dagster_adjunct.resources.objects.commit_log import decode_body
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.key_value.segment import SegmentBackend
-    from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake
 
 # Where a lake's key-value tables lie when nobody says where: in SQLite beside a local lake, else in the lake itself.
 #

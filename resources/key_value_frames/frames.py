@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, SchemaMismatchError, TransientError
 from dagster_adjunct.resources.key_value.entries import EntryCoder, TableEntry
 from dagster_adjunct.resources.key_value.segment import (
@@ -224,7 +226,6 @@ def _pages(
 
 
 def _batch(entries: Sequence[TableEntry[bytes, bytes]], key: Reader, value: Reader) -> Any:
-    import pyarrow as pa
 
     columns = {
         "family": pa.array([entry.key.family for entry in entries], pa.string()),
@@ -328,7 +329,6 @@ def _addressing(
 
 
 def _addressed(batch: Any, coder: EntryCoder[bytes, bytes], key: ColumnForm, value: ColumnForm) -> Any:
-    import pyarrow as pa
 
     names = batch.schema.names
     for name in ("key", "value"):
@@ -367,7 +367,6 @@ def _writing(table: KeyValueTable[Any, Any]) -> Callable[[Iterator[Any]], Iterat
     stored = (table.id, table.backend)
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
 
         load = PartitionLoad(*stored)
         try:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_random_exponential
 
@@ -70,7 +70,7 @@ from dagster_adjunct.resources.key_value_rows.row_documents import (
     is_deleted,
     looks,
 )
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.tables.functions import StoreFunction, reduce_function
 from dagster_adjunct.resources.tables.layers import STORE_CAPABILITIES, Capabilities
 from dagster_adjunct.resources.tables.operation import (
@@ -82,9 +82,6 @@ from dagster_adjunct.resources.tables.operation import (
     State,
     key_columns,
 )
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.lake import Lake
 
 
 @dataclass(frozen=True, slots=True)

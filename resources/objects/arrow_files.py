@@ -9,16 +9,13 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
+
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.objects.store import S3Options
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.objects.store import ObjectStore, S3Options
 
 
 def arrow_filesystem(store: ObjectStore) -> Any:
@@ -143,7 +140,6 @@ class RangedFile(ArrowReadableFile):
 
 def open_bytes(data: bytes) -> pa.BufferReader:
     """Return an Arrow input of a copy that Arrow owns, which its threads can free without Python."""
-    import pyarrow as pa
 
     copy = pa.BufferOutputStream()
     copy.write(data)
@@ -152,7 +148,6 @@ def open_bytes(data: bytes) -> pa.BufferReader:
 
 def open_object(store: ObjectStore, key: str, size: int) -> Any:
     """Return a pyarrow input for this object: all its bytes if it is small, else a file that reads ranges."""
-    import pyarrow as pa
 
     if size <= _MAX_IN_MEMORY:
         return open_bytes(store.get(key).data)

@@ -19,11 +19,11 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AwareDatetime, Field, ValidationError
 
@@ -39,12 +39,7 @@ from dagster_adjunct.resources.errors import (
     PreconditionFailedError,
     TransientError,
 )
-from dagster_adjunct.resources.objects.store import check_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.objects.store import ObjectStore, check_key
 
 FORMAT: Final = 1
 NonEmptyText = Annotated[str, Field(min_length=1)]

@@ -13,12 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import AdjunctError, ObjectNotFoundError, PreconditionFailedError, TransientError
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.objects.store import ObjectStore
 
 _TRUSTED_SHARE = 0.9
 

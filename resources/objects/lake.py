@@ -9,8 +9,9 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, model_validator
@@ -29,9 +30,6 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.commit_log import CommitLog, LakeDocument, decode_document, encode_document
 from dagster_adjunct.resources.objects.store import LAKE_DOCUMENT, PROBE_PREFIX, ObjectStore, S3Options, StoreDescriptor
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 _INSTEAD = (
     "Use a store that honours conditional writes (Amazon S3, versitygw, MinIO, Ceph since Squid, a local folder), "

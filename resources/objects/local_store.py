@@ -12,6 +12,7 @@ import shutil
 import time
 import uuid
 import zlib
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
@@ -31,6 +32,7 @@ from dagster_adjunct.resources.objects.store import (
     LAKE_DOCUMENT,
     PROBE_PREFIX,
     ObjectInfo,
+    ObjectStore,
     StoreDescriptor,
     StoredObject,
     check_key,
@@ -38,10 +40,8 @@ from dagster_adjunct.resources.objects.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
     from io import BufferedReader
 
-    from dagster_adjunct.resources.objects.store import ObjectStore
 
 _INTERNAL = ".adjunct-store"
 _LOCKS = 64

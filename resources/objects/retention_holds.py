@@ -8,10 +8,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.objects.store import ObjectStore
 
 _RECENT = timedelta(hours=1)
 

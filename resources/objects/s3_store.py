@@ -6,6 +6,7 @@ import os
 import tempfile
 import threading
 import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.file_errors import translate_file_errors
 from dagster_adjunct.resources.objects.store import (
     ObjectInfo,
+    ObjectStore,
     S3Options,
     StoreDescriptor,
     StoredObject,
@@ -38,11 +40,8 @@ from dagster_adjunct.resources.objects.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from mypy_boto3_s3 import S3Client
 
-    from dagster_adjunct.resources.objects.store import ObjectStore
 
 T = TypeVar("T")
 

@@ -8,10 +8,12 @@ import re
 import tempfile
 import threading
 import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
+from typing import ClassVar, Protocol, Self, runtime_checkable
 from weakref import WeakValueDictionary
 
 from dagster_adjunct.resources.common import utc_now
@@ -23,10 +25,6 @@ from dagster_adjunct.resources.errors import (
     PreconditionFailedError,
 )
 from dagster_adjunct.resources.file_errors import translate_file_errors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from contextlib import AbstractContextManager
 
 LAKE_DOCUMENT = "_adjunct/lake.json"
 PROBE_PREFIX = "_adjunct/probe/"

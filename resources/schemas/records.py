@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import pyarrow as pa
+
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema, build_without_missing, repeated_names
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -28,7 +29,6 @@ def to_arrow_table(records: Any, what: str, schema: Schema | None = None) -> pa.
     Raises SchemaMismatchError for columns that Arrow can't hold, and ConfigurationError for a RecordBatchReader, which
     can't be read twice.
     """
-    import pyarrow as pa
 
     if isinstance(records, pa.Table):
         return _require_unique_names(records, what)
@@ -60,7 +60,6 @@ def to_arrow_table(records: Any, what: str, schema: Schema | None = None) -> pa.
 
 def _is_one_column(frame: ArrowFrame) -> bool:
     """Whether it is a single column, such as a Polars Series or an Arrow array."""
-    import pyarrow as pa
 
     try:
         return not pa.types.is_struct(pa.chunked_array(frame).type)
@@ -77,7 +76,6 @@ def to_spark_frame(answer: Any, spark: SparkSession, what: str) -> DataFrame | N
 
 def _table_from_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schema | None) -> pa.Table:
     """Return rows as a table; columns of the schema or of other rows that a row does not have are null."""
-    import pyarrow as pa
 
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
@@ -103,7 +101,6 @@ def _table_from_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schem
 
 
 def _array(values: Sequence[Any]) -> pa.Array:
-    import pyarrow as pa
 
     moments = {(type(value), getattr(value, "tzinfo", None) is None) for value in values if isinstance(value, date)}
     if len(moments) > 1:
@@ -112,7 +109,6 @@ def _array(values: Sequence[Any]) -> pa.Array:
 
 
 def _is_lone_surrogate(value: Any) -> bool:
-    import pyarrow as pa
 
     try:
         pa.array([value])
@@ -126,7 +122,6 @@ def _without_views(table: pa.Table) -> pa.Table:
 
     Dictionaries of views are decoded.
     """
-    import pyarrow as pa
 
     plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     columns = []

@@ -17,12 +17,13 @@ from decimal import Context, Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pyarrow as pa
+
 from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.schemas.values import YEARS, first_unreadable, unreadable_values
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
@@ -172,7 +173,6 @@ class Schema:
 
     def to_arrow(self) -> pa.Schema:
         """Return the Arrow schema; timestamps are in microseconds, UTC."""
-        import pyarrow as pa
 
         return pa.schema([pa.field(field.name, arrow_type(field.type)) for field in self.fields])
 
@@ -230,7 +230,6 @@ def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
 @lru_cache(maxsize=256)
 def arrow_type(kind: str) -> Any:
     """Return the Arrow type of a Spark simple type name."""
-    import pyarrow as pa
 
     decimal = _DECIMAL.fullmatch(kind)
     if decimal:
@@ -251,7 +250,6 @@ def arrow_type(kind: str) -> Any:
 
 
 def _type_from_arrow(field: pa.Field) -> str:
-    import pyarrow as pa
 
     kind = field.type
     if pa.types.is_dictionary(kind):
@@ -291,7 +289,6 @@ def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = 
     changed, and for columns of another kind: strings for numbers (which Arrow would parse), timestamps without a zone
     (which Arrow would take as UTC).
     """
-    import pyarrow as pa
 
     given = table.schema.names
     extra = [name for name in given if name not in schema]
@@ -325,7 +322,6 @@ def cast_column(
     column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel = _row_label, *, sensitive: bool = False
 ) -> pa.ChunkedArray:
     """Return a column cast to the declared type. Raises SchemaMismatchError for the first value that would change."""
-    import pyarrow as pa
 
     try:
         return column.cast(arrow_type(kind), safe=True)
@@ -339,7 +335,6 @@ def _misfit_error(
     column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel, error: Exception, *, sensitive: bool
 ) -> SchemaMismatchError:
     """Return the error for a column with a value that does not fit its declared type."""
-    import pyarrow as pa
 
     if pa.types.is_timestamp(column.type) and (found := first_unreadable(pa.table([column], [name]))) is not None:
         words, about = place(found.row)
@@ -451,7 +446,6 @@ def to_exact_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
 
 def build_without_missing(make: Callable[[Sequence[Any]], pa.Array], values: Sequence[Any]) -> pa.Array:
     """Return `make(values)`. If that fails, replace NaT and NA by None, also in lists, and try again."""
-    import pyarrow as pa
 
     try:
         return make(values)
@@ -485,7 +479,6 @@ def is_missing(value: object) -> bool:
 
 
 def _exact(values: Sequence[object], kind: pa.DataType) -> pa.Array:
-    import pyarrow as pa
     import pyarrow.types as t
 
     array = pa.array(values, kind)
@@ -539,7 +532,6 @@ def _check_items(values: Sequence[object], array: pa.Array) -> None:
 
 
 def _as_python(value: object) -> object:
-    import pyarrow as pa
 
     return value.as_py() if isinstance(value, pa.Scalar) else value
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 CHECKED_TYPES = ("string", "date", "timestamp")
 Errors = Literal["backslashreplace", "replace"]
@@ -105,7 +106,6 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
 
     Bytes that are not UTF-8 are escaped, or with "replace" become U+FFFD, as in Java.
     """
-    import pyarrow as pa
     import pyarrow.types as t
 
     if not scalar.is_valid:
@@ -144,8 +144,6 @@ def format_spark_date(text: str) -> str:
 
 def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
     """Whether the column has a value that Python can't hold."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.types as t
 
     kind = column.type
@@ -181,8 +179,6 @@ def _bounds(kind: pa.DataType) -> tuple[int, int]:
 
 def _unreadable_rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
     """Return the rows of a column whose values Python can't hold."""
-    import numpy as np
-    import pyarrow.compute as pc
     import pyarrow.types as t
 
     kind = column.type
@@ -208,7 +204,6 @@ def _search_by_halves(column: pa.Array | pa.ChunkedArray, start: int, count: int
 
 
 def _format_date(count: int, unit: str) -> str:
-    import numpy as np
 
     return format_spark_date(str(np.datetime64(count, unit)))  # type: ignore[call-overload]
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from dagster_adjunct.resources.bucketing.hashing import row_digests
 from dagster_adjunct.resources.schemas.column_sql import row_hash
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.system import PARTITION
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.resources.schemas.schema import Schema
 
 _PATTERN = re.compile(r"r2-[0-9a-f]{16}", re.IGNORECASE)
 EMPTY_CHECKSUM = f"r2-{0:016x}"

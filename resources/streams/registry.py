@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.streams.system import LAKE, registered_systems
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.system import StreamSystem, SystemFactory
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.system import LAKE, StreamSystem, SystemFactory, registered_systems
 
 
 def open_system(lake: Lake, name: str) -> StreamSystem:

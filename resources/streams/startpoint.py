@@ -12,12 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, OffsetOutOfRangeError
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
 VERSION = 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
+import pyarrow as pa
 from pydantic import Field, ValidationError, field_serializer, field_validator
 
 from dagster_adjunct.resources.common import StoredDocument, check_name, first_validation_problem, split_stream_name
@@ -25,13 +26,11 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
     StreamExistsError,
 )
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-    from dagster_adjunct.resources.objects.lake import Lake
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
@@ -25,15 +29,11 @@ from dagster_adjunct.resources.tables.operation import (
     key_columns,
 )
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_struct_array(columns: dict[str, Any], rows: int) -> Any:
     """Return the columns as one struct array with this many rows."""
-    import pyarrow as pa
 
     if not columns:
         return pa.StructArray.from_buffers(pa.struct([]), rows, [None])
@@ -46,7 +46,6 @@ def to_python(column: Any) -> list[Any]:
     Columns are converted one by one, several times faster than rows. Timestamps are computed here, faster than by
     Arrow.
     """
-    import pyarrow as pa
 
     if pa.types.is_struct(column.type):
         return _dictionaries(column)
@@ -94,7 +93,6 @@ class ArrowEntries:
 
         The columns `key` make the keys. Records have all columns, updates all but the key's.
         """
-        import pyarrow as pa
 
         if not isinstance(batch, ArrowFrame):
             raise ConfigurationError(
@@ -223,7 +221,6 @@ def is_arrow(value: object) -> bool:
 
 def _plain_column(batch: Any, place: int) -> Any:
     """Return a column as one array without dictionary encoding."""
-    import pyarrow as pa
 
     column = batch.column(place)
     if isinstance(column, pa.ChunkedArray):
@@ -239,7 +236,6 @@ def _plain_column(batch: Any, place: int) -> Any:
 
 
 def _first_null(*columns: pa.Array) -> int | None:
-    import pyarrow.compute as pc
 
     places = [pc.index(pc.is_null(column), True).as_py() for column in columns if column.null_count]
     return min(places, default=None)
@@ -289,8 +285,6 @@ class Marks:
 
     def of(self, batch: Any) -> tuple[Any, Any]:
         """Return the sources and positions (`position_of`) of a batch's records, as Arrow arrays of text."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
 
         encoded = self._partition_names(batch).dictionary_encode()
         sources = [self._source(text) for text in encoded.dictionary.to_pylist()]
@@ -306,8 +300,6 @@ class Marks:
         return names.take(encoded.indices), positions
 
     def _partition_names(self, batch: Any) -> Any:
-        import pyarrow as pa
-        import pyarrow.compute as pc
 
         columns = [batch.column(name) for name in self._marking.columns]
         if len(columns) == 1:
@@ -320,8 +312,6 @@ class Marks:
 
     def _number_rows(self, batch: Any, places: Any) -> Any:
         """Number the rows of one message and key; nearly all messages have one row."""
-        import numpy as np
-        import pyarrow as pa
 
         count = batch.num_rows
         offsets = batch.column(self._marking.offset).to_numpy(zero_copy_only=False)
@@ -360,8 +350,6 @@ class Marks:
 
 
 def _pad_digits(column: Any, width: int) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     return pc.utf8_lpad(column.cast(pa.int64()).cast(pa.string()), width=width, padding="0")
 
@@ -455,15 +443,12 @@ def _entries_from_batch(batch: Any, shape: Shape, marks: Marks | None, what: str
 
 
 def _column_as_struct(column: Any) -> Any:
-    import pyarrow as pa
 
     return to_struct_array({}, len(column)) if pa.types.is_boolean(column.type) else column
 
 
 def _read_times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
     """Return each record's time from its column; for a tombstone without one, the time it was sent."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     name = shape.conditions.newest_by
     values = records.field("set") if shape.typed else records

@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import Field, ValidationError
 
@@ -41,12 +41,9 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.metadata import SharedValue
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.errors import error_to_json
 from dagster_adjunct.resources.tables.rate import KEPT_SECONDS, Budget
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.lake import Lake
-
 
 _MAX_MESSAGE_BYTES = 64 * 1024
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.errors import error_from_json
 from dagster_adjunct.resources.tables.rate import Budget
 from dagster_adjunct.resources.tables.rate_server import (
@@ -27,7 +28,6 @@ from dagster_adjunct.resources.tables.table import RemoteTable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.resources.objects.lake import Lake
 
 # A driver unreachable for _RECONNECT_SECONDS is gone; a live one sends several signs of life in _SILENT_SECONDS.
 _RECONNECT_SECONDS = 5.0

@@ -10,6 +10,10 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     NullKeyError,
@@ -39,12 +43,11 @@ from dagster_adjunct.resources.tables.operation import (
     first_cause,
     run_blocking,
 )
-from dagster_adjunct.resources.tables.table import BlockingTable, error_from_outcomes
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable, error_from_outcomes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.resources.tables.table import RemoteTable
 
 MIN_KEYS_PER_TASK = 5_000
 """How many keys a task asks for at least; so many are asked for in this process."""
@@ -148,7 +151,6 @@ def _reading_task(
     table: RemoteTable[Any, Any, Any], args: tuple[object, ...], key: tuple[str, ...]
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     def read(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
 
         for batch in batches:
             for part in batch.column("keys").to_pylist():
@@ -463,7 +465,6 @@ def _too_many_letters_error(letters: Sequence[dict[str, Any]], write: TableWrite
 
 def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
     def send(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
 
         try:
             report = asyncio.run(_Sending(write, what).send_all(batches))
@@ -511,8 +512,6 @@ class _Sending:
 
     def _drop_unreadable(self, batch: Any) -> Any:
         """Return the rows that Python can represent; the others are rejected before they are sent."""
-        import numpy as np
-        import pyarrow as pa
 
         write, names = self._write, [name for name in batch.schema.names if not name.startswith("__")]
         found = first_unreadable(batch, names)
@@ -586,7 +585,6 @@ def _key_of(row: Any, write: TableWrite) -> Any:
 
 def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]:
     """Return the rows without a null in their key, and how many others there are."""
-    import pyarrow.compute as pc
 
     if not any(batch.column(name).null_count for name in write.table.key):
         return batch, 0

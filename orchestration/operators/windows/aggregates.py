@@ -11,8 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 from zoneinfo import ZoneInfo
+
+import pyarrow as pa
 
 from dagster_adjunct.orchestration.operators.arguments import MAX_DURATION
 from dagster_adjunct.orchestration.operators.windows.exact_sums import DECIMAL, ExactSum, Partial
@@ -20,9 +22,6 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.user_code import check_plain_function
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 AggregateFunction: TypeAlias = "Callable[[Any], Any]"
 INTEGERS = ("tinyint", "smallint", "int", "bigint")

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
+
 from dagster_adjunct.orchestration.operators.functions import pickle_function
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Session, to_micros
 from dagster_adjunct.orchestration.operators.windows.bounds import window_end
@@ -32,7 +34,6 @@ from dagster_adjunct.resources.spark.map_arrow import apply_in_arrow
 from dagster_adjunct.resources.user_code import function_failed_error
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 KEPT_TIME, LIMIT = "time$", "behind$"
@@ -118,7 +119,6 @@ class WindowFunctionCall:
     sensitive: frozenset[str]
 
     def __call__(self, records: pa.Table) -> pa.Table:
-        import pyarrow as pa
 
         key = records.select(list(self.key)).slice(0, 1)
         shown = records.sort_by(POSITION).select(list(self.given))
@@ -129,7 +129,6 @@ class WindowFunctionCall:
         return pa.table([*key.columns, *arrays], names=self.made.names)
 
     def _value(self, name: str, made: Aggregate, records: pa.Table) -> pa.Array:
-        import pyarrow as pa
 
         try:
             value = made.value_of(records)

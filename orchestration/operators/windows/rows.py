@@ -9,6 +9,7 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.orchestration.operators.batch_context import BatchContext, Watermarks
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
 from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, stored_position_key
 from dagster_adjunct.orchestration.operators.windows.aggregates import (
@@ -31,7 +32,6 @@ from dagster_adjunct.resources.streams.system import TOMBSTONE
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext, Watermarks
 
 START, END = "window_start", "window_end"
 EXPIRES = "expires$"

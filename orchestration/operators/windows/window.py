@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.state_table import StateSpec
 from dagster_adjunct.orchestration.operators.arguments import MAX_DURATION, first_duplicate, validate_column_names
-from dagster_adjunct.orchestration.operators.columns import FINAL, check_new_names, check_state_columns, require_columns
+from dagster_adjunct.orchestration.operators.batch_context import BatchContext
+from dagster_adjunct.orchestration.operators.columns import (
+    FINAL,
+    Types,
+    check_new_names,
+    check_state_columns,
+    require_columns,
+)
 from dagster_adjunct.orchestration.operators.event_time import make_records, to_json_object, to_late_records
-from dagster_adjunct.orchestration.operators.operator import Flow, Requirement, Spec
+from dagster_adjunct.orchestration.operators.operator import Declarations, Flow, PlanContext, Requirement, Spec
+from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 from dagster_adjunct.orchestration.operators.windows import functions
 from dagster_adjunct.orchestration.operators.windows import rows as records
 from dagster_adjunct.orchestration.operators.windows.aggregates import (
@@ -51,10 +59,6 @@ from dagster_adjunct.resources.user_code import MASKED, MAX_VALUE_CHARS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
-    from dagster_adjunct.orchestration.operators.columns import Types
-    from dagster_adjunct.orchestration.operators.operator import Declarations, PlanContext
-    from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 
 _OF_RECORDS = (POSITION, KEPT_TIME, LIMIT, EXPIRES)
 _OF_WINDOWS = (START, END, RECORDS)

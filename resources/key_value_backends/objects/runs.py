@@ -15,16 +15,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 import mmh3
+import numpy as np
+import numpy.typing as npt
 
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.key_value.segment import VERSION_BYTES
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 # Blocks: some tens of kilobytes of a run, that are read and checked as one.
 #
@@ -149,14 +146,12 @@ def hashed(key: bytes) -> Hashed:
 
 def hashes_of(keys: Sequence[bytes]) -> npt.NDArray[np.uint64]:
     """Return the two hashes of each key, which `build_filter` takes."""
-    import numpy as np
 
     return np.array([hashed(key) for key in keys], dtype=np.uint64).reshape(len(keys), 2)
 
 
 def build_filter(hashes: Sequence[npt.NDArray[np.uint64]]) -> bytes:
     """Return the filter of all keys that these are the hashes of, at least one byte."""
-    import numpy as np
 
     size = max(8, (sum(map(len, hashes)) * _BITS_A_KEY + 7) // 8 * 8)
     marks = np.zeros(size, dtype=bool)

@@ -9,8 +9,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
+
+import pyarrow as pa
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Field, Schema
@@ -32,9 +34,6 @@ from dagster_adjunct.resources.streams.kafka.schema_registry import (
     encode_schema_id,
     parse_schema_id,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _COLUMN_TYPES = {
@@ -190,7 +189,6 @@ def _json_default(value: Any) -> Any:
 
 def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> list[Any]:
     """Return the values of a column as fastavro accepts them. Raises SchemaMismatchError."""
-    import pyarrow as pa
 
     nullable = declared == "null" or (isinstance(declared, list) and "null" in declared)
     if column.null_count and not nullable:

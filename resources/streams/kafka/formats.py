@@ -11,14 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.objects.arrow_files import open_bytes
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Converter = Callable[[Any], Any]
 """Converts a value other than None to one that Arrow accepts, or raises one of CONVERSION_ERRORS."""
@@ -86,8 +87,6 @@ def build_columns(
 
 def build_column(values: list[Any], field: Field, convert: Converter | None, problems: RowProblems) -> pa.Array:
     """Return one column; see `build_columns`."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     kind = arrow_type(field.type)
     ready = _ARROW_TYPES.get(field.type)
@@ -200,7 +199,6 @@ def _json_text(value: Any) -> str:
 
 
 def _float_converter(kind: str) -> Converter:
-    import numpy as np
 
     def convert(value: Any) -> float:
         if type(value) not in (int, float, Decimal):
@@ -263,8 +261,6 @@ def _boolean_text(value: str) -> bool:
 
 def format_texts(column: pa.Array, kind: str) -> list[str | None]:
     """Return the values of a column as texts that `text_converter` reads as the same values."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     if kind == "string":
         return list(column.to_pylist())
@@ -379,8 +375,6 @@ def fast_json_reader(schema: Schema, names: Mapping[str, str]) -> FastJsonReader
 
 
 def _read_fast(data: Sequence[bytes | None], schema: Schema, names: Mapping[str, str]) -> list[pa.Array] | None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
     from pyarrow import json
 
     messages = [b"{}" if message is None else message for message in data]
@@ -503,7 +497,6 @@ _quote: Callable[[str], str] = json.JSONEncoder(ensure_ascii=False).encode
 
 def _json_texts(column: pa.Array, field: Field, what: str, timestamps: str | None) -> list[str]:
     """Return the values of a column as JSON texts."""
-    import pyarrow as pa
 
     kind = field.type
     if kind in ("float", "double"):
@@ -560,7 +553,6 @@ class RawKey(Raw):
 
 
 def _raw_read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
-    import pyarrow as pa
 
     return [pa.array(data, pa.binary())]
 

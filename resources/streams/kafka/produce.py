@@ -24,6 +24,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import pyarrow as pa
 from pydantic import ValidationError
 
 from dagster_adjunct.resources.common import StoredDocument, check_name, first_validation_problem
@@ -51,18 +52,17 @@ from dagster_adjunct.resources.streams.system import (
     TIMESTAMP,
     TOMBSTONE,
     AppendResult,
+    SystemStreamPartition,
     check_producer,
     micros_from_valid_from,
     stale_sequence_error,
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from confluent_kafka import Consumer
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams, TopicFacts
-    from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 _MARKS = "adjunct:"  # application names have no colon, so their groups differ
 _SECONDS = 60.0
@@ -443,7 +443,6 @@ def _run_tasks(
     """Send a frame by its tasks; return their results, None without tasks."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
 
         def results() -> Iterator[pa.RecordBatch]:
             spans, duplicate = send(append, batches)

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Field, Schema
@@ -30,9 +32,6 @@ from dagster_adjunct.resources.streams.kafka.schema_registry import (
     parse_message_indexes,
     parse_schema_id,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _TIMESTAMP = "google.protobuf.Timestamp"

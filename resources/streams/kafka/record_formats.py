@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from dagster_adjunct.resources.bucketing.writer import check_readable, describe_record
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
@@ -29,7 +33,6 @@ from dagster_adjunct.resources.streams.kafka.formats import (
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.resources.streams.kafka.streams import KafkaTopic
@@ -78,8 +81,6 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     raises SchemaMismatchError for a message that can't be read, unless its format has a column for malformed bytes.
     `stream` ("kafka.flights") is for errors. Create one in each task.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     schema, key, value = topic_schema(topic), key_format(topic), topic.value
     read_value = value.reader()
@@ -157,7 +158,6 @@ def _describe_bytes(data: bytes) -> str:
 
 def _headers_json(headers: pa.Array) -> pa.Array:
     """Return the headers of each message as JSON: a list of [name, base64 of the value or null]."""
-    import pyarrow as pa
 
     made = []
     for of_message in headers.to_pylist():
@@ -202,7 +202,6 @@ def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
 
 def encode_table(table: pa.Table, topic: KafkaTopic, stream: str) -> pa.Table:
     """Return the messages for the records of an Arrow table, in its order."""
-    import pyarrow as pa
 
     encoded = create_encoder(topic, stream)
     made = [encoded(batch) for batch in table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)]
@@ -211,9 +210,6 @@ def encode_table(table: pa.Table, topic: KafkaTopic, stream: str) -> pa.Table:
 
 def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     """Return a function from a batch of records to messages; see `encode_frame`. Create one in each task."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     key, value, written = key_format(topic), topic.value, _written_schema(topic)
     subject = topic.topic or split_stream_name(stream)[1]
@@ -249,7 +245,6 @@ def _record_location(table: pa.Table, written: Schema, stream: str, row: int) ->
 
 
 def _empty_batch(table: pa.Table) -> pa.RecordBatch:
-    import pyarrow as pa
 
     return pa.RecordBatch.from_pylist([], schema=table.schema)
 
@@ -278,7 +273,6 @@ def _check_columns(given: Schema, written: Schema, stream: str) -> None:
 
 def _headers_from_json(texts: pa.Array, name: str, stream: str) -> pa.Array:
     """Return the headers in JSON texts; the inverse of `_headers_json`."""
-    import pyarrow as pa
 
     kind = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
     made: list[Any] = []

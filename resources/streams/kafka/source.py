@@ -10,6 +10,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from dagster_adjunct.resources.schemas.values import MICROS
@@ -29,7 +31,6 @@ from dagster_adjunct.resources.streams.system import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from confluent_kafka import Message
     from pyspark.sql import DataFrame, SparkSession
 
@@ -139,7 +140,6 @@ def read_record_batches(plan: KafkaReadPlan, ranges: Sequence[TopicRange]) -> It
 
 def _create_decoder(plan: KafkaReadPlan) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     """Return a function from messages to records with exactly Spark's schema, including nullability."""
-    import pyarrow as pa
 
     raw = plan.topic.key is None and plan.topic.headers is None and isinstance(plan.topic.value, Raw)
     decode = _raw_records if raw else create_decoder(plan.topic, plan.stream)
@@ -164,8 +164,6 @@ def _raw_records(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _batch_from_messages(got: list[Message], headers: list[Any], partition: int, with_headers: bool) -> pa.RecordBatch:
     """Return messages as a batch for the decoder; headers only if a column needs them."""
-    import numpy as np
-    import pyarrow as pa
 
     count = len(got)
     header = pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])
@@ -186,8 +184,6 @@ def _batch_from_messages(got: list[Message], headers: list[Any], partition: int,
 
 def _timestamps(ms: list[int]) -> pa.Array:
     """Return times in microseconds; null if the producer gave none, or one after the year 9999."""
-    import numpy as np
-    import pyarrow as pa
 
     given = np.array(ms, np.int64)
     none = (given < 0) | (given > _GREATEST_MS)

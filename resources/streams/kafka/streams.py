@@ -24,7 +24,9 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.records import ArrowFrame
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.streams.kafka.client import (
     TOPIC_RANGES,
@@ -49,6 +51,7 @@ from dagster_adjunct.resources.streams.system import (
     NewStreams,
     NumberedOffsets,
     OffsetRange,
+    Sources,
     StreamDeclaration,
     StreamInfo,
     StreamSystem,
@@ -65,9 +68,6 @@ from dagster_adjunct.resources.streams.system import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.schemas.schema import Schema
-    from dagster_adjunct.resources.streams.system import Sources
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 

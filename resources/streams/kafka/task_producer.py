@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     CommitConflictError,
@@ -22,7 +25,6 @@ from dagster_adjunct.resources.streams.kafka.record_formats import HEADERS, KEY,
 from dagster_adjunct.resources.streams.system import EPOCH, SOURCE, SOURCE_OFFSET, TIMESTAMP
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from confluent_kafka import KafkaError, Message, Producer
 
     from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings
@@ -297,8 +299,6 @@ def records_from_batch(batch: pa.RecordBatch, append: TaskAppend) -> Iterator[Ou
 
 
 def _record_times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     if TIMESTAMP not in batch.schema.names:
         return repeat(0, batch.num_rows)
@@ -319,7 +319,6 @@ def _record_times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
 
 
 def _record_headers(batch: pa.RecordBatch, own: list[Header]) -> Iterable[list[Header]]:
-    import pyarrow.compute as pc
 
     names = batch.schema.names
     rows = batch.num_rows

@@ -8,9 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from dagster_adjunct.resources.bucketing.files import BucketFile
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
 from dagster_adjunct.resources.schemas.schema import (
     Schema,
@@ -24,6 +29,7 @@ from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.streams.lake.manifest import (
     FileEntry,
     Fold,
+    LakeStreamDeclaration,
     MarkerEntry,
     Segment,
     SentSequence,
@@ -53,12 +59,7 @@ from dagster_adjunct.resources.streams.system import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
-
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.objects.store import ObjectStore
-    from dagster_adjunct.resources.streams.lake.manifest import LakeStreamDeclaration
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +279,6 @@ def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -
 
 
 def _cast_to_earlier(table: pa.Table, before: Schema) -> pa.Table:
-    import pyarrow as pa
 
     for each in before.fields:
         place = table.schema.get_field_index(each.name)
@@ -298,7 +298,6 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
     A null `__timestamp` stands for the time of the append, which is known when it commits. `__epoch` follows if an
     epoch is not 0, then the table's columns of POSITION.
     """
-    import pyarrow.compute as pc
 
     plain = fit_to_schema(
         table.select([name for name in table.column_names if name not in MARK_COLUMNS]),
@@ -326,14 +325,11 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
 
 def _null_zero_epochs(epochs: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return epochs as files store them: null for 0, which saves space."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     return pc.if_else(pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs)
 
 
 def _mark_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
-    import pyarrow as pa
 
     kind = arrow_type(MARK_COLUMNS[name])
     if name not in table.column_names:

@@ -8,13 +8,12 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.file_errors import translate_file_errors
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _GROUP = 65_536
 
@@ -74,7 +73,6 @@ def check_export_target(target: Path, records_per_file: int | None) -> None:
 
 def _write_files(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None, target: Path) -> tuple[int, int]:
     """Write at most `limit` records a file, and at least one file, for the columns."""
-    import pyarrow.parquet as pq
 
     rows = files = room = 0
     writer: pq.ParquetWriter | None = None

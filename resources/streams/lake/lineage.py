@@ -12,11 +12,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
 from dagster_adjunct.resources.streams.lake.manifest import (
     Coverage,
     ReadCoverage,
+    RepartitionRecord,
     Segment,
     StreamState,
     SupersededRange,
@@ -36,10 +41,8 @@ from dagster_adjunct.resources.streams.system import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.resources.streams.lake.manifest import RepartitionRecord
     from dagster_adjunct.resources.streams.lake.streams import LakeReads
 
 EVERY_EPOCH = 2**31 - 1
@@ -273,7 +276,6 @@ def _find_replaced_upstream(
             f"lake.{upstream} was replayed, but retention has dropped records that are needed to find replaced ones",
             f"Keep lake.{upstream} longer than its replays reach back, and replay its reader from its oldest record.",
         )
-    import pyarrow.compute as pc
 
     held: dict[int, list[Any]] = {}
     for kept in streams.read_parts(_full_ranges(streams, upstream, above), [], epochs="latest"):
@@ -295,7 +297,6 @@ def _full_ranges(streams: LakeReads, stream: str, state: StreamState) -> dict[Sy
 
 def _find_gaps(held: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges of [0, until) without the given offsets, which are in order."""
-    import numpy as np
 
     offsets = np.concatenate([[-1], *held, [until]])
     for at in np.nonzero(np.diff(offsets) > 1)[0]:
@@ -337,9 +338,6 @@ def _ambiguous_error(stream: str, why: str, next_step: str) -> ConfigurationErro
 
 def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Table:
     """Return the records of a table, with columns of POSITION, that are not replaced."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     if not replaced or not table.num_rows:
         return table

@@ -15,7 +15,9 @@ import uuid
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, conform_to_layout
 from dagster_adjunct.resources.bucketing.writer import ROW, BucketFileWriter, WriteOptions
@@ -25,8 +27,10 @@ from dagster_adjunct.resources.errors import (
     ObjectExistsError,
     OffsetOutOfRangeError,
 )
-from dagster_adjunct.resources.objects.commit_log import retry_conflicts
+from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.retention_holds import delete_holds, holder_prefix
+from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.streams.lake.manifest import (
     CompactionPolicy,
@@ -47,13 +51,6 @@ from dagster_adjunct.resources.streams.lake.manifest import (
 )
 from dagster_adjunct.resources.streams.lake.read import open_segment_file
 from dagster_adjunct.resources.streams.system import EPOCH, POSITION, SOURCE, TIMESTAMP
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from dagster_adjunct.resources.objects.commit_log import Commit
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.objects.store import ObjectStore
 
 
 def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: Iterable[str], *, holder: str) -> None:
@@ -170,8 +167,6 @@ def _copy_file(
 
 
 def _rebase_rows(table: pa.Table, shift: int, appended_ms: int, layout: BucketLayout) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     when = pa.scalar(appended_ms * 1000, pa.timestamp("us", tz="UTC"))
     for name, kind in layout.hidden:

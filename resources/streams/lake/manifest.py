@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, ValidationError, field_serializer, field_validator, model_validator
 
@@ -24,7 +24,16 @@ from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, 
 from dagster_adjunct.resources.bucketing.writer import ROW
 from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
-from dagster_adjunct.resources.objects.commit_log import PageRef, is_deletion_commit, read_page, write_page
+from dagster_adjunct.resources.objects.commit_log import (
+    Commit,
+    CommitLog,
+    PageRef,
+    is_deletion_commit,
+    read_page,
+    write_page,
+)
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -39,11 +48,6 @@ from dagster_adjunct.resources.streams.system import (
     StreamDeclaration,
     schema_from_stored,
 )
-
-if TYPE_CHECKING:
-    from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.objects.store import ObjectStore
 
 Count = Annotated[int, Field(ge=0)]
 

@@ -8,11 +8,16 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucket_file_suffix, bucketed_frame
 from dagster_adjunct.resources.bucketing.writer import ROW
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.arrow_files import open_object
-from dagster_adjunct.resources.objects.store import StoreDescriptor
+from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor
 from dagster_adjunct.resources.schemas.column_sql import bigint_array, quote_name
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
 from dagster_adjunct.resources.streams.lake.manifest import (
@@ -37,11 +42,8 @@ from dagster_adjunct.resources.streams.system import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from dagster_adjunct.resources.objects.store import ObjectStore
 
 _POSITION_KINDS = {name: kind for name, kind in HIDDEN_COLUMNS if name in POSITION}
 
@@ -70,7 +72,6 @@ def read_tables(
 
 def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
     """Return the Arrow schema of a read: the record's columns, then those of RECORD_META, then those of POSITION."""
-    import pyarrow as pa
 
     kinds = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
     for name, kind in zip(RECORD_META, kinds, strict=True):
@@ -82,8 +83,6 @@ def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schem
 
 def open_segment_file(store: ObjectStore, prefix: str, segment: Segment, file: FileEntry) -> pq.ParquetFile:
     """Return the open file of a segment. Raises ManifestMismatchError if it is missing or damaged."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     key = segment.key_of(prefix, file)
     try:
@@ -126,9 +125,6 @@ def _read_file(
     *,
     positions: bool,
 ) -> Iterator[pa.Table]:
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     base = segment.base[file.partition]
     low, high = span[0] - base, span[1] - base
@@ -157,7 +153,6 @@ def _read_file(
 
 
 def _column_or_nulls(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
-    import pyarrow as pa
 
     place = table.schema.get_field_index(name)
     return pa.nulls(table.num_rows) if place < 0 else table.column(place)
@@ -165,9 +160,6 @@ def _column_or_nulls(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
 
 def _epochs(table: pa.Table) -> pa.Array | pa.ChunkedArray:
     """Return the records' epochs, 0 for records without one."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     if EPOCH not in table.column_names:
         return pa.array(np.zeros(table.num_rows, np.int32))
@@ -192,8 +184,6 @@ def find_offset_at_time(
 
 
 def _find_row_at_time(store: ObjectStore, prefix: str, segment: Segment, file: FileEntry, time_us: int) -> int | None:
-    import numpy as np
-    import pyarrow.compute as pc
 
     parquet = open_segment_file(store, prefix, segment, file)
     appended = segment.appended * 1000

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import pyarrow as pa
 from pydantic import Field, ValidationError
 
 from dagster_adjunct.resources.common import StoredDocument, check_name, first_validation_problem, unqualify_stream_name
@@ -22,18 +23,22 @@ from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
     OffsetOutOfRangeError,
 )
+from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake.lineage import Lineage, WithoutPosition, lineage_lookup, translate_coverage
-from dagster_adjunct.resources.streams.lake.manifest import Count, Coverage, SupersededRange, find_replaced_since
+from dagster_adjunct.resources.streams.lake.manifest import (
+    Count,
+    Coverage,
+    StreamState,
+    SupersededRange,
+    find_replaced_since,
+)
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import LAKE, Epochs, OffsetRange, SystemStreamPartition
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
-    from dagster_adjunct.resources.objects.lake import Lake
-    from dagster_adjunct.resources.streams.lake.manifest import StreamState
 
 READER_KIND = "reader"
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.bucketing.files import conform_to_layout
+import numpy as np
+import pyarrow as pa
+
+from dagster_adjunct.resources.bucketing.files import BucketLayout, conform_to_layout
 from dagster_adjunct.resources.bucketing.writer import ROW, BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
+from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.streams.checksum import parse_records_checksum
 from dagster_adjunct.resources.streams.lake.maintenance import find_position_columns
@@ -33,14 +36,8 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     rebuild_index,
 )
 from dagster_adjunct.resources.streams.lake.read import open_segment_file
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import EPOCH, TIMESTAMP, time_from_micros
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from dagster_adjunct.resources.bucketing.files import BucketLayout
-    from dagster_adjunct.resources.objects.store import ObjectStore
-    from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 
 _MAX_ATTEMPTS = 10
 Ranges = tuple[tuple[int, int], ...]
@@ -212,7 +209,6 @@ def _write_step(
     streams: LakeStreams, stream: str, old: LakeStreamDeclaration, new: LakeStreamDeclaration, cut: RewriteStep
 ) -> _WrittenPiece:
     """Write the rows of a step to the new partitions, ordered by old partition and row."""
-    import numpy as np
 
     from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
@@ -253,8 +249,6 @@ def _read_rows(
     store: ObjectStore, prefix: str, layout: BucketLayout, segment: Segment, file: FileEntry, low: int, high: int
 ) -> Iterator[pa.Table]:
     """Yield the file's rows [low, high) with the stream's current columns and its mark columns, without __row."""
-    import numpy as np
-    import pyarrow as pa
 
     parquet = open_segment_file(store, prefix, segment, file)
     for group in range(parquet.metadata.num_row_groups):

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -25,6 +27,7 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.objects.commit_log import (
+    Commit,
     DeletedObjects,
     commit_deletion,
     exclude_newer_manifests,
@@ -42,6 +45,7 @@ from dagster_adjunct.resources.streams.lake.lineage import (
     filter_latest_frame,
     find_replaced_results,
 )
+from dagster_adjunct.resources.streams.lake.maintenance import MaintenanceResult
 from dagster_adjunct.resources.streams.lake.manifest import (
     NAMES_PREFIX,
     STREAM_KIND,
@@ -88,11 +92,7 @@ from dagster_adjunct.resources.streams.system import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-    from dagster_adjunct.resources.objects.commit_log import Commit
-    from dagster_adjunct.resources.streams.lake.maintenance import MaintenanceResult
 
 
 def spans_from_ranges(
@@ -170,7 +170,6 @@ class LakeReads(StreamStates, NumberedOffsets):
 
         All of them are in memory; `read_parts` yields them in parts.
         """
-        import pyarrow as pa
 
         parts = self.read_parts(ranges, columns, epochs=epochs, positions=positions, without_position=without_position)
         return pa.concat_tables(parts)
