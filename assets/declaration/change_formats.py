@@ -154,7 +154,6 @@ class Upserts(_RecordIsRow):
         return records.withColumn(PROBLEM, F.lit(None).cast("string"))
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
-
         return records.append_column(PROBLEM, pa.nulls(records.num_rows, pa.string()))
 
     def describe(self) -> str:
@@ -250,7 +249,6 @@ class OperationColumn(_RecordIsRow):
         return changes_with_spark(records, schema, tombstone, problem)
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
-
         if self.missing is not None:
             marked = {
                 name: records.column(mark) for name, mark in self._marks(_own_columns(records.column_names)).items()
@@ -366,7 +364,6 @@ class DebeziumUnwrapped(_RecordIsRow):
         return changes_with_spark(records, schema, tombstone, F.coalesce(problem, *reasons))
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
-
         marks = readable_values(records.column(TOMBSTONE), "replace")
         deleted = (
             ["false"] * len(marks) if self.deleted is None else readable_values(records.column(self.deleted), "replace")
@@ -388,7 +385,6 @@ class DebeziumUnwrapped(_RecordIsRow):
         self, records: pa.Table, schema: Schema, tombstones: Sequence[bool], problems: list[str | None]
     ) -> tuple[pa.Table, list[str | None]]:
         """Return the records, with KEPT if columns are kept, and their problems."""
-
         assert self.unavailable is not None
         written = pc.invert(pa.array(tombstones, pa.bool_()))
         if self.op is not None:
@@ -431,7 +427,6 @@ class DebeziumUnwrapped(_RecordIsRow):
 
 def kept_column(marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return the column KEPT: for each of `rows` the names under which it is marked."""
-
     chosen = pc.fill_null(rows, True).to_numpy(zero_copy_only=False)
     marks = [pc.fill_null(mark, False).to_numpy() & chosen for mark in marked.values()]
     matrix = np.column_stack(marks) if marks else np.zeros((len(chosen), 0), bool)
@@ -442,7 +437,6 @@ def kept_column(marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.Chunk
 
 def kept_matrix(kept: pa.ChunkedArray, names: Sequence[str]) -> Any:
     """Return KEPT as a boolean NumPy matrix: for each row, whether it names each of these columns."""
-
     rows = kept.combine_chunks()
     places = pc.index_in(pc.list_flatten(rows), value_set=_string_array(names))
     known = pc.is_valid(places)
@@ -452,7 +446,6 @@ def kept_matrix(kept: pa.ChunkedArray, names: Sequence[str]) -> Any:
 
 
 def _string_array(texts: Sequence[str]) -> pa.Array:
-
     return pa.array(texts, pa.string())
 
 
@@ -478,7 +471,6 @@ def changes_in_arrow(
     records: pa.Table, schema: Schema, tombstones: Sequence[bool], problems: Sequence[str | None]
 ) -> pa.Table:
     """Return what `changes_with_spark` returns, for records in Arrow."""
-
     rest = [name for name in records.column_names if name.startswith("__") and name != TOMBSTONE]
     rows = records.select([*schema.names, *rest])
     return rows.append_column(TOMBSTONE, pa.array(tombstones, pa.bool_())).append_column(

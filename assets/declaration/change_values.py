@@ -262,7 +262,6 @@ def sortable_column(value: Column, name: str, sample: str | None) -> Column:
 
 def sortable_array(values: pa.ChunkedArray, name: str, sample: str | None) -> pa.ChunkedArray:
     """Return what `sortable_column` returns, for strings in Arrow."""
-
     pattern = None if sample is None else ordering_pattern(name, sample)
     if pattern is None:
         return pa.chunked_array([pa.nulls(len(values), pa.string())])
@@ -356,7 +355,6 @@ def contains_unavailable(placeholder: str, value: Column) -> Column:
 
 def is_unavailable_array(placeholder: str, values: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
     """Return what `is_unavailable` returns, for Arrow."""
-
     if kind == "binary":
         same = pc.equal(values, pa.scalar(_bytes(placeholder), values.type))
     else:
@@ -367,7 +365,6 @@ def is_unavailable_array(placeholder: str, values: pa.ChunkedArray, kind: str) -
 
 def contains_unavailable_array(placeholder: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return what `contains_unavailable` returns, for Arrow."""
-
     found = reduce(pc.or_, [pc.match_substring(values, needle) for needle in _needles(placeholder)])
     return pc.fill_null(pc.and_(pc.match_substring_regex(values, _JSON), found), False)
 

@@ -143,7 +143,6 @@ def _task(index: int, schemas: Schemas, what: str) -> Callable[[Iterator[pa.Reco
 
 
 def _read(batches: Iterator[pa.RecordBatch], index: int, schemas: Schemas, what: str) -> Iterator[pa.RecordBatch]:
-
     by_id = avro_readers(schemas, what)
     for batch in batches:
         made = [json_from_avro(data, by_id) for data in batch.column(index).to_pylist()]

@@ -144,7 +144,6 @@ class Projection:
 
     def apply_arrow(self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()) -> pa.Table:
         """Return what `apply` returns, for records in Arrow and a projection without expressions."""
-
         wanted = schema.to_arrow()
         columns = {name: records.column(name).cast(wanted.field(name).type) for name in schema.names}
         marks = {name: records.column(name) for name in records.column_names if name.startswith("__")}
@@ -356,7 +355,6 @@ def extract_arrow_entries(
     records: pa.Table, extractor: PythonExtractor, schema: Schema, what: str, deleting: tuple[str, ...] = ()
 ) -> pa.Table:
     """Return what `extract_entries` returns, for records in Arrow."""
-
     names = records.column_names
     batches = records.combine_chunks().to_batches(max_chunksize=_BATCH) or [
         pa.RecordBatch.from_pylist([], schema=records.schema)
@@ -435,12 +433,10 @@ def _marks(names: list[str]) -> list[str]:
 
 
 def _table_from_batch(batch: pa.RecordBatch, names: list[str]) -> pa.Table:
-
     return pa.Table.from_batches([batch]).rename_columns(names)
 
 
 def _with_tombstones(table: pa.Table, tombstones: list[bool]) -> pa.Table:
-
     return table.set_column(table.column_names.index(TOMBSTONE), TOMBSTONE, pa.array(tombstones, pa.bool_()))
 
 
@@ -496,7 +492,6 @@ def _entries_batch(
     extractor: PythonExtractor,
     places: list[str],
 ) -> pa.RecordBatch:
-
     columns = [_column([entry[field.name] for entry in entries], field, extractor, places) for field in schema.fields]
     marks = table.select(_marks(table.column_names)).take(pa.array(taken, pa.int64())).combine_chunks()
     columns += [_single_chunk(column) for column in marks.columns]
@@ -504,12 +499,10 @@ def _entries_batch(
 
 
 def _single_chunk(column: pa.ChunkedArray) -> pa.Array:
-
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def _column(values: list[Any], field: Field, extractor: PythonExtractor, places: list[str]) -> pa.Array:
-
     kind = arrow_type(field.type)
     for value, place in zip(values, places, strict=True):
         if value is not None and not _has_type(field.type, value) and not is_missing(value):

@@ -407,7 +407,6 @@ class PostgresSnapshot:
 
 
 def _table(rows: list[tuple[Any, ...]], at: list[int], schema: Schema, what: str) -> pa.Table:
-
     columns = [
         _array([row[index] for row in rows], field, what) for index, field in zip(at, schema.fields, strict=True)
     ]
@@ -415,7 +414,6 @@ def _table(rows: list[tuple[Any, ...]], at: list[int], schema: Schema, what: str
 
 
 def _array(values: list[Any], field: Field, what: str) -> pa.Array:
-
     kinds = _KINDS.get(field.type, (Decimal, int))
     other = {type(value) for value in values} - {*kinds, type(None)}
     if other:

@@ -127,7 +127,6 @@ class TimedFiles:
 
     def _condition(self) -> Any:
         """Return the pyarrow expression for the rows of this view."""
-
         valid = ~pc.field(TOMBSTONE)
         if self.whole:
             return (
@@ -236,7 +235,6 @@ def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
 
 def _partition_expression(span: Span) -> Any:
     """Return the pyarrow expression that holds for all rows of a version's file."""
-
     end = pc.field(VALID_TO)
     return (
         (pc.field(VALID_FROM) == _scalar(span.start))
@@ -246,12 +244,10 @@ def _partition_expression(span: Span) -> Any:
 
 
 def _is_open_ended() -> Any:
-
     return pc.field(VALID_TO).is_null()
 
 
 def _scalar(moment: datetime) -> Any:
-
     return pa.scalar(moment, arrow_type("timestamp"))
 
 
@@ -336,7 +332,6 @@ def stream_view(
 
 def arrow_filter(view: StreamView) -> Any:
     """Return the pyarrow expression for records that are not replaced; those without a position never are."""
-
     gone: Any = pc.scalar(False)
     for span in view.replaced:
         gone = gone | (
@@ -532,7 +527,6 @@ def exchange_columns(view: Held) -> dict[str, str]:
 
 def exchange_schema(view: Held) -> pa.Schema:
     """Return the columns that other engines see as an Arrow schema."""
-
     fields = view.schema.to_arrow()
     more = {name: kind for name, kind in exchange_columns(view).items() if name not in fields.names}
     return pa.schema([*fields, *(pa.field(name, arrow_type(kind)) for name, kind in more.items())])

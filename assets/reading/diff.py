@@ -54,7 +54,6 @@ def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str], values: Seq
     Nulls equal nulls, and NaN equals NaN. Other columns are ignored. Compared columns must have the same type in both
     (see `common_type`).
     """
-
     if old.num_rows == new.num_rows and all(old.column(name).equals(new.column(name)) for name in key):
         at = np.arange(new.num_rows)
     else:
@@ -92,7 +91,6 @@ def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
     guessing: every 32nd value of `old` is looked up, and the rows after it are assumed to be at the same distance. Each
     guess is checked. Only the rows that were missed are looked up in a hash table, which is the expensive part.
     """
-
     at = np.full(len(new), -1, np.int64)
     if not len(old) or not len(new):
         return at
@@ -121,7 +119,6 @@ def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
 
 def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
     """Return one column that is equal where all of `columns` are: the only one, or numbers for several."""
-
     if len(columns) == 1:
         return columns[0]
     codes: Any = np.zeros(len(columns[0]), np.int64)
@@ -137,7 +134,6 @@ def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
 
 def smallest_rows(table: pa.Table, rows: Any, key: Sequence[str], count: int) -> pa.Table:
     """Return of these rows (numpy) the `count` with the smallest keys, in order."""
-
     if not count or not len(rows):
         return table.schema.empty_table()  # a slice would keep the whole table in memory
     names = [f"k{index}" for index in range(len(key))]  # Arrow reads a dot in a name as a path
@@ -159,13 +155,11 @@ def common_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
 
 
 def _concat_columns(old: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.ChunkedArray:
-
     return pa.chunked_array([*old.chunks, *new.chunks], old.type)
 
 
 def _number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
     """Return a number for each row, equal where the values are, and the count of distinct numbers (at least 1)."""
-
     encoded = column.dictionary_encode().unify_dictionaries()
     if not encoded.num_chunks:
         return np.zeros(0, np.int64), 1
@@ -191,7 +185,6 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
     Each file is fetched whole, in one request. `threads` decodes columns in parallel; pass False where buckets are read
     in parallel. Raises ManifestMismatchError for a file that is missing or damaged or differs from the manifest.
     """
-
     sealed = view.sealed
     tables: list[pa.Table] = []
     generations: list[int] = []
@@ -216,7 +209,6 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
 
 def _current_rows(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:
     """Return the row of each key with the highest (valid_from, position, generation), without tombstones."""
-
     if not rows.num_rows:
         return rows
     generation = np.repeat([id for _, id in files], [count for count, _ in files])
@@ -236,7 +228,6 @@ def _newest_rows(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, .
     `files` are the row count and generation of each file, in the order of `rows`. Only keys in deltas are sorted; the
     other rows of the base pass unchanged.
     """
-
     kept: Any = ~rows.column(TOMBSTONE).to_numpy()
     if len({generation for _, generation in files}) > 1:
         generation = np.repeat([id for _, id in files], [count for count, _ in files])
@@ -411,7 +402,6 @@ def _diff_bucket(
 
 def _merge_samples(parts: list[tuple[pa.Table, ...]], key: tuple[str, ...], count: int) -> tuple[pa.Table, ...]:
     """Return the rows with the smallest keys of each kind, over all buckets."""
-
     tables = [pa.concat_tables(tables) for tables in zip(*parts, strict=True)]
     return tuple(smallest_rows(table, np.arange(table.num_rows), key, count) for table in tables)
 

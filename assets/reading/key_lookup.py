@@ -276,7 +276,6 @@ def row_group_range(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
 
 def decode_group(metadata: pq.FileMetaData, group: int, data: bytes, layout: BucketLayout) -> RowGroup:
     """Decode a row group from its bytes. Raises pyarrow's errors or OSError for damaged bytes."""
-
     start, _ = row_group_range(metadata, group)
     # pyarrow reads only the group's range through the window, which ends where it expects the end of the file.
     source = pa.PythonFile(RangedFile(start + len(data), partial(_read_window, memoryview(data), start)), mode="r")
@@ -345,7 +344,6 @@ def _single_chunk(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 def _searchable(column: pa.Array | pa.ChunkedArray, kind: str) -> Sequence[Any]:
     """Return a key column, which has no nulls, in stored form."""
-
     if isinstance(column, pa.ChunkedArray) or not len(column):
         return _Converted(column, plain_converter(kind))
     if kind in ("string", "binary"):
@@ -389,7 +387,6 @@ def _texts(column: pa.Array) -> Callable[[int], str]:
 
 
 def _instants(column: pa.Array) -> Callable[[int], dt.datetime]:
-
     micros = _numbers(column)
     epoch = pa.scalar(0, column.type).as_py()  # of the time zone class that pyarrow uses
     return lambda row: epoch + dt.timedelta(microseconds=micros[row])
@@ -567,5 +564,4 @@ def _read_tail(file: StoredFile) -> bytes:
 
 
 def _parse_footer(tail: bytes) -> pq.FileMetaData:
-
     return pq.read_metadata(pa.BufferReader(tail))

@@ -44,7 +44,6 @@ class StoredFile:
 
     def open(self) -> pq.ParquetFile:
         """Return the opened Parquet file. Raises ManifestMismatchError where it is missing or unreadable."""
-
         return self.reading(
             lambda: pq.ParquetFile(
                 open_object(self.store, self.key, self.file.size), page_checksum_verification=True, pre_buffer=True
@@ -53,7 +52,6 @@ class StoredFile:
 
     def reading(self, read: Callable[[], T]) -> T:
         """Return `read()`, with errors about a missing or damaged file raised as ManifestMismatchError."""
-
         try:
             return read()
         except ObjectNotFoundError as error:
@@ -109,7 +107,6 @@ def read_stored_file(stored: StoredFile, layout: BucketLayout, *, threads: bool 
 
 
 def _decode_file(stored: StoredFile, layout: BucketLayout, threads: bool) -> pa.Table:
-
     file = pq.ParquetFile(open_bytes(stored.store.get(stored.key).data))
     if file.metadata.num_rows != stored.file.rows:
         raise stored.damaged(f"it has {file.metadata.num_rows} rows")

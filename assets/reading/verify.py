@@ -118,7 +118,6 @@ def _verify_file(stored: StoredFile, *, layout: BucketLayout, deep: bool) -> lis
 
 
 def _content_problems(stored: StoredFile, layout: BucketLayout) -> list[str]:
-
     opened, file = stored.open(), stored.file
     if opened.metadata.num_rows != file.rows:
         return [f"it has {opened.metadata.num_rows:,} rows, the manifest lists {file.rows:,}"]
@@ -163,7 +162,6 @@ def _bucket_problem(keys: pa.Table, layout: BucketLayout, bucket: int) -> str:
 
 def _order_problem(keys: pa.Table, key: Sequence[str]) -> str:
     """Return where keys are not strictly ascending, "" if they are."""
-
     count = keys.num_rows - 1
     if count < 1:
         return ""

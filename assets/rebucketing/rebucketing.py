@@ -137,7 +137,6 @@ def rebucket_files(
     Rows keep their hidden columns and get the columns of the layout. Buckets are written in passes of about
     `_ROWS_AT_ONCE` rows, so that memory does not grow with the version.
     """
-
     folder = attempt.generation(number).folder
     options = options or WriteOptions(f"dataset {log.name!r}")
     passes = -(-max(1, sum(source.file.rows for source in stored)) // _ROWS_AT_ONCE)

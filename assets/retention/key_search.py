@@ -83,7 +83,6 @@ def _range_has_key(file: dict[str, Any], keys: KeySet) -> bool:
 
 def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
     """Whether a footer contains one of the keys, as the first key of a row group or in its statistics."""
-
     if not file.get("footer"):
         return False
     try:
@@ -215,7 +214,6 @@ def _search_file(
     store: ObjectStore, keys: KeySet, item: ObjectInfo
 ) -> tuple[int, KeyFinding | None, KeyFinding | None]:
     """Return the number of searched rows, the finding if keys were found, and that if the file is unreadable."""
-
     names = [field.name for field in keys.fields]
     hits = 0
     try:
@@ -394,7 +392,6 @@ class KeySet:
 
     def rows_in(self, table: pa.Table) -> list[int]:
         """Return the indices of the rows with one of these keys."""
-
         columns = [table.column(field.name) for field in self.fields]
         wanted = pa.array(sorted({key[0] for key in self.keys}), columns[0].type)
         likely: list[int] = pc.indices_nonzero(pc.is_in(columns[0], value_set=wanted)).to_pylist()

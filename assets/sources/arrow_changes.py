@@ -73,7 +73,6 @@ def supports_json(kind: str) -> bool:
 
 def records_to_json(records: pa.Table, schema: Schema) -> pa.Array:
     """Return each record's columns as a JSON object, nulls included."""
-
     names = [f'"{name.translate(_ESCAPED)}":' for name in schema.names]
     columns = [_texts(records.column(field.name), field.type) for field in schema.fields]
     rows = zip(*columns, strict=True)
@@ -105,7 +104,6 @@ def _text(value: Any, kind: str) -> str:
 
 
 def _day(days: int) -> str:
-
     return format_spark_date(str(np.datetime64(days, "D")))
 
 
@@ -137,7 +135,6 @@ class ArrowDecoder:
     def drop_late(
         self, changes: pa.Table, horizon: int | None, on_bad_change: object
     ) -> tuple[pa.Table, Callable[[], int] | None]:
-
         if horizon is None:
             return changes, None
         over_time = VALID_FROM in changes.column_names
@@ -150,7 +147,6 @@ class ArrowDecoder:
         return changes.filter(pc.or_(pc.invert(late), pc.is_valid(changes.column(PROBLEM)))), lambda: count
 
     def fail_on_problems(self, changes: pa.Table, dataset: str) -> pa.Table:
-
         bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
         if bad.num_rows:
             place, reason = (bad.column(name)[0].as_py() for name in (OFFSET, PROBLEM))
@@ -158,13 +154,11 @@ class ArrowDecoder:
         return _drop_marks(changes)
 
     def drop_problems(self, changes: pa.Table) -> pa.Table:
-
         return _drop_marks(changes.filter(pc.is_null(changes.column(PROBLEM))))
 
     def dead_letters(
         self, changes: pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
     ) -> pa.Table | None:
-
         if incomplete:
             reasons = {(partition, offset): reason for partition, offset, reason in incomplete}
             places = zip(*(changes.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True)
@@ -208,7 +202,6 @@ def _add_order(
     spec: AdjunctDataset, rows: pa.Table, schema: Schema, samples: Samples | None
 ) -> tuple[pa.Table, Samples | None]:
     """Return the rows with the column ORDER, and the first values, as `add_order` in changes.py does."""
-
     order = spec.following.order or ()
     if order == STREAMED_FIRST:
         below = pc.if_else(rows.column(SNAPSHOT), pa.scalar(SNAPSHOT_ROWS), pa.scalar(0))
@@ -253,7 +246,6 @@ def position_array(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray
 
 def _add_valid_from(rows: pa.Table, name: str | None) -> pa.Table:
     """Return the rows with their valid-from time, from this column or the record's time; a null is a problem."""
-
     times = rows.column(TIMESTAMP if name is None else name).cast(pa.timestamp("us", tz="UTC"))
     rows = _set_column(rows, VALID_FROM, times)
     return add_problems(rows, [missing_time_reason(name) if none else None for none in times.is_null().to_pylist()])
@@ -261,12 +253,10 @@ def _add_valid_from(rows: pa.Table, name: str | None) -> pa.Table:
 
 def add_problems(changes: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
     """Return the changes with these problems, by row, unless they have one."""
-
     return _set_column(changes, PROBLEM, pc.coalesce(changes.column(PROBLEM), pa.array(reasons, pa.string())))
 
 
 def _select_changes(spec: AdjunctDataset, rows: pa.Table, schema: Schema, positions_from: int) -> pa.Table:
-
     placed = pc.add(rows.column(OFFSET), positions_from) if spec.following.order is None else rows.column(ORDER)
     if spec.following.order == STREAMED_FIRST:
         placed = pc.add(placed, positions_from)
@@ -283,7 +273,6 @@ def _select_changes(spec: AdjunctDataset, rows: pa.Table, schema: Schema, positi
 
 def _extract_entries(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what: str) -> pa.Table:
     """Return the entries that the extractor makes from rows; deletions and problems bypass it."""
-
     assert spec.extractor is not None
     extractor = mask_columns(spec.extractor, spec.sensitive)
     assert isinstance(extractor, Projection | PythonExtractor), "others were rejected before"
@@ -298,7 +287,6 @@ def _extract_entries(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what:
 
 def _reject_unreadable(changes: pa.Table, schema: Schema) -> pa.Table:
     """Return the changes with a problem and a null for each date or text that Python can't represent."""
-
     for field in (field for field in schema.fields if field.type in CHECKED_TYPES):
         values = changes.column(field.name)
         if lacking := unreadable_values(values, "replace"):
@@ -314,7 +302,6 @@ def _reject_unreadable(changes: pa.Table, schema: Schema) -> pa.Table:
 
 def null_out_rows(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedArray:
     """Return the values with null in these rows."""
-
     if not rows:
         return values
     return pc.if_else(pa.array([row not in rows for row in range(len(values))]), values, pa.scalar(None, values.type))
@@ -322,7 +309,6 @@ def null_out_rows(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedA
 
 def _dead_letters(bad: pa.Table, spec: AdjunctDataset) -> pa.Table:
     """Return the dead letters of these changes, one for each record, in the order of partition and offset."""
-
     if not bad.num_rows:
         return DEAD_LETTERS.to_arrow().empty_table()
     names = {PARTITION: "partition", OFFSET: "offset", PROBLEM: "reason", RAW: "value", TIMESTAMP: "at"}

@@ -121,7 +121,6 @@ def raise_if_spark_needed(spec: AdjunctDataset, needed: list[str]) -> None:
 
 def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) -> pa.Table:
     """Return the same entries from an Arrow table. Raises SchemaMismatchError for a tombstone without a key."""
-
     what = f"dataset {spec.name!r} (input {spec.input})"
     position = {BY_OFFSET[0]: PARTITION, BY_OFFSET[1]: OFFSET} if spec.by_offset else {}
     if spec.extractor is not None:

@@ -68,7 +68,6 @@ class QueryVersions(NonStreamSource):
         return self._compute_on_spark(spark(), computation, what)
 
     def _compute_in_process(self, computation: Computation, what: str) -> pa.Table:
-
         query = self._query.query
         sql = ["its query, which is SQL"] if isinstance(query, str) else []
         raise_if_spark_needed(self._spec, [*sql, *list_extractor_spark_needs(self._spec)])

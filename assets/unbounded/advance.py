@@ -242,7 +242,6 @@ def snapshot_frame(
 
 def _stage_tables(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: SparkSession) -> DataFrame | None:
     """Write tables to a folder of the lake and return them as a frame; None if there are none."""
-
     path = lake.store.staging_dir() / f"{uuid4().hex}.parquet"
     number, writer = 0, None
     try:

@@ -81,7 +81,6 @@ class BucketCompletion:
 
     def take(self, batch: pa.Table) -> pa.Table:
         """Add a batch; return completed rows: none until there are many, then those of all keys but the last."""
-
         self._waiting.append(batch)
         if sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP:  # stored rows are read once for so many
             return batch.slice(0, 0).drop_columns([KEPT])
@@ -93,7 +92,6 @@ class BucketCompletion:
 
     def rest(self) -> pa.Table | None:
         """Return the remaining rows, completed; None without any."""
-
         if not self._waiting:
             return None
         rows, self._waiting = pa.concat_tables(self._waiting), []
@@ -101,7 +99,6 @@ class BucketCompletion:
 
     def _key_changes(self, rows: pa.Table) -> Any:
         """Return for each row but the first whether its key differs from that of the row before."""
-
         count = rows.num_rows - 1
         differs = np.zeros(count, bool)
         for name in self._key:
@@ -111,7 +108,6 @@ class BucketCompletion:
 
     def _complete(self, rows: pa.Table, new: Any) -> pa.Table:
         """Return the completed rows; `new` marks the first row of each key."""
-
         deleted = rows.column(TOMBSTONE).to_numpy()
         kept = kept_matrix(rows.column(KEPT), self._layout.schema.names) & ~deleted[:, None]
         rows = rows.drop_columns([KEPT])
@@ -128,7 +124,6 @@ class BucketCompletion:
 
     def _complete_in_order(self, rows: pa.Table, key: Any, first: Any, deleted: Any, kept: Any) -> tuple[pa.Table, Any]:
         """Return the rows, completed in stream order, and a mask of those that can be applied."""
-
         row, some, position = np.arange(len(key)), kept.any(axis=1), rows.column(POSITION).to_numpy()
         names, begins = self._layout.schema.names, first[key]
         columns = np.flatnonzero(kept.any(axis=0)).tolist()
@@ -158,7 +153,6 @@ class BucketCompletion:
 
     def _is_effective(self, whole: Any, first: Any, key: Any) -> Any:
         """Return which rows are not superseded by a later whole row or deletion of their key."""
-
         if not self._declared.again:
             return True
         last = np.append(first[1:], len(whole)) - 1
@@ -166,7 +160,6 @@ class BucketCompletion:
 
     def _report_incomplete(self, rows: Any, places: pa.Table, kept: Any) -> None:
         """Record these changes as incomplete, or raise BadChangeError for the first."""
-
         names = np.array(self._layout.schema.names, object)
         for row in np.flatnonzero(rows).tolist():
             offset, partition = (places.column(name)[row].as_py() for name in (OFFSET, PARTITION))
@@ -186,7 +179,6 @@ class BucketCompletion:
         By key: the index of its row in the table, -1 without one; the highest position, also of a deletion. Then the
         table, with these columns.
         """
-
         types = {field.name: arrow_type(field.type) for field in self._layout.schema.fields if field.name in columns}
         schema = pa.schema(list(types.items()))
         stored, highest = np.full(len(first), -1), np.full(len(first), np.iinfo(np.int64).min)
@@ -213,7 +205,6 @@ class BucketCompletion:
 
     def _find_in_file(self, stored: StoredFile, keys: pa.Table, schema: pa.Schema) -> tuple[Any, pa.Table]:
         """Return which of the keys a file has, and their rows with these columns, position and tombstone."""
-
         file = _open_file(stored)
         whole = pa.schema([(POSITION, pa.int64()), (TOMBSTONE, pa.bool_()), *schema])
         constants = (
@@ -246,7 +237,6 @@ class BucketCompletion:
 
     def _keys_in_range(self, metadata: pq.FileMetaData, group: int, keys: pa.Table) -> Any:
         """Return which of the keys may be in a row group, by the range of its first key column."""
-
         names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
         statistics = metadata.row_group(group).column(names.index(self._key[0])).statistics
         if statistics is None or not statistics.has_min_max:
@@ -258,7 +248,6 @@ class BucketCompletion:
 
 
 def _open_file(stored: StoredFile) -> pq.ParquetFile:
-
     footer = stored.file.footer
     metadata = None if footer is None else pq.read_metadata(pa.BufferReader(unpack_footer(footer)))
     source = open_object(stored.store, stored.key, stored.file.size)
@@ -267,7 +256,6 @@ def _open_file(stored: StoredFile) -> pq.ParquetFile:
 
 def _match_keys(head: pa.Table, keys: pa.Table, names: Sequence[str]) -> tuple[Any, Any]:
     """Return which keys are in these rows, and the row of each."""
-
     pairs = [(head.column(name).cast(keys.column(name).type), keys.column(name)) for name in names]
     codes = key_codes([pa.chunked_array([*stored.chunks, *wanted.chunks]) for stored, wanted in pairs])
     places = pc.index_in(codes.slice(0, head.num_rows), value_set=codes.slice(head.num_rows))
@@ -277,19 +265,16 @@ def _match_keys(head: pa.Table, keys: pa.Table, names: Sequence[str]) -> tuple[A
 
 def _stream_order(position: Any) -> Any:
     """Return positions in stream order, with rows of a bulk snapshot before all others."""
-
     return np.where(position < SNAPSHOT_ROWS // 2, position - SNAPSHOT_ROWS, position)
 
 
 def _last_marked_before(marked: Any) -> Any:
     """Return for each row the last marked row before it, or -1."""
-
     return np.append(-1, _last_marked(marked)[:-1])
 
 
 def _last_marked(marked: Any) -> Any:
     """Return for each row the last marked row up to and including it, or -1."""
-
     return np.maximum.accumulate(np.where(marked, np.arange(len(marked)), -1))
 
 
@@ -312,7 +297,6 @@ def complete_frame(rows: DataFrame, declared: RowCompletion) -> DataFrame:
 def _complete_batches(
     batches: Iterator[pa.RecordBatch], names: Sequence[str], declared: RowCompletion
 ) -> Iterator[pa.RecordBatch]:
-
     completing = BucketCompletion(declared, None, 0)
     for batch in batches:
         if batch.num_rows:

@@ -180,7 +180,6 @@ class ArrowRows:
     def stored(
         self, store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]
     ) -> pa.Table:
-
         tables = [layout.arrow_schema().empty_table().append_column(_GENERATION, pa.array([], pa.int32()))]
         for generation in generations:
             for file in generation.files:
@@ -189,7 +188,6 @@ class ArrowRows:
         return pa.concat_tables(tables)
 
     def positions(self, rows: pa.Table) -> tuple[int | None, int | None]:
-
         bounds = pc.min_max(rows.column(POSITION)).as_py()
         return bounds["min"], bounds["max"]
 
@@ -209,11 +207,9 @@ class ArrowRows:
         return _filter_rows(winners, [not mark for mark in gone]), lambda: counts
 
     def drop_expired(self, rows: pa.Table, expires: str, watermark: datetime) -> pa.Table:
-
         return rows.filter(pc.greater(rows.column(expires).cast("int64"), to_microseconds(watermark)))
 
     def raise_to_stored_positions(self, changes: pa.Table, stored: pa.Table, key: tuple[str, ...]) -> pa.Table:
-
         held = _highest_positions(stored, key)
         rows = zip(_iterate_keys(changes, key), changes.column(POSITION).to_pylist(), strict=True)
         positions = [max(position, held.get(own, position)) for own, position in rows]
@@ -250,7 +246,6 @@ def _highest_positions(stored: pa.Table, key: tuple[str, ...]) -> dict[Key, int]
 
 
 def _filter_rows(rows: pa.Table, mask: Sequence[bool]) -> pa.Table:
-
     return rows.filter(pa.array(mask, pa.bool_()))
 
 

@@ -281,7 +281,6 @@ def _build_batch(
     ordinals: Sequence[str],
     results: Sequence[Record],
 ) -> pa.RecordBatch:
-
     taken = batch.select(list(kept)).take(pa.array(rows, pa.int64()))
     arrays, names = list(taken.columns), list(kept)
     if call.several:
@@ -312,7 +311,6 @@ def _build_batch(
 
 
 def _fits(value: object, kind: pa.DataType) -> bool:
-
     try:
         to_exact_array([value], kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):

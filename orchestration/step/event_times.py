@@ -54,7 +54,6 @@ class PriorTimes:
 
 def iter_partitions(partition: np.ndarray[Any, Any]) -> Iterator[tuple[int, slice]]:
     """Yield each distinct number of a sorted array, with the slice of its elements."""
-
     if not len(partition):
         return
     starts = np.flatnonzero(np.r_[True, partition[1:] != partition[:-1]]).tolist()
@@ -64,14 +63,12 @@ def iter_partitions(partition: np.ndarray[Any, Any]) -> Iterator[tuple[int, slic
 
 def running_newest(before: PriorTimes, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the newest time before the first record, and after each."""
-
     first = NEVER if before.newest is None else before.newest
     return np.maximum.accumulate(np.r_[first, times])
 
 
 def running_watermarks(before: PriorTimes, newest: np.ndarray[Any, Any], delay: int) -> np.ndarray[Any, Any]:
     """Return the watermarks at these newest times."""
-
     floor = NEVER if before.watermark is None else before.watermark
     return np.maximum(np.where(newest > NEVER, newest - delay, NEVER), floor)
 
@@ -113,7 +110,6 @@ class TimeBlockMapper:
     def _blocks(
         self, number: int, offset: np.ndarray[Any, Any], time: np.ndarray[Any, Any], mark: np.ndarray[Any, Any]
     ) -> pa.RecordBatch:
-
         behind = (time > NEVER) & (time < mark)
         block = offset // self.length
         starts = np.flatnonzero(np.r_[True, block[1:] != block[:-1]])
@@ -133,7 +129,6 @@ class TimeBlockMapper:
 
 
 def _sort_by_offset(batch: pa.RecordBatch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-
     partition, offset = (batch.column(place).to_numpy() for place in (0, 1))
     time = batch.column(2).fill_null(NEVER).to_numpy()
     if (partition[1:] == partition[:-1]).all() and (offset[1:] > offset[:-1]).all():
@@ -177,7 +172,6 @@ def find_late_records(
 
 def find_late_in_memory(records: pa.Table, prior: Mapping[int, PriorTimes], delay: int) -> Lateness:
     """Return the measured times and late records of a table, in any order."""
-
     partition, offset = (records[name].to_numpy() for name in (PARTITION, OFFSET))
     time = records[TIME].fill_null(NEVER).to_numpy()
     order = np.lexsort((offset, partition))
@@ -200,7 +194,6 @@ def _find_late_by_blocks(
     times: DataFrame, prior: Mapping[int, PriorTimes], delay: int, in_tasks: TaskTimeReader | None
 ) -> Lateness:
     """Check each record in the task that reads it, and again the blocks of which that task can't be sure."""
-
     look = TimeBlockMapper(prior, delay, BLOCK_LENGTH)
     if in_tasks is None:
         rows = times.select(PARTITION, OFFSET, TIME).mapInArrow(look, BLOCK_SCHEMA)
@@ -227,7 +220,6 @@ class MergedBlocks:
 
 def merge_blocks(rows: pa.Table, prior: Mapping[int, PriorTimes], delay: int, length: int) -> MergedBlocks:
     """Merge the rows of BLOCK_SCHEMA of all tasks, in blocks of `length` offsets."""
-
     rows = rows.sort_by([("partition", "ascending"), ("last", "ascending")])
     blocks, late = rows.filter(rows["mark"].is_null()), rows.filter(rows["mark"].is_valid())
     partition, first, last, oldest, latest = (blocks[name].to_numpy() for name in blocks.column_names[:-1])
@@ -263,7 +255,6 @@ def _recheck_table(
     begun: np.ndarray[Any, Any],
     prior: Mapping[int, PriorTimes],
 ) -> pa.Table:
-
     floors = (prior.get(number, PriorTimes()).watermark for number in partition.tolist())
     return pa.table(
         {
@@ -292,7 +283,6 @@ def _find_late_in_blocks(times: DataFrame, blocks: pa.Table, delay: int) -> pa.T
 
 
 def _late_table(partition: np.ndarray[Any, Any], offset: np.ndarray[Any, Any], mark: np.ndarray[Any, Any]) -> pa.Table:
-
     return pa.table(
         {
             PARTITION: pa.array(partition, pa.int32()),
@@ -341,7 +331,6 @@ def extract_times(records: pa.Table, name: str, latest: int = MAX_MICROS) -> pa.
 
     Times before the year 1, and after `latest`, count as none.
     """
-
     time = records[name].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
     time = pc.if_else(pc.and_(pc.greater_equal(time, MIN_MICROS), pc.less_equal(time, latest)), time, None)
     return pa.table({PARTITION: records[PARTITION], OFFSET: records[OFFSET], TIME: time})

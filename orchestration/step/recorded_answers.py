@@ -223,7 +223,6 @@ def cast_result(operator: str, name: str, result: Any, rows: int, returns: Schem
 
     `told` says whether errors may quote values.
     """
-
     if isinstance(result, pa.Table):
         result = pa.RecordBatch.from_struct_array(result.to_struct_array().combine_chunks())
     if not isinstance(result, pa.RecordBatch):
@@ -284,7 +283,6 @@ class RecordedAnswers:
 
     def read(self, turn: int) -> pa.Table | None:
         """Return the answers recorded in this turn, from 1 on; None if there are none yet."""
-
         key = self._key(turn)
         try:
             data = self.lake.store.get(key).data
@@ -312,7 +310,6 @@ class RecordedAnswers:
 
     def keep(self, turn: int, answers: pa.Table) -> pa.Table | None:
         """Record the answers of this turn and return them; None if another run of the batch was first."""
-
         answers = answers.replace_schema_metadata({_ABOUT: json.dumps(self._about)})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, answers.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
@@ -399,7 +396,6 @@ def describe_lookup(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, 
 
 def collect_distinct_keys(operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool = False) -> pa.Table:
     """Return the distinct keys of the records, without those that are null in any part."""
-
     keys = frame.select(
         *[named_column(name).alias(key) for name, key in zip(lookup.keys, key_columns(lookup), strict=True)]
     )
@@ -421,7 +417,6 @@ def answer_keys(
 
     If the batch runs several times, the first run that records an answer decides for all.
     """
-
     known, metrics, turn = [_empty_answers(keys, lookup)], TableMetrics(), 1
     while True:
         while (recorded := record.read(turn)) is not None:
@@ -513,7 +508,6 @@ def _build_answers(keys: pa.Table, wanted: Sequence[Any], records: Sequence[Any]
 
 
 def _empty_answers(keys: pa.Table, lookup: TableLookup) -> pa.Table:
-
     types = [*(part.type for part in keys.schema), pa.bool_(), *(to_arrow_type(one.type) for one in lookup.answers)]
     names = [*key_columns(lookup), FOUND, *(f"{place}:{one.column}" for place, one in enumerate(lookup.answers))]
     return pa.schema(list(zip(names, types, strict=True))).empty_table()

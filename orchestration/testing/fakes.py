@@ -94,7 +94,6 @@ def arrow_table(
     stream: str, schema: Schema, rows: Sequence[Mapping[str, Any]], deleted: Sequence[Mapping[str, Any]]
 ) -> pa.Table:
     """Return records, then tombstones, as a table. Raises ConfigurationError with the number of an invalid record."""
-
     everything = [*rows, *deleted]
     for number, row in enumerate(everything):
         unknown = [name for name in row if name not in schema]

@@ -451,7 +451,6 @@ def _spark_type_of_column(column: Column) -> str | None:
 
 def to_arrow_type(kind: str) -> pa.DataType:
     """Return the Arrow type of a type from `to_spark_type`."""
-
     if kind.startswith("array<"):
         return pa.list_(to_arrow_type(kind[len("array<") : -1]))
     return arrow_type(kind)
@@ -464,7 +463,6 @@ def arrow_column_from_records(
 
     Raises SchemaMismatchError for the first value of another type; `what` names the records' source.
     """
-
     values = [None if record is None else record.get(name) for record in records]
     if kind == "string" and any(isinstance(value, dict | list) for value in values):
         values = [json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value for value in values]

@@ -119,7 +119,6 @@ def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | Non
 
 def _constant(column: Any) -> bool:
     """Whether all rows have the same value in the column."""
-
     if column.null_count:
         return bool(column.null_count == len(column))
     return pc.all(pc.equal(column, column[0])).as_py() is True
@@ -150,7 +149,6 @@ def _marks(
 
 def _ties(sources: Any, positions: Any) -> Any:
     """`Mark.tie` of each."""
-
     known = sources.dictionary_encode()  # few distinct ones
     plain = pc.replace_substring_regex(known.dictionary.cast(pa.string()), r"~\d+$", "")
     places = pc.replace_substring_regex(positions.cast(pa.string()), "^[^:]*(:|$)", "", max_replacements=1)
@@ -193,7 +191,6 @@ def _defaults(
 
 
 def _nothing(default: Any, added: Any) -> bool:
-
     if default is None or default.null_count == len(default):
         return True
     return not added.null_count and not default.null_count and pc.all(pc.equal(default, 0)).as_py() is True
@@ -210,7 +207,6 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
     """The array in the column's type, or None if single values must be inspected."""
-
     if column is None:
         return None
     kind, type_ = column.kind, array.type
@@ -244,7 +240,6 @@ def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
 
 def _holds_decimals(column: Column, type_: Any) -> bool:
     """Whether the column can hold all decimals of an Arrow type exactly."""
-
     if not pa.types.is_decimal(type_):
         return False
     digits = decimal_digits(column)
@@ -255,7 +250,6 @@ def _merge_by_key(
     columns: dict[str, Any], key: Sequence[str], sets: dict[str, Any], adds: dict[str, Any], defaults: Sequence[str]
 ) -> tuple[pa.Table, Mapping[int, Sequence[int]] | None] | None:
     """One row per key with the result of its entries in order: last sets, sums, the first default."""
-
     count = len(next(iter(columns.values())))
     table = pa.table({_PLACE: pa.array(np.arange(count, dtype=np.int32)), **columns})
     keyed = table.select([_PLACE, *key, *adds])
@@ -280,7 +274,6 @@ def _merge_by_key(
 
 def _is_sum_exact(column: Any, count: int) -> bool:
     """Whether a sum of this many values is exact in any order."""
-
     if not pa.types.is_integer(column.type):
         return False
     extremes = pc.min_max(column).as_py()
@@ -383,7 +376,6 @@ def split_repeated_keys(operation: Operation[Any]) -> Iterator[tuple[list[int] |
 
 def _count_earlier(entries: ArrowEntries) -> np.ndarray[Any, Any]:
     """For each entry, the number of earlier ones with its key."""
-
     keys = np.zeros(len(entries), dtype=np.int64)
     for column in entries.key.flatten():
         known = column.dictionary_encode()

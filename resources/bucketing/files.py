@@ -320,7 +320,6 @@ def conform_to_layout(table: pa.Table, layout: BucketLayout) -> pa.Table:
 
     Raises pyarrow's ArrowInvalid for columns that can't be converted.
     """
-
     wanted = layout.arrow_schema()
     if table.schema.equals(wanted):
         return table
@@ -336,7 +335,6 @@ def conform_to_layout(table: pa.Table, layout: BucketLayout) -> pa.Table:
 
 
 def _is_widening_field(narrow: pa.Field, wide: pa.Field) -> bool:
-
     try:
         (was,), (now,) = (Schema.from_arrow(pa.schema([field])).fields for field in (narrow, wide))
     except AdjunctError:

@@ -33,7 +33,6 @@ SEED = 42
 
 def assign_buckets(columns: Sequence[pa.Array | pa.ChunkedArray], n: int) -> npt.NDArray[np.int32]:
     """Return for each row the bucket in [0, n) to which Spark assigns it."""
-
     result: npt.NDArray[np.int32] = np.mod(spark_hash(columns), np.int32(n))
     return result
 
@@ -61,7 +60,6 @@ def bucket_function(types: tuple[str, ...], n: int) -> Callable[[Sequence[Plain 
 
 def spark_hash(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.int32]:
     """Return Spark's `hash(columns…)` of each row as int32; a null leaves the hash unchanged."""
-
     if not columns:
         raise SchemaMismatchError("a hash needs columns, and none are named.", "Name at least one key column.")
     hashes = np.full(len(columns[0]), SEED, dtype=np.uint32)
@@ -80,7 +78,6 @@ def spark_hash(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.
 
 
 def _hash_array(array: pa.Array, seeds: UInt32) -> UInt32:
-
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return _hash_bytes(array, seeds)
@@ -105,21 +102,18 @@ def _hash_array(array: pa.Array, seeds: UInt32) -> UInt32:
 
 
 def _mix_k1(k1: UInt32) -> UInt32:
-
     k1 = k1 * np.uint32(0xCC9E2D51)
     k1 = (k1 << np.uint32(15)) | (k1 >> np.uint32(17))
     return k1 * np.uint32(0x1B873593)
 
 
 def _mix_h1(h1: UInt32, k1: UInt32) -> UInt32:
-
     h1 = h1 ^ k1
     h1 = (h1 << np.uint32(13)) | (h1 >> np.uint32(19))
     return h1 * np.uint32(5) + np.uint32(0xE6546B64)
 
 
 def _final_mix(h1: UInt32, length: Any) -> UInt32:
-
     h1 = h1 ^ length
     h1 = (h1 ^ (h1 >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     h1 = (h1 ^ (h1 >> np.uint32(13))) * np.uint32(0xC2B2AE35)
@@ -127,13 +121,11 @@ def _final_mix(h1: UInt32, length: Any) -> UInt32:
 
 
 def _hash_int(values: Any, seeds: UInt32) -> UInt32:
-
     words = np.ascontiguousarray(values, dtype=np.int32).view(np.uint32)
     return _final_mix(_mix_h1(seeds, _mix_k1(words)), np.uint32(4))
 
 
 def _hash_long(values: Any, seeds: UInt32) -> UInt32:
-
     bits = np.ascontiguousarray(values, dtype=np.int64).view(np.uint64)
     low = (bits & np.uint64(0xFFFFFFFF)).astype(np.uint32)
     high = (bits >> np.uint64(32)).astype(np.uint32)
@@ -142,7 +134,6 @@ def _hash_long(values: Any, seeds: UInt32) -> UInt32:
 
 def _hash_bytes(array: pa.Array, seeds: UInt32) -> UInt32:
     """Mix aligned little-endian words, then each trailing byte as a signed word, row by row in lockstep."""
-
     _, offset_buffer, data_buffer = array.buffers()
     offsets = np.frombuffer(offset_buffer, dtype=np.int32)[array.offset : array.offset + len(array) + 1]
     starts = offsets[:-1].astype(np.int64)
@@ -171,7 +162,6 @@ def _hash_bytes(array: pa.Array, seeds: UInt32) -> UInt32:
 
 def _hash_decimal(array: pa.Array, seeds: UInt32) -> UInt32:
     """Hash the unscaled value: as a long up to 18 digits, else as its shortest big-endian bytes."""
-
     scale, precision = array.type.scale, array.type.precision
     exact = Context(prec=76)
     unscaled = [0 if v is None else int(v.scaleb(scale, exact)) for v in array.to_pylist()]
@@ -240,7 +230,6 @@ _ALL = 0xFFFFFFFFFFFFFFFF
 
 def row_digests(table: pa.Table, schema: Schema) -> pa.Array:
     """Return for each row the hash of (position, value) of all columns that are not null, as signed 64-bit integers."""
-
     hashes = [SEED] * table.num_rows
     for place, field in enumerate(schema.fields):
         hashed = _xxhash_hasher(field.type)

@@ -31,7 +31,6 @@ def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: 
 
 def _descends(key: Sequence[str], before: pa.Table, after: pa.Table) -> Any:
     """Return for each pair of rows whether the first key is greater."""
-
     greater = equal = None
     for name in key:
         one, other = before.column(name), after.column(name)

@@ -55,7 +55,6 @@ class Timeline:
 
     def take(self, batch: pa.Table) -> pa.Table:
         """Return the rows that can be written: all but the last if ends are filled in, because its end is unknown."""
-
         if self._options.newest is not None:
             self._corrections += int((_micros(batch) < self._options.newest).sum())
         if not self._options.told:
@@ -81,7 +80,6 @@ class Timeline:
 
     def _told(self, rows: pa.Table, count: int) -> pa.Table:
         """Return the first `count` rows with their ends, without pruned ones; `rows` may have one more, the next."""
-
         same = np.append(_same_as_next(rows, self._key), False)[:count]  # the next row is of the same key
         begins = _micros(rows)
         ends = np.append(begins[1:], 0)[:count]
@@ -100,7 +98,6 @@ class Timeline:
 
     def _forgettable(self, kept: Any, same: Any, tombstones: Any, begins: Any) -> Any:
         """Return which rows are deletions that may be dropped: the only row of their key, and old enough."""
-
         alone = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[: len(kept)]
         gone = kept & tombstones & ~same & alone & (begins <= self._options.forget)
         if gone.any():
@@ -122,7 +119,6 @@ def _with_ends(rows: pa.Table, ends: Any, first: Any) -> pa.Table:
 
 def _same_as_next(rows: pa.Table, key: tuple[str, ...]) -> Any:
     """Return for each row but the last whether the next one has the same key."""
-
     count = max(0, rows.num_rows - 1)
     same = np.ones(count, dtype=bool)
     for name in key:
@@ -136,5 +132,4 @@ def _micros(rows: pa.Table) -> Any:
 
 
 def _moment() -> pa.DataType:
-
     return pa.timestamp("us", tz="UTC")

@@ -231,7 +231,6 @@ class BucketFileWriter:
 
     def _without_superseded(self, batch: pa.Table) -> pa.Table:
         """Return the rows whose successor has another key, without the last row, which waits for the next batch."""
-
         count = batch.num_rows - 1
         differs = None
         for name in self._layout.key:
@@ -264,7 +263,6 @@ class BucketFileWriter:
         self._take(batch if self._over_time is None or not batch.num_rows else self._over_time.take(batch))
 
     def _take(self, batch: pa.Table) -> None:
-
         if self._options.drop_tombstones and batch.num_rows:
             kept = batch.filter(pc.invert(batch.column(TOMBSTONE)))
             self._deleted += batch.num_rows - kept.num_rows
@@ -302,7 +300,6 @@ class BucketFileWriter:
 
     def _flush(self) -> None:
         """Write the waiting batches as row groups; single Arrow batches would make small, slow groups."""
-
         if not self._waiting:
             return
         if self._writer is None:
@@ -394,7 +391,6 @@ def _repetitive_columns(rows: pa.Table) -> list[str]:
 
     For other columns, building and then discarding the dictionary takes longer than writing the values.
     """
-
     sample = rows.take(np.linspace(0, rows.num_rows - 1, min(rows.num_rows, _SAMPLED), dtype=np.int64))
     return [
         name
@@ -415,7 +411,6 @@ def write_arrow_buckets(
     table: pa.Table, store: ObjectStore, folder: str, layout: BucketLayout, options: WriteOptions
 ) -> list[BucketFile]:
     """Write a table in memory into its buckets without Spark; rows keep their order within a bucket."""
-
     if layout.bucket_by:
         from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
@@ -565,7 +560,6 @@ def _split_by_bucket(tables: Iterator[pa.Table]) -> Iterator[tuple[int, Iterator
 
 def _runs(tables: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
     """Yield (bucket, rows) for consecutive rows of one bucket, without the bucket column."""
-
     for table in tables:
         buckets, rows = table.column(_BUCKET), table.drop_columns([_BUCKET])
         start = 0

@@ -87,7 +87,6 @@ _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 def open_decompressed(path: Path, name: str) -> Any:
     """Return a stream of the decompressed bytes of the file at `path`; `name` is its original name."""
-
     raw = pa.OSFile(str(path), mode="r")
     codec = _CODECS.get(name[name.rfind(".") :].lower())
     return raw if codec is None else pa.CompressedInputStream(raw, codec)
@@ -124,7 +123,6 @@ _ROW = re.compile(r"CSV parse error: Row #(\d+): (.*)", re.S)
 
 def read_csv(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> Iterator[tuple[int, pa.Table]]:
     """Yield the file's records as (number of the first record, table)."""
-
     with tree.on_disk(file) as path:
         names = _read_header(path, file.path, schema, where)
         number, last = 0, None  # the last value, if the last column is a string
@@ -332,7 +330,6 @@ def _blocks(source: Any, where: str) -> Iterator[bytes]:
 
 
 def _parse_block(block: bytes, line: int, schema: Schema, where: str) -> pa.Table:
-
     try:
         table = _read_json(block, schema.fields)
     except pa.ArrowInvalid as error:
@@ -351,7 +348,6 @@ def _parse_block(block: bytes, line: int, schema: Schema, where: str) -> pa.Tabl
 
 
 def _read_json(block: bytes, fields: tuple[Field, ...], *, others: str = "error") -> pa.Table:
-
     kinds = [(field.name, pa.string() if field.type in _TEXTS else arrow_type(field.type)) for field in fields]
     return pj.read_json(
         open_bytes(block),
@@ -361,7 +357,6 @@ def _read_json(block: bytes, fields: tuple[Field, ...], *, others: str = "error"
 
 
 def _convert_column(column: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
-
     if field.type in _TEXTS:
         column.validate(full=True)  # the parser accepts strings that are not UTF-8
     if field.type == "binary":
@@ -372,7 +367,6 @@ def _convert_column(column: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
 
 def _json_error(block: bytes, first: int, schema: Schema, where: str, error: Exception) -> AdjunctError:
     """Return an error with line and column, which a slow second reading finds."""
-
     lines = block.split(b"\n")
     for number, line in enumerate(lines, first):
         if problem := _find_line_problem(line, schema):
@@ -411,7 +405,6 @@ def _find_line_problem(line: bytes, schema: Schema) -> str:
 
 def _find_first_bad_line(lines: list[bytes], field: Field) -> int:
     """Return the index of the first line whose value of the column can't be read, by bisection."""
-
     low, high = 0, len(lines)
     while high - low > 1:
         middle = (low + high) // 2
@@ -435,7 +428,6 @@ def read_parquet(
     tree: FileTree, file: ListedFile, schema: Schema, where: str, span: tuple[int, int] | None = None
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield the records of the row groups that begin in `span`, as (number of the first record, table)."""
-
     parquet, int96 = _open_parquet(tree, file, schema, where)
     start, end = span or (0, file.size)
     number = 0
@@ -467,7 +459,6 @@ def count_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) 
 
 def _open_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> tuple[Any, set[str]]:
     """Return the opened file, and the columns that store timestamps as INT96."""
-
     source = _open_ranged(tree, file)
     try:
         parquet = pq.ParquetFile(
@@ -485,7 +476,6 @@ def _open_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) 
 
 
 def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str) -> None:
-
     check_columns(stored.names, schema, where)
     wrong: dict[str, str] = {}
     for field in schema.fields:
@@ -507,7 +497,6 @@ def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str)
 
 
 def _with_time_zones(table: pa.Table, int96: set[str]) -> pa.Table:
-
     if not int96:
         return table
     names = table.schema.names
@@ -570,7 +559,6 @@ def read_files_with_spark(spark: SparkSession, declared: DeclaredFiles, files: S
 
 def read_files(declared: DeclaredFiles, files: Sequence[ListedFile]) -> pa.Table:
     """Return what `read_files_with_spark` returns as an Arrow table in memory, without Spark."""
-
     columns = [*declared.schema.to_arrow(), pa.field(PARTITION, pa.int32()), pa.field(OFFSET, pa.int64())]
     parts = [
         batch.rename_columns([column.name for column in columns])
@@ -628,7 +616,6 @@ def _task_reader(
 
 
 def _batches(declared: DeclaredFiles, piece: FilePart) -> Iterator[pa.RecordBatch]:
-
     for first, table in declared.tables(piece.file, (piece.start, piece.end)):
         rows = table.num_rows
         marks = [

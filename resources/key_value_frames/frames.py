@@ -226,7 +226,6 @@ def _pages(
 
 
 def _batch(entries: Sequence[TableEntry[bytes, bytes]], key: Reader, value: Reader) -> Any:
-
     columns = {
         "family": pa.array([entry.key.family for entry in entries], pa.string()),
         "key": pa.array([key[1](entry.key.key) for entry in entries], arrow_type(key[0])),
@@ -329,7 +328,6 @@ def _addressing(
 
 
 def _addressed(batch: Any, coder: EntryCoder[bytes, bytes], key: ColumnForm, value: ColumnForm) -> Any:
-
     names = batch.schema.names
     for name in ("key", "value"):
         if batch.column(name).null_count:
@@ -367,7 +365,6 @@ def _writing(table: KeyValueTable[Any, Any]) -> Callable[[Iterator[Any]], Iterat
     stored = (table.id, table.backend)
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
-
         load = PartitionLoad(*stored)
         try:
             load.run(batches)

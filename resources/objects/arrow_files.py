@@ -140,7 +140,6 @@ class RangedFile(ArrowReadableFile):
 
 def open_bytes(data: bytes) -> pa.BufferReader:
     """Return an Arrow input of a copy that Arrow owns, which its threads can free without Python."""
-
     copy = pa.BufferOutputStream()
     copy.write(data)
     return pa.BufferReader(copy.getvalue())
@@ -148,7 +147,6 @@ def open_bytes(data: bytes) -> pa.BufferReader:
 
 def open_object(store: ObjectStore, key: str, size: int) -> Any:
     """Return a pyarrow input for this object: all its bytes if it is small, else a file that reads ranges."""
-
     if size <= _MAX_IN_MEMORY:
         return open_bytes(store.get(key).data)
     return pa.PythonFile(io.BufferedReader(RangedFile(size, partial(store.get_range, key)), 1024 * 1024), mode="r")

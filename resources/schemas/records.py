@@ -29,7 +29,6 @@ def to_arrow_table(records: Any, what: str, schema: Schema | None = None) -> pa.
     Raises SchemaMismatchError for columns that Arrow can't hold, and ConfigurationError for a RecordBatchReader, which
     can't be read twice.
     """
-
     if isinstance(records, pa.Table):
         return _require_unique_names(records, what)
     if isinstance(records, pa.RecordBatchReader):
@@ -60,7 +59,6 @@ def to_arrow_table(records: Any, what: str, schema: Schema | None = None) -> pa.
 
 def _is_one_column(frame: ArrowFrame) -> bool:
     """Whether it is a single column, such as a Polars Series or an Arrow array."""
-
     try:
         return not pa.types.is_struct(pa.chunked_array(frame).type)
     except (pa.ArrowException, TypeError, ValueError):
@@ -76,7 +74,6 @@ def to_spark_frame(answer: Any, spark: SparkSession, what: str) -> DataFrame | N
 
 def _table_from_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schema | None) -> pa.Table:
     """Return rows as a table; columns of the schema or of other rows that a row does not have are null."""
-
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
@@ -101,7 +98,6 @@ def _table_from_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schem
 
 
 def _array(values: Sequence[Any]) -> pa.Array:
-
     moments = {(type(value), getattr(value, "tzinfo", None) is None) for value in values if isinstance(value, date)}
     if len(moments) > 1:
         raise TypeError("dates, and times with and without a time zone, are mixed")
@@ -109,7 +105,6 @@ def _array(values: Sequence[Any]) -> pa.Array:
 
 
 def _is_lone_surrogate(value: Any) -> bool:
-
     try:
         pa.array([value])
     except UnicodeEncodeError:
@@ -122,7 +117,6 @@ def _without_views(table: pa.Table) -> pa.Table:
 
     Dictionaries of views are decoded.
     """
-
     plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     columns = []
     for column in table.columns:

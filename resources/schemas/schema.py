@@ -173,7 +173,6 @@ class Schema:
 
     def to_arrow(self) -> pa.Schema:
         """Return the Arrow schema; timestamps are in microseconds, UTC."""
-
         return pa.schema([pa.field(field.name, arrow_type(field.type)) for field in self.fields])
 
     @classmethod
@@ -230,7 +229,6 @@ def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
 @lru_cache(maxsize=256)
 def arrow_type(kind: str) -> Any:
     """Return the Arrow type of a Spark simple type name."""
-
     decimal = _DECIMAL.fullmatch(kind)
     if decimal:
         return pa.decimal128(int(decimal[1]), int(decimal[2]))
@@ -250,7 +248,6 @@ def arrow_type(kind: str) -> Any:
 
 
 def _type_from_arrow(field: pa.Field) -> str:
-
     kind = field.type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -289,7 +286,6 @@ def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = 
     changed, and for columns of another kind: strings for numbers (which Arrow would parse), timestamps without a zone
     (which Arrow would take as UTC).
     """
-
     given = table.schema.names
     extra = [name for name in given if name not in schema]
     there = set(given)
@@ -322,7 +318,6 @@ def cast_column(
     column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel = _row_label, *, sensitive: bool = False
 ) -> pa.ChunkedArray:
     """Return a column cast to the declared type. Raises SchemaMismatchError for the first value that would change."""
-
     try:
         return column.cast(arrow_type(kind), safe=True)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -335,7 +330,6 @@ def _misfit_error(
     column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel, error: Exception, *, sensitive: bool
 ) -> SchemaMismatchError:
     """Return the error for a column with a value that does not fit its declared type."""
-
     if pa.types.is_timestamp(column.type) and (found := first_unreadable(pa.table([column], [name]))) is not None:
         words, about = place(found.row)
         return found.error(what, words, hidden=sensitive, **about)
@@ -446,7 +440,6 @@ def to_exact_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
 
 def build_without_missing(make: Callable[[Sequence[Any]], pa.Array], values: Sequence[Any]) -> pa.Array:
     """Return `make(values)`. If that fails, replace NaT and NA by None, also in lists, and try again."""
-
     try:
         return make(values)
     except (pa.ArrowException, TypeError, ValueError):
@@ -532,7 +525,6 @@ def _check_items(values: Sequence[object], array: pa.Array) -> None:
 
 
 def _as_python(value: object) -> object:
-
     return value.as_py() if isinstance(value, pa.Scalar) else value
 
 

@@ -204,7 +204,6 @@ def _search_by_halves(column: pa.Array | pa.ChunkedArray, start: int, count: int
 
 
 def _format_date(count: int, unit: str) -> str:
-
     return format_spark_date(str(np.datetime64(count, unit)))  # type: ignore[call-overload]
 
 

@@ -34,7 +34,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def to_struct_array(columns: dict[str, Any], rows: int) -> Any:
     """Return the columns as one struct array with this many rows."""
-
     if not columns:
         return pa.StructArray.from_buffers(pa.struct([]), rows, [None])
     return pa.StructArray.from_arrays(list(columns.values()), list(columns))
@@ -46,7 +45,6 @@ def to_python(column: Any) -> list[Any]:
     Columns are converted one by one, several times faster than rows. Timestamps are computed here, faster than by
     Arrow.
     """
-
     if pa.types.is_struct(column.type):
         return _dictionaries(column)
     if not pa.types.is_timestamp(column.type) or column.type.tz is None:
@@ -93,7 +91,6 @@ class ArrowEntries:
 
         The columns `key` make the keys. Records have all columns, updates all but the key's.
         """
-
         if not isinstance(batch, ArrowFrame):
             raise ConfigurationError(
                 f"ArrowEntries.of() got {batch!r:.60}; expected an Arrow table or batch, or a data frame.",
@@ -221,7 +218,6 @@ def is_arrow(value: object) -> bool:
 
 def _plain_column(batch: Any, place: int) -> Any:
     """Return a column as one array without dictionary encoding."""
-
     column = batch.column(place)
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
@@ -236,7 +232,6 @@ def _plain_column(batch: Any, place: int) -> Any:
 
 
 def _first_null(*columns: pa.Array) -> int | None:
-
     places = [pc.index(pc.is_null(column), True).as_py() for column in columns if column.null_count]
     return min(places, default=None)
 
@@ -285,7 +280,6 @@ class Marks:
 
     def of(self, batch: Any) -> tuple[Any, Any]:
         """Return the sources and positions (`position_of`) of a batch's records, as Arrow arrays of text."""
-
         encoded = self._partition_names(batch).dictionary_encode()
         sources = [self._source(text) for text in encoded.dictionary.to_pylist()]
         names = pa.array([source.name for source in sources], pa.string())
@@ -300,7 +294,6 @@ class Marks:
         return names.take(encoded.indices), positions
 
     def _partition_names(self, batch: Any) -> Any:
-
         columns = [batch.column(name) for name in self._marking.columns]
         if len(columns) == 1:
             return columns[0]
@@ -312,7 +305,6 @@ class Marks:
 
     def _number_rows(self, batch: Any, places: Any) -> Any:
         """Number the rows of one message and key; nearly all messages have one row."""
-
         count = batch.num_rows
         offsets = batch.column(self._marking.offset).to_numpy(zero_copy_only=False)
         where = places.to_numpy(zero_copy_only=False)
@@ -350,7 +342,6 @@ class Marks:
 
 
 def _pad_digits(column: Any, width: int) -> Any:
-
     return pc.utf8_lpad(column.cast(pa.int64()).cast(pa.string()), width=width, padding="0")
 
 
@@ -443,13 +434,11 @@ def _entries_from_batch(batch: Any, shape: Shape, marks: Marks | None, what: str
 
 
 def _column_as_struct(column: Any) -> Any:
-
     return to_struct_array({}, len(column)) if pa.types.is_boolean(column.type) else column
 
 
 def _read_times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
     """Return each record's time from its column; for a tombstone without one, the time it was sent."""
-
     name = shape.conditions.newest_by
     values = records.field("set") if shape.typed else records
     if values.type.get_field_index(name) < 0:

@@ -556,7 +556,6 @@ class BudgetLeases:
         Raises StoreUnavailableError (what was leased then expires), CommitConflictError after many conflicts, and
         MalformedDocumentError.
         """
-
         others, rates = False, set[float]()
 
         def decide(data: bytes | None) -> tuple[bytes, LeaseInterval | None]:

@@ -151,7 +151,6 @@ def _reading_task(
     table: RemoteTable[Any, Any, Any], args: tuple[object, ...], key: tuple[str, ...]
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     def read(batches: Iterator[Any]) -> Iterator[Any]:
-
         for batch in batches:
             for part in batch.column("keys").to_pylist():
                 keys = pickle.loads(part)
@@ -357,7 +356,6 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     columns are the record. A tombstone deletes. `exchange` brings the records of one key into one task, which sends
     them in source order.
     """
-
     check_record_columns(df.columns, write.table.name, write.table.key, updates=write.contract is not None, what=what)
     if exchange:
         df = df.repartition(write.tasks, *map(named_column, write.table.key))
@@ -370,7 +368,6 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
 
 def _sort_records(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWrite]:
     """Return the records in source order; those of one message and key in a deterministic order."""
-
     marking = write.marking
     if marking is None:
         return df.sortWithinPartitions(*[name for name in _POSITION if name in df.columns]), write
@@ -465,7 +462,6 @@ def _too_many_letters_error(letters: Sequence[dict[str, Any]], write: TableWrite
 
 def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
     def send(batches: Iterator[Any]) -> Iterator[Any]:
-
         try:
             report = asyncio.run(_Sending(write, what).send_all(batches))
         except AdjunctError as error:
@@ -512,7 +508,6 @@ class _Sending:
 
     def _drop_unreadable(self, batch: Any) -> Any:
         """Return the rows that Python can represent; the others are rejected before they are sent."""
-
         write, names = self._write, [name for name in batch.schema.names if not name.startswith("__")]
         found = first_unreadable(batch, names)
         if found is None:
@@ -585,7 +580,6 @@ def _key_of(row: Any, write: TableWrite) -> Any:
 
 def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]:
     """Return the rows without a null in their key, and how many others there are."""
-
     if not any(batch.column(name).null_count for name in write.table.key):
         return batch, 0
     valid = None

@@ -119,7 +119,6 @@ class WindowFunctionCall:
     sensitive: frozenset[str]
 
     def __call__(self, records: pa.Table) -> pa.Table:
-
         key = records.select(list(self.key)).slice(0, 1)
         shown = records.sort_by(POSITION).select(list(self.given))
         if (found := first_unreadable(shown)) is not None:
@@ -129,7 +128,6 @@ class WindowFunctionCall:
         return pa.table([*key.columns, *arrays], names=self.made.names)
 
     def _value(self, name: str, made: Aggregate, records: pa.Table) -> pa.Array:
-
         try:
             value = made.value_of(records)
         except Exception as error:  # noqa: BLE001 - it is a user's function

@@ -146,13 +146,11 @@ def hashed(key: bytes) -> Hashed:
 
 def hashes_of(keys: Sequence[bytes]) -> npt.NDArray[np.uint64]:
     """Return the two hashes of each key, which `build_filter` takes."""
-
     return np.array([hashed(key) for key in keys], dtype=np.uint64).reshape(len(keys), 2)
 
 
 def build_filter(hashes: Sequence[npt.NDArray[np.uint64]]) -> bytes:
     """Return the filter of all keys that these are the hashes of, at least one byte."""
-
     size = max(8, (sum(map(len, hashes)) * _BITS_A_KEY + 7) // 8 * 8)
     marks = np.zeros(size, dtype=bool)
     for part in hashes:

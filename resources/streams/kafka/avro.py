@@ -189,7 +189,6 @@ def _json_default(value: Any) -> Any:
 
 def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> list[Any]:
     """Return the values of a column as fastavro accepts them. Raises SchemaMismatchError."""
-
     nullable = declared == "null" or (isinstance(declared, list) and "null" in declared)
     if column.null_count and not nullable:
         raise SchemaMismatchError(

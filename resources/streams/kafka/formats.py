@@ -87,7 +87,6 @@ def build_columns(
 
 def build_column(values: list[Any], field: Field, convert: Converter | None, problems: RowProblems) -> pa.Array:
     """Return one column; see `build_columns`."""
-
     kind = arrow_type(field.type)
     ready = _ARROW_TYPES.get(field.type)
     types = set(map(type, values)) - {type(None)}
@@ -261,7 +260,6 @@ def _boolean_text(value: str) -> bool:
 
 def format_texts(column: pa.Array, kind: str) -> list[str | None]:
     """Return the values of a column as texts that `text_converter` reads as the same values."""
-
     if kind == "string":
         return list(column.to_pylist())
     if kind == "boolean":
@@ -497,7 +495,6 @@ _quote: Callable[[str], str] = json.JSONEncoder(ensure_ascii=False).encode
 
 def _json_texts(column: pa.Array, field: Field, what: str, timestamps: str | None) -> list[str]:
     """Return the values of a column as JSON texts."""
-
     kind = field.type
     if kind in ("float", "double"):
         values = column.to_pylist()
@@ -553,7 +550,6 @@ class RawKey(Raw):
 
 
 def _raw_read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
-
     return [pa.array(data, pa.binary())]
 
 

@@ -81,7 +81,6 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     raises SchemaMismatchError for a message that can't be read, unless its format has a column for malformed bytes.
     `stream` ("kafka.flights") is for errors. Create one in each task.
     """
-
     schema, key, value = topic_schema(topic), key_format(topic), topic.value
     read_value = value.reader()
     read_key = key.reader() if key else None
@@ -158,7 +157,6 @@ def _describe_bytes(data: bytes) -> str:
 
 def _headers_json(headers: pa.Array) -> pa.Array:
     """Return the headers of each message as JSON: a list of [name, base64 of the value or null]."""
-
     made = []
     for of_message in headers.to_pylist():
         pairs = [
@@ -202,7 +200,6 @@ def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
 
 def encode_table(table: pa.Table, topic: KafkaTopic, stream: str) -> pa.Table:
     """Return the messages for the records of an Arrow table, in its order."""
-
     encoded = create_encoder(topic, stream)
     made = [encoded(batch) for batch in table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)]
     return pa.Table.from_batches(made) if made else pa.Table.from_batches([encoded(_empty_batch(table))])
@@ -210,7 +207,6 @@ def encode_table(table: pa.Table, topic: KafkaTopic, stream: str) -> pa.Table:
 
 def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     """Return a function from a batch of records to messages; see `encode_frame`. Create one in each task."""
-
     key, value, written = key_format(topic), topic.value, _written_schema(topic)
     subject = topic.topic or split_stream_name(stream)[1]
     write_value = value.writer(stream, f"{subject}-value")
@@ -245,7 +241,6 @@ def _record_location(table: pa.Table, written: Schema, stream: str, row: int) ->
 
 
 def _empty_batch(table: pa.Table) -> pa.RecordBatch:
-
     return pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
@@ -273,7 +268,6 @@ def _check_columns(given: Schema, written: Schema, stream: str) -> None:
 
 def _headers_from_json(texts: pa.Array, name: str, stream: str) -> pa.Array:
     """Return the headers in JSON texts; the inverse of `_headers_json`."""
-
     kind = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
     made: list[Any] = []
     for text in texts.to_pylist():

@@ -140,7 +140,6 @@ def read_record_batches(plan: KafkaReadPlan, ranges: Sequence[TopicRange]) -> It
 
 def _create_decoder(plan: KafkaReadPlan) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     """Return a function from messages to records with exactly Spark's schema, including nullability."""
-
     raw = plan.topic.key is None and plan.topic.headers is None and isinstance(plan.topic.value, Raw)
     decode = _raw_records if raw else create_decoder(plan.topic, plan.stream)
     columns = topic_schema(plan.topic).to_arrow()
@@ -164,7 +163,6 @@ def _raw_records(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _batch_from_messages(got: list[Message], headers: list[Any], partition: int, with_headers: bool) -> pa.RecordBatch:
     """Return messages as a batch for the decoder; headers only if a column needs them."""
-
     count = len(got)
     header = pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])
     shown = ([{"name": name, "value": value} for name, value in of_message or ()] for of_message in headers)
@@ -184,7 +182,6 @@ def _batch_from_messages(got: list[Message], headers: list[Any], partition: int,
 
 def _timestamps(ms: list[int]) -> pa.Array:
     """Return times in microseconds; null if the producer gave none, or one after the year 9999."""
-
     given = np.array(ms, np.int64)
     none = (given < 0) | (given > _GREATEST_MS)
     return pa.array(np.where(none, 0, given) * 1000, pa.timestamp("us", tz="UTC"), mask=none if none.any() else None)

@@ -299,7 +299,6 @@ def records_from_batch(batch: pa.RecordBatch, append: TaskAppend) -> Iterator[Ou
 
 
 def _record_times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
-
     if TIMESTAMP not in batch.schema.names:
         return repeat(0, batch.num_rows)
     stated = batch.column(TIMESTAMP)
@@ -319,7 +318,6 @@ def _record_times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
 
 
 def _record_headers(batch: pa.RecordBatch, own: list[Header]) -> Iterable[list[Header]]:
-
     names = batch.schema.names
     rows = batch.num_rows
     epochs: Sequence[int] = pc.fill_null(batch.column(EPOCH), 0).to_pylist() if EPOCH in names else [0] * rows

@@ -279,7 +279,6 @@ def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -
 
 
 def _cast_to_earlier(table: pa.Table, before: Schema) -> pa.Table:
-
     for each in before.fields:
         place = table.schema.get_field_index(each.name)
         if place >= 0:
@@ -298,7 +297,6 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
     A null `__timestamp` stands for the time of the append, which is known when it commits. `__epoch` follows if an
     epoch is not 0, then the table's columns of POSITION.
     """
-
     plain = fit_to_schema(
         table.select([name for name in table.column_names if name not in MARK_COLUMNS]),
         declaration.schema_,
@@ -325,12 +323,10 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
 
 def _null_zero_epochs(epochs: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return epochs as files store them: null for 0, which saves space."""
-
     return pc.if_else(pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs)
 
 
 def _mark_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
-
     kind = arrow_type(MARK_COLUMNS[name])
     if name not in table.column_names:
         return pa.chunked_array([pa.nulls(table.num_rows, kind)])

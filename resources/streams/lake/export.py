@@ -73,7 +73,6 @@ def check_export_target(target: Path, records_per_file: int | None) -> None:
 
 def _write_files(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None, target: Path) -> tuple[int, int]:
     """Write at most `limit` records a file, and at least one file, for the columns."""
-
     rows = files = room = 0
     writer: pq.ParquetWriter | None = None
     try:

@@ -297,7 +297,6 @@ def _full_ranges(streams: LakeReads, stream: str, state: StreamState) -> dict[Sy
 
 def _find_gaps(held: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges of [0, until) without the given offsets, which are in order."""
-
     offsets = np.concatenate([[-1], *held, [until]])
     for at in np.nonzero(np.diff(offsets) > 1)[0]:
         yield int(offsets[at]) + 1, int(offsets[at + 1])
@@ -338,7 +337,6 @@ def _ambiguous_error(stream: str, why: str, next_step: str) -> ConfigurationErro
 
 def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Table:
     """Return the records of a table, with columns of POSITION, that are not replaced."""
-
     if not replaced or not table.num_rows:
         return table
     offsets = pc.fill_null(table.column(SOURCE_OFFSET), -1).to_numpy()

@@ -167,7 +167,6 @@ def _copy_file(
 
 
 def _rebase_rows(table: pa.Table, shift: int, appended_ms: int, layout: BucketLayout) -> pa.Table:
-
     when = pa.scalar(appended_ms * 1000, pa.timestamp("us", tz="UTC"))
     for name, kind in layout.hidden:
         if name not in table.column_names:  # the file has no epochs or positions

@@ -72,7 +72,6 @@ def read_tables(
 
 def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
     """Return the Arrow schema of a read: the record's columns, then those of RECORD_META, then those of POSITION."""
-
     kinds = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
     for name, kind in zip(RECORD_META, kinds, strict=True):
         schema = schema.append(pa.field(name, kind))
@@ -83,7 +82,6 @@ def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schem
 
 def open_segment_file(store: ObjectStore, prefix: str, segment: Segment, file: FileEntry) -> pq.ParquetFile:
     """Return the open file of a segment. Raises ManifestMismatchError if it is missing or damaged."""
-
     key = segment.key_of(prefix, file)
     try:
         parquet = pq.ParquetFile(open_object(store, key, file.size), pre_buffer=True)
@@ -125,7 +123,6 @@ def _read_file(
     *,
     positions: bool,
 ) -> Iterator[pa.Table]:
-
     base = segment.base[file.partition]
     low, high = span[0] - base, span[1] - base
     parquet = open_segment_file(store, prefix, segment, file)
@@ -153,14 +150,12 @@ def _read_file(
 
 
 def _column_or_nulls(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
-
     place = table.schema.get_field_index(name)
     return pa.nulls(table.num_rows) if place < 0 else table.column(place)
 
 
 def _epochs(table: pa.Table) -> pa.Array | pa.ChunkedArray:
     """Return the records' epochs, 0 for records without one."""
-
     if EPOCH not in table.column_names:
         return pa.array(np.zeros(table.num_rows, np.int32))
     return pc.fill_null(table.column(EPOCH), 0)
@@ -184,7 +179,6 @@ def find_offset_at_time(
 
 
 def _find_row_at_time(store: ObjectStore, prefix: str, segment: Segment, file: FileEntry, time_us: int) -> int | None:
-
     parquet = open_segment_file(store, prefix, segment, file)
     appended = segment.appended * 1000
     for group, _, greatest, nulls in iter_row_groups(parquet, TIMESTAMP):

@@ -209,7 +209,6 @@ def _write_step(
     streams: LakeStreams, stream: str, old: LakeStreamDeclaration, new: LakeStreamDeclaration, cut: RewriteStep
 ) -> _WrittenPiece:
     """Write the rows of a step to the new partitions, ordered by old partition and row."""
-
     from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
     store, prefix = streams.lake.store, streams.lake.stream_prefix(stream)
@@ -249,7 +248,6 @@ def _read_rows(
     store: ObjectStore, prefix: str, layout: BucketLayout, segment: Segment, file: FileEntry, low: int, high: int
 ) -> Iterator[pa.Table]:
     """Yield the file's rows [low, high) with the stream's current columns and its mark columns, without __row."""
-
     parquet = open_segment_file(store, prefix, segment, file)
     for group in range(parquet.metadata.num_row_groups):
         table = parquet.read_row_group(group)

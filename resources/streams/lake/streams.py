@@ -170,7 +170,6 @@ class LakeReads(StreamStates, NumberedOffsets):
 
         All of them are in memory; `read_parts` yields them in parts.
         """
-
         parts = self.read_parts(ranges, columns, epochs=epochs, positions=positions, without_position=without_position)
         return pa.concat_tables(parts)
 
