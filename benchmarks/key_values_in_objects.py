@@ -28,9 +28,9 @@ from dagster_adjunct.resources.key_value.segment import (
     SegmentChange,
     TableId,
     family_prefix,
+    make_version,
     new_token,
     table_key,
-    version_of,
 )
 from dagster_adjunct.resources.key_value_backends.objects.pointer import read_pointer
 from dagster_adjunct.resources.key_value_backends.objects.runs import read_block, read_footer
@@ -87,7 +87,7 @@ async def _fill(backend: ObjectSegments, table: TableId, count: int) -> None:
         token = new_token()
         await segment.apply(
             [
-                SegmentChange(_key(start + place), secrets.token_bytes(100), version_of(token, place), ANYTHING)
+                SegmentChange(_key(start + place), secrets.token_bytes(100), make_version(token, place), ANYTHING)
                 for place in range(5_000)
             ],
             token,
@@ -119,7 +119,7 @@ def _write(url: str, table: TableId, done: Queue[int], start: Barrier) -> None:
             while time.monotonic() < end:
                 token = new_token()
                 key = _key(random.randrange(10**12, 10**15))
-                await segment.apply([SegmentChange(key, b"v" * 100, version_of(token, 0), ABSENT)], token)
+                await segment.apply([SegmentChange(key, b"v" * 100, make_version(token, 0), ABSENT)], token)
                 count += 1
             return count
 

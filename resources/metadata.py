@@ -76,7 +76,7 @@ class NamespaceDocument(StoredDocument):
         return max(0, bisect_right(self.pages, key, key=lambda page: page.first) - 1)
 
 
-def changed(
+def rewrite_pages(
     document: NamespaceDocument,
     changes: Mapping[str, Any],
     read: Callable[[DocumentPage], Entries],
@@ -240,7 +240,7 @@ class Namespace:
             snapshot = self._snapshot(commit)
             changes, result = decide(snapshot)
             decided[:] = [result]
-            after = changed(snapshot.document, changes, self._page, self._write)
+            after = rewrite_pages(snapshot.document, changes, self._page, self._write)
             return None if after is None else after.model_dump(mode="json")
 
         self._log.transact(body, by=by, attempts=_ATTEMPTS)
@@ -254,7 +254,9 @@ class Namespace:
         there, here = other.read(), self.read()
         if not there.version or here.version:
             return
-        document = changed(NamespaceDocument(), dict(there.items()), self._page, self._write) or NamespaceDocument()
+        document = (
+            rewrite_pages(NamespaceDocument(), dict(there.items()), self._page, self._write) or NamespaceDocument()
+        )
         self._log.continue_from(other._log, document.model_dump(mode="json"), by=by)
 
     def unreached(self, keys: Sequence[str]) -> list[str]:

@@ -85,7 +85,7 @@ def backend_from_options(
     """Return the chosen backend, None for the lake's default. Raises ConfigurationError if two are chosen."""
     from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
     from dagster_adjunct.resources.key_value.segment import backend_from
-    from dagster_adjunct.resources.key_value.table_backends import IN_OBJECTS, backend_in
+    from dagster_adjunct.resources.key_value.table_backends import IN_OBJECTS, resolve_lake_backend
 
     detail = {"--schema": schema, "--region": region, "--endpoint-url": endpoint_url, "--prefix": prefix}
     given = {"--sqlite": sqlite, "--postgres": postgres, "--dynamodb": dynamodb, "--objects": objects}
@@ -103,7 +103,7 @@ def backend_from_options(
     if not chosen:
         return None
     if objects:
-        return backend_from(backend_in(lake, IN_OBJECTS))
+        return backend_from(resolve_lake_backend(lake, IN_OBJECTS))
     settings: dict[str, Any] = {
         "--sqlite": {"backend": "sqlite", "path": sqlite},
         "--postgres": {"backend": "postgres", "dsn_env": postgres, "schema": schema},

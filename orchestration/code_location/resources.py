@@ -57,11 +57,11 @@ class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]
         self, *, key: Serializer[Any] | None = None, value: Serializer[Any] | None = None
     ) -> KeyValueTable[Any, Any]:
         """Return the table for async code; `key` and `value` override the declared serializers."""
-        from dagster_adjunct.resources.key_value.manager import make_table
+        from dagster_adjunct.resources.key_value.manager import ensure_table
 
         manager = self.manager()
         if self.partitions is not None:
-            make_table(manager, self.scope, self.table, self.partitions)
+            ensure_table(manager, self.scope, self.table, self.partitions)
         return manager.open(
             self.scope, self.table, key=key or serializer_named(self.key), value=value or serializer_named(self.value)
         )

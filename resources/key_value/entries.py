@@ -25,7 +25,7 @@ from dagster_adjunct.resources.key_value.iterators import PageItems
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
-    LONGEST,
+    MAX_KEY_BYTES,
     VERSION_BYTES,
     ConditionsFailed,
     Expected,
@@ -37,11 +37,11 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredPage,
     TableId,
     family_prefix,
+    make_version,
     partition_of,
     split_table_key,
     split_table_keys,
     table_key,
-    version_of,
 )
 from dagster_adjunct.resources.key_value.serializers import (
     AvroSerializer,
@@ -237,7 +237,7 @@ class EntryCoder(Generic[K, V]):
         try:
             prefix = family_prefix(family) if type(family) is str else family_prefix.__wrapped__(family)
         except KeyValueTableError as error:
-            raise about(self.table, error) from None
+            raise with_table(self.table, error) from None
         if len(prefix) > self._family_most:
             size = len(prefix) - 2
             self._too_long(f"the key family {family!r:.60} has {size:,} bytes", self._family_most - 2, size, prefix)
@@ -252,7 +252,7 @@ class EntryCoder(Generic[K, V]):
         try:
             stored = table_key(prefix, serialised)
         except KeyValueTableError as error:
-            raise about(self.table, error).of_family(_family(prefix)) from None
+            raise with_table(self.table, error).of_family(_family(prefix)) from None
         size = len(serialised)
         if size > self._key_most:
             self._too_long(f"the key {key!r:.60} has {size:,} bytes", self._key_most, size, prefix)
@@ -271,7 +271,7 @@ class EntryCoder(Generic[K, V]):
             longest = max(map(len, serialised), default=0)
         except Exception:  # noqa: BLE001 - it is raised again, and named, where they are made one by one
             return [self.table_key(prefix, key) for key in keys]
-        fits = longest <= self._key_most and longest + len(prefix) <= min(self._limits.table_key, LONGEST + 2)
+        fits = longest <= self._key_most and longest + len(prefix) <= min(self._limits.table_key, MAX_KEY_BYTES + 2)
         if not fits or not set(map(type, serialised)) <= {bytes}:
             return [self.table_key(prefix, key) for key in keys]
         return list(map(prefix.__add__, serialised))
@@ -430,7 +430,7 @@ def _table_entries(
     return map(_new, repeat(TableEntry), zip(families, keys, versions, values, strict=False))
 
 
-def about(table: TableId, error: KeyValueTableError) -> KeyValueTableError:
+def with_table(table: TableId, error: KeyValueTableError) -> KeyValueTableError:
     """Return an error that does not know its table as one that names it."""
     return error.reworded(
         f"key-value table {table}: {error.problem}", error.next_step, scope=table.scope, table=table.name
@@ -450,7 +450,7 @@ def _least(first: Any, *others: int | None) -> Any:
 T = TypeVar("T")
 
 
-def listed(table: TableId, name: str, given: Iterable[T]) -> list[T]:
+def require_list(table: TableId, name: str, given: Iterable[T]) -> list[T]:
     """Return several values as a list. A text is one value, and refused."""
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise ConfigurationError(
@@ -459,9 +459,9 @@ def listed(table: TableId, name: str, given: Iterable[T]) -> list[T]:
     return list(given)
 
 
-def pairs(table: TableId, name: str, given: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def require_pairs(table: TableId, name: str, given: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Return pairs of key and value as a list."""
-    given_pairs = listed(table, name, given)
+    given_pairs = require_list(table, name, given)
     for pair in given_pairs:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ConfigurationError(
@@ -483,7 +483,7 @@ def check_family(table: TableId, family: str | None) -> None:
         )
 
 
-def prefix_bytes(table: TableId, prefix: str | bytes | None, keys: Serializer[Any]) -> bytes:
+def encode_key_prefix(table: TableId, prefix: str | bytes | None, keys: Serializer[Any]) -> bytes:
     """Return what the bytes of keys are to begin with; a text stands for its UTF-8, where keys are such."""
     if prefix is None or isinstance(prefix, bytes):
         return prefix or b""
@@ -505,11 +505,11 @@ def prefix_bytes(table: TableId, prefix: str | bytes | None, keys: Serializer[An
     return stored
 
 
-def chosen_partitions(table: TableId, count: int, given: Sequence[int] | None) -> tuple[int, ...]:
+def resolve_partitions(table: TableId, count: int, given: Sequence[int] | None) -> tuple[int, ...]:
     """Return the partitions to iterate over: those given, else all."""
     if given is None:
         return tuple(range(count))
-    chosen = tuple(listed(table, "partitions", given))
+    chosen = tuple(require_list(table, "partitions", given))
     if not all(type(number) is int and 0 <= number < count for number in chosen) or len({*chosen}) < len(chosen):
         raise ConfigurationError(
             f"key-value table {table} has no such partitions: {list(chosen)!r:.80}.",
@@ -519,7 +519,7 @@ def chosen_partitions(table: TableId, count: int, given: Sequence[int] | None) -
     return chosen
 
 
-def checked_page_size(page_size: int) -> int:
+def validate_page_size(page_size: int) -> int:
     """Return the most items that a page is to have."""
     check_whole_number(page_size, f"page_size={page_size!r}", "a whole number from 1 on", argument="page_size")
     return page_size
@@ -562,12 +562,14 @@ def segment_change(coder: EntryCoder[K, V], prefix: bytes, change: TableChange[K
     )
 
 
-def batch(coder: EntryCoder[K, V], family: str, changes: Iterable[TableChange[K, V]], token: bytes) -> WriteRequest[K]:
+def build_batch(
+    coder: EntryCoder[K, V], family: str, changes: Iterable[TableChange[K, V]], token: bytes
+) -> WriteRequest[K]:
     """Return the request of a batch. Raises KeyValueTableError for a missing family and a key that is there twice."""
     check_family(coder.table, family)
     prefix = coder.prefix(family)
-    given = listed(coder.table, "changes", changes)
-    made = [segment_change(coder, prefix, change, version_of(token, place)) for place, change in enumerate(given)]
+    given = require_list(coder.table, "changes", changes)
+    made = [segment_change(coder, prefix, change, make_version(token, place)) for place, change in enumerate(given)]
     if len({change.key for change in made}) != len(made):
         raise _twice(coder.table, family, given, made)
     return WriteRequest(family, [change.key for change in given], made, token)
@@ -598,7 +600,7 @@ def check_limits(table: TableId, changes: Sequence[SegmentChange], limits: Segme
             )
 
 
-def refused(table: TableId, request: WriteRequest[K], failed: ConditionsFailed) -> ConditionsNotMetError:
+def conditions_error(table: TableId, request: WriteRequest[K], failed: ConditionsFailed) -> ConditionsNotMetError:
     """Return the error that tells each key whose condition does not hold, with the version found."""
     failures = tuple(
         FailedCondition(
@@ -618,7 +620,7 @@ def refused(table: TableId, request: WriteRequest[K], failed: ConditionsFailed) 
     )
 
 
-def replacement(table: TableId, family: str, entry: Any) -> Replace[Any, Any]:
+def to_replace(table: TableId, family: str, entry: Any) -> Replace[Any, Any]:
     """Return the change that a `TableEntry`, or (key, value, version), asks `replace_all` for."""
     if isinstance(entry, TableEntry):
         _check_same(table, family, entry.key)
@@ -632,7 +634,7 @@ def replacement(table: TableId, family: str, entry: Any) -> Replace[Any, Any]:
     )
 
 
-def removal(table: TableId, family: str, key: Any) -> Remove[Any]:
+def to_remove(table: TableId, family: str, key: Any) -> Remove[Any]:
     """Return the change that a key asks `remove_all` for: conditional where it is a `TableKey` with a version."""
     if isinstance(key, TableKey):
         _check_same(table, family, key)

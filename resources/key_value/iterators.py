@@ -107,7 +107,7 @@ class Iteration:
         )
 
 
-def state_behind(head: bytes, partition: int, key: bytes) -> IteratorState:
+def make_iterator_state(head: bytes, partition: int, key: bytes) -> IteratorState:
     """Return the state of a page of the iteration with this head; its last item is this table key."""
     stored = head + partition.to_bytes(4, "big") + key
     return IteratorState(stored + _checksum(stored))
@@ -232,7 +232,7 @@ class TablePages(Generic[T]):
                     self._within = iteration.within.after(last)
                     if page.is_last:  # what comes there from now on is not of the moment at which this was read
                         self._place, self._within = self._place + 1, iteration.within
-                    return IteratorPage(self._make(page), state_behind(self._head, partition, last))
+                    return IteratorPage(self._make(page), make_iterator_state(self._head, partition, last))
             self._place += 1
             self._within = iteration.within
         return None

@@ -27,8 +27,8 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.key_value.segment import (
     HASH_BITS,
-    ChecksEndings,
     KeyValueTableConfiguration,
+    PreflightChecks,
     SegmentBackend,
 )
 from dagster_adjunct.resources.key_value.serializers import Serializer
@@ -41,7 +41,7 @@ from dagster_adjunct.resources.key_value.table_backends import (
     TableState,
     check_table_name,
     new_incarnation,
-    parsed,
+    parse_stored_entry,
 )
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.objects.lake import Lake
@@ -77,7 +77,7 @@ class TableInfo:
 def table_info(name: TableName, stored: Any) -> TableInfo:
     """Return what is told of a stored entry."""
     try:
-        table = parsed(StoredTable, stored, str(name))
+        table = parse_stored_entry(StoredTable, stored, str(name))
     except MalformedDocumentError as error:
         return TableInfo(name.scope, name.table, problem=error.problem)
     return TableInfo(
@@ -100,7 +100,7 @@ def _first(partition: int, partitions: int) -> int:
     return -(-(partition << HASH_BITS) // partitions)
 
 
-def make_table(manager: KeyValueTableManager, scope: str, table: str, partitions: int) -> None:
+def ensure_table(manager: KeyValueTableManager, scope: str, table: str, partitions: int) -> None:
     """See to it that a scope and a table of so many partitions are there; limits that it has got since are kept.
 
     Raises KeyValueTableExistsError where it has another number of partitions, or lies in another backend.
@@ -112,7 +112,7 @@ def make_table(manager: KeyValueTableManager, scope: str, table: str, partitions
     manager.create(scope, table, wanted)
 
 
-def check_scope(snapshot: NamespaceSnapshot, scope: str) -> None:
+def require_scope(snapshot: NamespaceSnapshot, scope: str) -> None:
     """Raise ScopeNotFoundError where there is no such scope."""
     stored = snapshot.get(scope)
     if stored is None:
@@ -121,35 +121,35 @@ def check_scope(snapshot: NamespaceSnapshot, scope: str) -> None:
             "Check the name, or create it: create_scope, or adjunct kv scope create.",
             scope=scope,
         )
-    parsed(StoredScope, stored, f"scope {scope!r} of key-value tables")
+    parse_stored_entry(StoredScope, stored, f"scope {scope!r} of key-value tables")
 
 
-def found_table(snapshot: NamespaceSnapshot, table: TableName) -> StoredTable | None:
+def find_stored_table(snapshot: NamespaceSnapshot, table: TableName) -> StoredTable | None:
     """Return a table's entry, None where there is none. Raises MalformedDocumentError."""
     stored = snapshot.get(table.key)
-    return None if stored is None else parsed(StoredTable, stored, str(table))
+    return None if stored is None else parse_stored_entry(StoredTable, stored, str(table))
 
 
-def stored_form(table: StoredTable | None) -> dict[str, Any] | None:
+def stored_table_json(table: StoredTable | None) -> dict[str, Any] | None:
     """Return an entry as a namespace takes it; None removes it."""
     return None if table is None else table.model_dump(mode="json")
 
 
-def tables_of(snapshot: NamespaceSnapshot, scope: str, after: str | None) -> Iterator[TableInfo]:
+def tables_in_scope(snapshot: NamespaceSnapshot, scope: str, after: str | None) -> Iterator[TableInfo]:
     """Yield the tables of a scope by name, from behind `after` on; also those that can't be read."""
-    start = f"{scope}/" if after is None else behind(f"{scope}/{after}")
+    start = f"{scope}/" if after is None else next_key_after(f"{scope}/{after}")
     for key, stored in snapshot.items(start):
         if not key.startswith(f"{scope}/"):
             return
         yield table_info(TableName(scope, key.partition("/")[2]), stored)
 
 
-def behind(name: str | None) -> str:
+def next_key_after(name: str | None) -> str:
     """Return the first key that comes behind this one; without one, the first of all."""
     return "" if name is None else f"{name}\0"
 
 
-def checked_limit(limit: int | None) -> int | None:
+def validate_limit(limit: int | None) -> int | None:
     """Return how many are to be listed at most, None for all. Raises ConfigurationError."""
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ConfigurationError(
@@ -207,7 +207,7 @@ def decide_update(
     current: StoredTable | None, configuration: KeyValueTableConfiguration, name: TableName
 ) -> TableTransition:
     """Give the table these limits; the answer is whether they are others."""
-    table = existing(current, name)
+    table = require_stored_table(current, name)
     if table.partitions != configuration.partitions:
         raise KeyValueTableError(
             f"{name} has {table.partitions} partitions: expected the same, found {configuration.partitions}. The "
@@ -222,7 +222,7 @@ def decide_update(
 
 def decide_seal(current: StoredTable | None, name: TableName) -> TableTransition:
     """Seal the table; the answer is whether it was open."""
-    table = existing(current, name)
+    table = require_stored_table(current, name)
     if table.state is TableState.CREATING:
         return TableTransition(None, table)
     if table.state is TableState.ACTIVE:
@@ -237,7 +237,7 @@ def decide_delete(current: StoredTable | None) -> TableTransition:
     return TableTransition(True, current.in_state(TableState.DELETING))
 
 
-def finished(current: StoredTable | None, done: StoredTable) -> StoredTable | None:
+def finish_transition(current: StoredTable | None, done: StoredTable) -> StoredTable | None:
     """Return the entry once the backend has done what the state of `done` says; what others did meanwhile stays."""
     if current is None or current.incarnation != done.incarnation or current.state is not done.state:
         return current
@@ -245,12 +245,12 @@ def finished(current: StoredTable | None, done: StoredTable) -> StoredTable | No
     return current.in_state(after[current.state]) if current.state in after else None
 
 
-def is_gone(current: StoredTable | None, table: StoredTable) -> bool:
+def was_deleted(current: StoredTable | None, table: StoredTable) -> bool:
     """Whether a table was deleted, or is being deleted, going by the entry that has its name now."""
     return current is None or current.incarnation != table.incarnation or current.state is TableState.DELETING
 
 
-def existing(current: StoredTable | None, name: TableName) -> StoredTable:
+def require_stored_table(current: StoredTable | None, name: TableName) -> StoredTable:
     """Return the entry of a table that is there. Raises KeyValueTableNotFoundError, also for one being deleted."""
     if current is None:
         raise KeyValueTableNotFoundError(
@@ -335,7 +335,7 @@ class KeyValueTableManager:
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool | list[TableInfo]]:
             if snapshot.get(scope) is None:
                 return {}, False
-            tables = list(islice(tables_of(snapshot, scope, None), 3))
+            tables = list(islice(tables_in_scope(snapshot, scope, None), 3))
             return ({}, tables) if tables else ({scope: None}, True)
 
         answer = self._namespace.transact(decide, by=_BY)
@@ -358,8 +358,8 @@ class KeyValueTableManager:
 
         A listing goes on from the last name that was seen, in any process.
         """
-        names = (key for key, _ in self._namespace.read().items(behind(after)) if "/" not in key)
-        return tuple(islice(names, checked_limit(limit)))
+        names = (key for key, _ in self._namespace.read().items(next_key_after(after)) if "/" not in key)
+        return tuple(islice(names, validate_limit(limit)))
 
     # -- tables
 
@@ -395,8 +395,8 @@ class KeyValueTableManager:
         """
         check_table_name("scope", scope)
         snapshot = self._namespace.read()
-        check_scope(snapshot, scope)
-        return tuple(islice(tables_of(snapshot, scope, after), checked_limit(limit)))
+        require_scope(snapshot, scope)
+        return tuple(islice(tables_in_scope(snapshot, scope, after), validate_limit(limit)))
 
     def describe(self, scope: str, name: str) -> TableInfo:
         """Return what is known of a table. Raises ScopeNotFoundError and KeyValueTableNotFoundError."""
@@ -419,7 +419,7 @@ class KeyValueTableManager:
         """Have all writes to a table refused from now on, for ever; return False where it is sealed already.
 
         When this returns, no write is applied any more. What the store refuses, to a user without the right, has not
-        begun, where it can be asked (`ChecksEndings`). Raises ScopeNotFoundError and KeyValueTableNotFoundError.
+        begun, where it can be asked (`PreflightChecks`). Raises ScopeNotFoundError and KeyValueTableNotFoundError.
         """
         table = TableName.checked(scope, name)
         return self._end(table, lambda current: decide_seal(current, table))
@@ -441,7 +441,7 @@ class KeyValueTableManager:
         table = TableName.checked(scope, name)
 
         def changes(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
-            check_scope(snapshot, scope)
+            require_scope(snapshot, scope)
             there = snapshot.get(table.key) is not None
             return ({table.key: None} if there else {}), there
 
@@ -506,7 +506,7 @@ class KeyValueTableManager:
         if asked is None or decision.entry is None or decision.entry.state is asked.state:
             return
         backend = self._backends.of(name, asked)
-        if not isinstance(backend, ChecksEndings):
+        if not isinstance(backend, PreflightChecks):
             return
         check = backend.check_may_delete if decision.entry.state is TableState.DELETING else backend.check_may_seal
         try:
@@ -520,11 +520,11 @@ class KeyValueTableManager:
 
     def _commit(self, table: TableName, decide: Callable[[StoredTable | None], TableTransition]) -> TableTransition:
         def changes(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], TableTransition]:
-            check_scope(snapshot, table.scope)
-            current = found_table(snapshot, table)
+            require_scope(snapshot, table.scope)
+            current = find_stored_table(snapshot, table)
             decision = decide(current)
             is_same = decision.entry == current or decision.entry is None
-            return ({} if is_same else {table.key: stored_form(decision.entry)}), decision
+            return ({} if is_same else {table.key: stored_table_json(decision.entry)}), decision
 
         return self._namespace.transact(changes, by=_BY)
 
@@ -542,7 +542,7 @@ class KeyValueTableManager:
             _patiently(lambda: steps[table.state](table.id(name), table.partitions))
         except KeyValueTableNotFoundError:
             # Others may have finished this, and deleted the table, while we were on our way.
-            if not is_gone(found_table(self._namespace.read(), name), table):
+            if not was_deleted(find_stored_table(self._namespace.read(), name), table):
                 raise
         except AdjunctError as error:
             error.add_note(
@@ -552,22 +552,22 @@ class KeyValueTableManager:
             raise
 
         def changes(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], StoredTable | None]:
-            current = found_table(snapshot, name)
-            after = finished(current, table)
-            return ({} if after == current else {name.key: stored_form(after)}), after
+            current = find_stored_table(snapshot, name)
+            after = finish_transition(current, table)
+            return ({} if after == current else {name.key: stored_table_json(after)}), after
 
         after = self._namespace.transact(changes, by=_BY)
-        if table.state is TableState.CREATING and is_gone(after, table):
+        if table.state is TableState.CREATING and was_deleted(after, table):
             # It was deleted before we were done, so we may have made it after that.
             _patiently(lambda: backend.delete(table.id(name), table.partitions))
 
     def _entry(self, table: TableName) -> StoredTable | None:
         snapshot = self._namespace.read()
-        check_scope(snapshot, table.scope)
-        return found_table(snapshot, table)
+        require_scope(snapshot, table.scope)
+        return find_stored_table(snapshot, table)
 
     def _existing(self, table: TableName) -> StoredTable:
-        return existing(self._entry(table), table)
+        return require_stored_table(self._entry(table), table)
 
 
 def _patiently(step: Callable[[], T]) -> T:

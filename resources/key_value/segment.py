@@ -47,7 +47,7 @@ from dagster_adjunct.resources.errors import (
 # Entries of one table key order are in the order of these bytes: within a family in that of the keys.
 
 
-LONGEST = 8190
+MAX_KEY_BYTES = 8190
 """Bytes that a family and a key may have together: 8,192 without the two of the length."""
 _LENGTH = struct.Struct(">h")
 HASH_BITS = 52
@@ -91,9 +91,9 @@ def family_prefix(family: str) -> bytes:
             "Give what UTF-8 can hold.",
             family=f"{family!r:.80}",
         ) from None
-    if len(encoded) > LONGEST:
+    if len(encoded) > MAX_KEY_BYTES:
         raise KeyTooLongError(
-            f"a key family has {len(encoded):,} bytes of UTF-8; a family and a key may have {LONGEST:,} together.",
+            f"a key family has {len(encoded):,} bytes of UTF-8; at most {MAX_KEY_BYTES:,} are allowed with the key.",
             "Use a shorter one, such as a hash of it.",
             family=family[:80],
             size=len(encoded),
@@ -103,10 +103,10 @@ def family_prefix(family: str) -> bytes:
 
 def table_key(prefix: bytes, key: bytes) -> bytes:
     """Return the table key of a serialised key; `prefix` is that of its family, or empty where it has none."""
-    if len(key) + len(prefix) > (LONGEST + 2 if prefix else LONGEST):
+    if len(key) + len(prefix) > (MAX_KEY_BYTES + 2 if prefix else MAX_KEY_BYTES):
         raise KeyTooLongError(
             f"a key of {len(key):,} bytes" + (f" in a family of {len(prefix) - 2:,}" if prefix else "") + " is too "
-            f"long: expected at most {LONGEST:,} together.",
+            f"long: expected at most {MAX_KEY_BYTES:,} together.",
             "Use a shorter one, such as a hash of it.",
             size=len(key) + max(len(prefix) - 2, 0),
         )
@@ -146,7 +146,7 @@ def partition_of(prefix: bytes, partitions: int) -> int:
     return high * partitions >> HASH_BITS
 
 
-def range_of_family(prefix: bytes) -> KeyRange:
+def family_range(prefix: bytes) -> KeyRange:
     """Return the range of all table keys that begin with `prefix`, which is not empty."""
     end = bytearray(prefix)
     while end and end[-1] == 0xFF:
@@ -157,9 +157,9 @@ def range_of_family(prefix: bytes) -> KeyRange:
     return KeyRange(prefix, bytes(end))
 
 
-def part_of_family(prefix: bytes, beginning: bytes, start: bytes | None, end: bytes | None) -> KeyRange:
+def family_subrange(prefix: bytes, beginning: bytes, start: bytes | None, end: bytes | None) -> KeyRange:
     """Return the range of a family's serialised keys that begin with `beginning` and lie from `start` up to `end`."""
-    whole = range_of_family(prefix + beginning)
+    whole = family_range(prefix + beginning)
     first = whole.start if start is None else max(whole.start, prefix + start)
     if end is None:
         return KeyRange(first, whole.end)
@@ -232,7 +232,7 @@ class SegmentLimits:
     """What a backend holds: bytes of a table key (with its two bytes of length), of its family's prefix (with them), of
     a value; changes and bytes of one request. None is no limit of its own."""
 
-    table_key: int = LONGEST + 2
+    table_key: int = MAX_KEY_BYTES + 2
     family_prefix: int | None = None
     key: int | None = None  # the serialised key alone
     value: int | None = None
@@ -351,7 +351,7 @@ class SegmentBackend(Protocol):
 
 
 @runtime_checkable
-class ChecksEndings(Protocol):
+class PreflightChecks(Protocol):
     """A backend whose store can be asked beforehand whether it would let its user seal or delete a table.
 
     Both change nothing, and raise what `seal` or `delete` would where the store refuses it (to a user without the
@@ -367,17 +367,17 @@ class ChecksEndings(Protocol):
         ...
 
 
-class ReadsPages(Protocol):
+class PageReader(Protocol):
     """What reads the pages of a segment, as `TableSegment.page` does."""
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage: ...
 
 
 @runtime_checkable
-class ReadsAhead(Protocol):
+class PrefetchingSegment(Protocol):
     """A segment whose store can prepare a page while the one before is used."""
 
-    def reading_ahead(self) -> ReadsPages:
+    def prefetching_reader(self) -> PageReader:
         """Return what reads pages that follow each other, for one iteration. It may be left at any time.
 
         From the third call on, a page may have been read since the call before: it then shows nothing of what was
@@ -387,10 +387,10 @@ class ReadsAhead(Protocol):
 
 
 @runtime_checkable
-class OpensWithoutLoop(Protocol):
+class BlockingBackend(Protocol):
     """A backend that waits, and whose segments can also be had without an event loop."""
 
-    def open_without_loop(self, table: TableId, partition: int) -> TableSegment:
+    def open_blocking(self, table: TableId, partition: int) -> TableSegment:
         """Return a segment that is as from `open`, but never suspends: it waits in the thread of whoever asks."""
         ...
 
@@ -413,7 +413,7 @@ def backend_from(description: Mapping[str, Any]) -> SegmentBackend:
     return _BACKENDS.from_description(description)
 
 
-def deleted_table(table: TableId, label: str) -> KeyValueTableNotFoundError:
+def deleted_table_error(table: TableId, label: str) -> KeyValueTableNotFoundError:
     """Return the error of a table that is not there any more; `label` says which it is, and where it was."""
     return KeyValueTableNotFoundError(
         f"{label} was deleted since it was opened.",
@@ -423,7 +423,7 @@ def deleted_table(table: TableId, label: str) -> KeyValueTableNotFoundError:
     )
 
 
-def lost_table(table: TableId, label: str) -> TableNotFoundError:
+def missing_table_error(table: TableId, label: str) -> TableNotFoundError:
     """Return the error of a table that the lake knows, and whose store is not there."""
     return TableNotFoundError(
         f"{label} is gone: the lake knows the table, and there is none.",
@@ -433,7 +433,7 @@ def lost_table(table: TableId, label: str) -> TableNotFoundError:
     )
 
 
-def sealed_table(table: TableId, label: str) -> KeyValueTableSealedError:
+def sealed_table_error(table: TableId, label: str) -> KeyValueTableSealedError:
     """Return the error of a write to a table that is sealed."""
     return KeyValueTableSealedError(
         f"{label} is sealed: it is read, and not written any more.",
@@ -452,7 +452,7 @@ def new_token() -> bytes:
     return os.urandom(TOKEN_BYTES)
 
 
-def version_of(token: bytes, place: int) -> bytes:
+def make_version(token: bytes, place: int) -> bytes:
     """Return the version that the change at this place of a request gives its key. It never comes again."""
     return token + place.to_bytes(VERSION_BYTES - TOKEN_BYTES, "big")
 
@@ -496,23 +496,23 @@ class KeyVersion:
 T = TypeVar("T")
 Pause = Callable[[float], Awaitable[None]]
 
-PATIENCE = 60.0
+RETRY_SECONDS = 60.0
 """Seconds for which a table that is out of reach is asked again; a lost reply is looked for until the horizon."""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 
 
-async def pause_in_loop(seconds: float) -> None:
+async def pause_async(seconds: float) -> None:
     """Let others run meanwhile."""
     await asyncio.sleep(seconds)
 
 
-async def pause_by_hand(seconds: float) -> None:
+async def pause_blocking(seconds: float) -> None:
     """Wait where no event loop runs this coroutine."""
     time.sleep(seconds)
 
 
-def drive(operation: Coroutine[Any, Any, T]) -> T:
+def run_without_loop(operation: Coroutine[Any, Any, T]) -> T:
     """Return what a coroutine returns that never suspends."""
     try:
         operation.send(None)
@@ -522,7 +522,7 @@ def drive(operation: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("a backend that says that it does not wait has waited")
 
 
-async def apply_again(
+async def retry_apply(
     table: TableId,
     segment: TableSegment,
     changes: Sequence[SegmentChange],
@@ -554,7 +554,9 @@ async def apply_again(
             raise
 
     def is_over(state: RetryCallState) -> bool:
-        return time.monotonic() + state.upcoming_sleep - began > (min(horizon, PATIENCE) if lost is None else horizon)
+        return time.monotonic() + state.upcoming_sleep - began > (
+            min(horizon, RETRY_SECONDS) if lost is None else horizon
+        )
 
     try:
         await _retrying(is_over, pause)(attempt)
@@ -571,7 +573,7 @@ async def apply_again(
         ) from error
 
 
-async def read_again(request: Callable[[], Awaitable[T]], *, first: TransientError, began: float, pause: Pause) -> T:
+async def retry_read(request: Callable[[], Awaitable[T]], *, first: TransientError, began: float, pause: Pause) -> T:
     """Repeat a read whose first attempt raised `first`."""
     errors: list[TransientError] = [first]
 
@@ -580,7 +582,9 @@ async def read_again(request: Callable[[], Awaitable[T]], *, first: TransientErr
             raise errors.pop()
         return await request()
 
-    return await _retrying(lambda state: time.monotonic() + state.upcoming_sleep - began > PATIENCE, pause)(attempt)
+    return await _retrying(lambda state: time.monotonic() + state.upcoming_sleep - began > RETRY_SECONDS, pause)(
+        attempt
+    )
 
 
 def _retrying(is_over: Callable[[RetryCallState], bool], pause: Pause) -> AsyncRetrying:
@@ -597,7 +601,7 @@ _MOST_CHANGES = 1000  # where the backend would take more: a request holds up ot
 _MOST_BYTES = 4 * 1024 * 1024
 
 
-def in_requests(changes: Iterable[SegmentChange], limits: SegmentLimits) -> Iterator[list[SegmentChange]]:
+def split_into_requests(changes: Iterable[SegmentChange], limits: SegmentLimits) -> Iterator[list[SegmentChange]]:
     """Yield changes of one segment in their order, in parts that are within its limits: each part is one request.
 
     A change that is too large by itself is a part of its own, which `check_limits` refuses.

@@ -20,46 +20,46 @@ from dagster_adjunct.resources.key_value.entries import (
     TableEntry,
     TableKey,
     WriteRequest,
-    batch,
+    build_batch,
     check_family,
     check_limits,
-    checked_page_size,
-    chosen_partitions,
-    listed,
-    pairs,
-    prefix_bytes,
-    refused,
-    removal,
-    replacement,
+    conditions_error,
+    encode_key_prefix,
+    require_list,
+    require_pairs,
+    resolve_partitions,
+    to_remove,
+    to_replace,
+    validate_page_size,
     version_bytes,
 )
 from dagster_adjunct.resources.key_value.iterators import Iteration, IteratorPage, IteratorState, ReadPage, TablePages
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
+    BlockingBackend,
     ConditionsFailed,
     Expected,
     KeyRange,
     KeyValueTableConfiguration,
     KeyVersion,
-    OpensWithoutLoop,
+    PageReader,
     Pause,
-    ReadsAhead,
-    ReadsPages,
+    PrefetchingSegment,
     SegmentBackend,
     SegmentChange,
     StoredEntry,
     StoredPage,
     TableId,
     TableSegment,
-    apply_again,
-    drive,
+    family_subrange,
+    make_version,
     new_token,
-    part_of_family,
-    pause_by_hand,
-    pause_in_loop,
-    read_again,
-    version_of,
+    pause_async,
+    pause_blocking,
+    retry_apply,
+    retry_read,
+    run_without_loop,
 )
 from dagster_adjunct.resources.key_value.serializers import Serializer
 
@@ -179,7 +179,7 @@ class KeyValueTable(Generic[K, V]):
         self._limits = backend.limits
         self._coder = EntryCoder(id, configuration, backend.limits, key, value)
         self._segments: dict[int, TableSegment] = {}
-        self._pause: Pause = pause_in_loop
+        self._pause: Pause = pause_async
         self._open, self._waits = backend.open, backend.waits
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -222,20 +222,22 @@ class KeyValueTable(Generic[K, V]):
     @_names_family
     async def put_all(self, entries: Iterable[tuple[K, V]], *, family: str) -> list[KeyVersion]:
         """Write keys of a family, all or none; return their versions in this order."""
-        return await self.apply([Put(*entry) for entry in pairs(self.id, "entries", entries)], family=family)  # type: ignore[return-value]
+        return await self.apply([Put(*entry) for entry in require_pairs(self.id, "entries", entries)], family=family)  # type: ignore[return-value]
 
     @_names_family
     async def replace_all(
         self, entries: Iterable[TableEntry[K, V] | tuple[K, V, KeyVersion]], *, family: str
     ) -> list[KeyVersion]:
         """Write keys of a family that must all have the versions given; return their new ones in this order."""
-        changes = [replacement(self.id, family, entry) for entry in listed(self.id, "entries", entries)]
+        changes = [to_replace(self.id, family, entry) for entry in require_list(self.id, "entries", entries)]
         return await self.apply(changes, family=family)  # type: ignore[return-value]
 
     @_names_family
     async def remove_all(self, keys: Iterable[K | TableKey[K]], *, family: str) -> None:
         """Remove keys of a family, all or none; a `TableKey` with a version must have this version."""
-        await self.apply([removal(self.id, family, key) for key in listed(self.id, "keys", keys)], family=family)
+        await self.apply(
+            [to_remove(self.id, family, key) for key in require_list(self.id, "keys", keys)], family=family
+        )
 
     @_names_family
     async def apply(
@@ -248,7 +250,7 @@ class KeyValueTable(Generic[K, V]):
 
         `MustBeAbsent` and `MustHaveVersion` guard keys that are not written: the batch is applied only where they hold.
         """
-        request = batch(self._coder, family, changes, new_token())
+        request = build_batch(self._coder, family, changes, new_token())
         if request.changes:
             check_limits(self.id, request.changes, self._limits)
             partition = self._coder.partition(self._coder.prefix(family), b"")
@@ -274,7 +276,7 @@ class KeyValueTable(Generic[K, V]):
         A `TableKey` has its own family. There is one request for each partition; the partitions are not read at one
         moment.
         """
-        asked = bulk_read(self._coder, listed(self.id, "keys", keys), family)
+        asked = bulk_read(self._coder, require_list(self.id, "keys", keys), family)
         return asked.entries(self._coder, await self._read_each(asked.stored))
 
     def keys(
@@ -294,7 +296,7 @@ class KeyValueTable(Generic[K, V]):
         """
         iteration = self._of_family(family, prefix, start, end, values=False)
         return TablePages(
-            iteration, self._reader(), self._coder.found_keys, checked_page_size(page_size), state, family
+            iteration, self._reader(), self._coder.found_keys, validate_page_size(page_size), state, family
         )
 
     def entries(
@@ -310,7 +312,7 @@ class KeyValueTable(Generic[K, V]):
         """Iterate over the entries of a family, as `keys` does."""
         iteration = self._of_family(family, prefix, start, end, values=True)
         return TablePages(
-            iteration, self._reader(), self._coder.found_entries, checked_page_size(page_size), state, family
+            iteration, self._reader(), self._coder.found_entries, validate_page_size(page_size), state, family
         )
 
     def all_keys(
@@ -322,7 +324,7 @@ class KeyValueTable(Generic[K, V]):
     ) -> TablePages[TableKey[K]]:
         """Iterate over the keys of the whole table, or of some partitions: partition by partition, in key order."""
         iteration = self._of_table(partitions, values=False)
-        return TablePages(iteration, self._reader(), self._coder.found_keys, checked_page_size(page_size), state)
+        return TablePages(iteration, self._reader(), self._coder.found_keys, validate_page_size(page_size), state)
 
     def all_entries(
         self,
@@ -333,7 +335,7 @@ class KeyValueTable(Generic[K, V]):
     ) -> TablePages[TableEntry[K, V]]:
         """Iterate over the entries of the whole table, as `all_keys` does."""
         iteration = self._of_table(partitions, values=True)
-        return TablePages(iteration, self._reader(), self._coder.found_entries, checked_page_size(page_size), state)
+        return TablePages(iteration, self._reader(), self._coder.found_entries, validate_page_size(page_size), state)
 
     async def close(self) -> None:
         """Give back what the running event loop holds; a later operation opens it again."""
@@ -343,9 +345,9 @@ class KeyValueTable(Generic[K, V]):
     def _by_hand(self) -> KeyValueTable[K, V] | None:
         """Return this table for callers without an event loop; None where its backend needs one."""
         twin = KeyValueTable(self.id, self.configuration, self.backend, self.key_serializer, self.value_serializer)
-        twin._pause, twin._waits = pause_by_hand, False
-        if isinstance(self.backend, OpensWithoutLoop):
-            twin._open = self.backend.open_without_loop
+        twin._pause, twin._waits = pause_blocking, False
+        if isinstance(self.backend, BlockingBackend):
+            twin._open = self.backend.open_blocking
         elif self.backend.waits:
             return None
         return twin
@@ -361,7 +363,7 @@ class KeyValueTable(Generic[K, V]):
         prefix = coder.prefix(family)
         stored = coder.table_key(prefix, key)
         token = new_token()
-        version = version_of(token, 0)
+        version = make_version(token, 0)
         changes = (SegmentChange(stored, value, version, expected),)
         if self._limits.request is not None:
             check_limits(self.id, changes, self._limits)
@@ -374,7 +376,7 @@ class KeyValueTable(Generic[K, V]):
             try:
                 await segment.apply(request.changes, request.token)
             except TransientError as error:
-                await apply_again(
+                await retry_apply(
                     self.id,
                     segment,
                     request.changes,
@@ -385,7 +387,7 @@ class KeyValueTable(Generic[K, V]):
                     pause=self._pause,
                 )
         except ConditionsFailed as failed:
-            raise refused(self.id, request, failed) from None
+            raise conditions_error(self.id, request, failed) from None
 
     async def _find(self, family: str | None, key: K, *, values: bool) -> StoredEntry | None:
         coder = self._coder
@@ -412,26 +414,26 @@ class KeyValueTable(Generic[K, V]):
         try:
             return await segment.get(keys, values=values)
         except TransientError as error:
-            return await read_again(
+            return await retry_read(
                 lambda: segment.get(keys, values=values), first=error, began=began, pause=self._pause
             )
 
     def _reader(self) -> ReadPage:
         """Return what reads the pages of one iteration, a page ahead where the store can."""
-        readers: dict[int, ReadsPages] = {}
+        readers: dict[int, PageReader] = {}
 
         async def read(partition: int, within: KeyRange, limit: int, values: bool) -> StoredPage:
             reader = readers.get(partition)
             if reader is None:
                 segment = self._segment(partition)
-                reader = segment.reading_ahead() if isinstance(segment, ReadsAhead) else segment
+                reader = segment.prefetching_reader() if isinstance(segment, PrefetchingSegment) else segment
                 readers.clear()
                 readers[partition] = reader
             began = time.monotonic()
             try:
                 return await reader.page(within, limit, values=values)
             except TransientError as error:
-                return await read_again(
+                return await retry_read(
                     lambda: reader.page(within, limit, values=values), first=error, began=began, pause=self._pause
                 )
 
@@ -443,17 +445,17 @@ class KeyValueTable(Generic[K, V]):
         check_family(self.id, family)
         coder = self._coder
         of_family = coder.prefix(family)
-        beginning = prefix_bytes(self.id, prefix, coder.key_serializer)
+        beginning = encode_key_prefix(self.id, prefix, coder.key_serializer)
         try:
             ends = [None if key is None else coder.serialised(key) for key in (start, end)]
         except KeyValueTableError as error:
             error.of_family(family)
             raise
-        within = part_of_family(of_family, beginning, *ends)
+        within = family_subrange(of_family, beginning, *ends)
         return Iteration(self.id, values, (coder.partition(of_family, b""),), within)
 
     def _of_table(self, partitions: Sequence[int] | None, *, values: bool) -> Iteration:
-        chosen = chosen_partitions(self.id, self.configuration.partitions, partitions)
+        chosen = resolve_partitions(self.id, self.configuration.partitions, partitions)
         return Iteration(self.id, values, chosen, KeyRange())
 
 
@@ -470,7 +472,7 @@ class BlockingKeyValueTable(Generic[K, V]):
         by_hand = table._by_hand()
         self._thread = LoopThread(f"key-value-table-{table.id}") if table.backend.waits else None
         self._driven = by_hand or table
-        self._run = drive if by_hand is not None or self._thread is None else self._thread.run
+        self._run = run_without_loop if by_hand is not None or self._thread is None else self._thread.run
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BlockingKeyValueTable, (self.table,)
@@ -567,7 +569,7 @@ class BlockingKeyValueTable(Generic[K, V]):
     def close(self) -> None:
         """Close the table and end the thread, where there is one. The next operation starts them again."""
         if self._driven is not self.table:
-            drive(self._driven.close())
+            run_without_loop(self._driven.close())
         if self._thread is not None:
             self._thread.close(self.table.close)
 

@@ -39,13 +39,13 @@ IN_SQLITE = {_LAKE: "sqlite"}
 IN_OBJECTS = {_LAKE: "objects"}
 
 
-def own_backends(lake: Lake) -> tuple[dict[str, str], ...]:
+def lake_backends(lake: Lake) -> tuple[dict[str, str], ...]:
     """Return the lake's own backends, relative to it; the first is what tables are made in unless somebody says."""
     is_local = "://" not in lake.store.descriptor.url
     return (IN_SQLITE, IN_OBJECTS) if is_local and not lake.shared else (IN_OBJECTS,)
 
 
-def backend_in(lake: Lake, description: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_lake_backend(lake: Lake, description: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `backend_from` takes for a stored description; objects of the lake are reached as the lake is."""
     if description.keys() != {_LAKE}:
         return dict(description)
@@ -169,7 +169,7 @@ def new_incarnation() -> str:
     return secrets.token_hex(8)
 
 
-def parsed(document: type[D], value: Any, where: str) -> D:
+def parse_stored_entry(document: type[D], value: Any, where: str) -> D:
     """Return a stored entry. Raises MalformedDocumentError."""
     next_step = "Restore the namespace of key-value tables from a backup or an older object version."
     return decode_body(document, value, f"the stored entry of {where}", "can't be read", next_step)
@@ -191,11 +191,11 @@ class TableBackends:
 
     def description(self) -> dict[str, Any]:
         """Return what is stored of the backend that tables are made in: relative to the lake where it is its own."""
-        own = own_backends(self._lake)
+        own = lake_backends(self._lake)
         if self.given is None:
             return dict(own[0])
         given = describe_backend(self.given)
-        kinds = {backend_in(self._lake, relative)["backend"]: relative for relative in own}
+        kinds = {resolve_lake_backend(self._lake, relative)["backend"]: relative for relative in own}
         relative = kinds.get(given["backend"])
         is_own = relative is not None and describe_backend(self._from(relative)) == given
         return dict(relative) if relative is not None and is_own else given
@@ -225,7 +225,7 @@ class TableBackends:
         """Return the backend that is described; there is one, which all its tables share."""
         key = json.dumps(description, sort_keys=True)
         if key not in self._described:
-            return self._described.setdefault(key, backend_from(backend_in(self._lake, description)))
+            return self._described.setdefault(key, backend_from(resolve_lake_backend(self._lake, description)))
         return self._described[key]
 
 

@@ -104,7 +104,7 @@ class DynamoDbSegments:
     def open(self, table: TableId, partition: int) -> TableSegment:
         return self._segment(LoopCalls, table, partition)
 
-    def open_without_loop(self, table: TableId, partition: int) -> TableSegment:
+    def open_blocking(self, table: TableId, partition: int) -> TableSegment:
         return self._segment(ThreadCalls, table, partition)
 
     def location(self, table: TableId, partition: int) -> str:

@@ -45,10 +45,10 @@ from dagster_adjunct.resources.key_value.segment import (
     SegmentChange,
     SegmentLimits,
     TableId,
-    drive,
-    pause_by_hand,
-    pause_in_loop,
-    range_of_family,
+    family_range,
+    pause_async,
+    pause_blocking,
+    run_without_loop,
 )
 from dagster_adjunct.resources.tables.operation import PerLoop, State
 
@@ -81,7 +81,7 @@ class TableCalls(ABC):
 
     def __init__(self, table: TableId) -> None:
         self.table = table
-        self.label = label_of(table)
+        self.label = table_label(table)
 
     @abstractmethod
     async def call(self, do: Callable[[DynamoDBClient], T]) -> T:
@@ -106,13 +106,13 @@ class TableCalls(ABC):
 
     def meaning(self, error: Exception, *, sent: bool) -> Exception:
         """Return the error to raise: `sent` says that the request may have had an effect, if no answer came."""
-        return meaning_of(error, self.table, sent=sent)
+        return translate_dynamodb_error(error, self.table, sent=sent)
 
 
 class LoopCalls(TableCalls):
     """Calls from event loops: each of them has a client, and threads that wait."""
 
-    pause = staticmethod(pause_in_loop)
+    pause = staticmethod(pause_async)
 
     def __init__(self, table: TableId, clients: Clients, threads: int) -> None:
         super().__init__(table)
@@ -137,7 +137,7 @@ class LoopCalls(TableCalls):
 class ThreadCalls(TableCalls):
     """Calls that wait in the thread of whoever asks, and never suspend: all threads of a process share a client."""
 
-    pause = staticmethod(pause_by_hand)
+    pause = staticmethod(pause_blocking)
 
     def __init__(self, table: TableId, clients: Clients, threads: int) -> None:
         super().__init__(table)
@@ -153,7 +153,7 @@ class ThreadCalls(TableCalls):
 
     async def together(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         requests = list(asked)
-        return [await requests[0]] if len(requests) == 1 else list(self._here().threads.map(drive, requests))
+        return [await requests[0]] if len(requests) == 1 else list(self._here().threads.map(run_without_loop, requests))
 
     async def close(self) -> None:
         """Close the client, once the requests that several threads make for one caller have ended."""
@@ -172,23 +172,23 @@ class ThreadCalls(TableCalls):
         return mine[1]
 
 
-def meaning_of(error: Exception, table: TableId, *, sent: bool) -> Exception:
+def translate_dynamodb_error(error: Exception, table: TableId, *, sent: bool) -> Exception:
     """Return what an error of boto3 means to whoever asked for a key-value table."""
     if error_code(error) == "ResourceNotFoundException":
         return KeyValueTableNotFoundError(
-            f"{label_of(table)} is not there: it was deleted, or the backend looks into another region or account.",
+            f"{table_label(table)} is not there: it was deleted, or the backend looks into another region or account.",
             "Open it again; if it should be there, look at the backend's region and credentials.",
             scope=table.scope,
             table=table.name,
         )
-    problem = problem_from_boto_error(error, label_of(table), sent=sent)
+    problem = problem_from_boto_error(error, table_label(table), sent=sent)
     assert isinstance(problem.error, AdjunctError)
     if sent and problem.state is State.UNKNOWN:
         return ReplyLostError(problem.error.problem, problem.error.next_step)
     return problem.error
 
 
-def label_of(table: TableId) -> str:
+def table_label(table: TableId) -> str:
     return f"key-value table {table.scope}/{table.name} in DynamoDB"
 
 
@@ -328,7 +328,7 @@ class SegmentLayout:
 
     def families(self, within: KeyRange) -> KeyStretch | None:
         """Return the list of the families that have keys in a range."""
-        first = family_at(within.start) or within.start
+        first = family_prefix_at(within.start) or within.start
         lowest = max(first, _FIRST_FAMILY)
         highest = _AFTER_FAMILIES if within.end is None else min(within.end, _AFTER_FAMILIES)
         return KeyStretch(self._hash(b"d"), _sort_key(lowest), _sort_key(highest)) if lowest < highest else None
@@ -356,14 +356,14 @@ def table_key_of(item: Item) -> bytes:
     return len(family).to_bytes(2, "big") + family + sort_key[1:]
 
 
-def behind_family(prefix: bytes) -> bytes:
+def key_after_family(prefix: bytes) -> bytes:
     """Return the first table key that may come after those of a family."""
-    end = range_of_family(prefix).end
+    end = family_range(prefix).end
     assert end is not None  # no length begins with 0xff
     return end
 
 
-def family_at(start: bytes) -> bytes | None:
+def family_prefix_at(start: bytes) -> bytes | None:
     """Return the prefix of the family that a key or bound lies in; None where it is in none."""
     length = int.from_bytes(start[:2], "big", signed=True)
     return start[: 2 + length] if length > 0 and len(start) >= 2 + length else None
@@ -400,7 +400,7 @@ def _item_key(hash_key: bytes, sort_key: bytes) -> Item:
 # gate may be free again a moment before the entry is seen.
 
 
-LOOK_AFTER = 64  # families that are new to the list, of a process; then it looks whether some can leave it
+PURGE_AFTER = 64  # families that are new to the list, of a process; then it looks whether some can leave it
 _FAMILIES_KNOWN = 100_000
 
 
@@ -419,7 +419,7 @@ class Families:
         self._calls = calls
         self._layout = layout
         self._known = _Known(0)
-        self._new = random.randrange(LOOK_AFTER)  # many processes that list a few look as often as one that lists many
+        self._new = random.randrange(PURGE_AFTER)  # many processes that list a few look as often as one that lists many
 
     async def listed(self, changes: Sequence[SegmentChange]) -> int:
         """See to it that families are listed before they get a key; return the term at which they are."""
@@ -427,7 +427,9 @@ class Families:
         missing = {
             family
             for change in changes
-            if change.value is not None and not isinstance(change.expected, bytes) and (family := family_at(change.key))
+            if change.value is not None
+            and not isinstance(change.expected, bytes)
+            and (family := family_prefix_at(change.key))
         } - known.families
         if missing:
             places = (partial(_list, self._layout.table, self._layout.family(family), known.term) for family in missing)
@@ -444,7 +446,7 @@ class Families:
 
     def look_is_due(self) -> bool:
         """Whether so many families were added that some may be forgotten; it is said once."""
-        if self._new < LOOK_AFTER:
+        if self._new < PURGE_AFTER:
             return False
         self._new = 0
         return True
@@ -494,11 +496,11 @@ class PhysicalTables:
 
             def make() -> None:
                 try:
-                    resolve_table_key(client, label_of(table), name, KEY_SCHEMA, create=True, tags=tags)
+                    resolve_table_key(client, table_label(table), name, KEY_SCHEMA, create=True, tags=tags)
                 except AdjunctError:
                     raise
                 except Exception as error:
-                    raise meaning_of(error, table, sent=False) from error
+                    raise translate_dynamodb_error(error, table, sent=False) from error
 
             _retrying(_CREATING_SECONDS)(make)
 
@@ -513,7 +515,7 @@ class PhysicalTables:
                 try:
                     client.put_item(TableName=name, Item=gate)
                 except Exception as error:
-                    raise meaning_of(error, table, sent=True) from error
+                    raise translate_dynamodb_error(error, table, sent=True) from error
 
             def shut_for_certain(gate: dict[str, Any]) -> None:
                 _retrying(_SEALING_SECONDS)(shut, gate)
@@ -535,18 +537,18 @@ class PhysicalTables:
                     if error_code(error) == "ResourceNotFoundException":
                         return
                     if error_code(error) != "ResourceInUseException":  # it is being made, or deleted
-                        raise meaning_of(error, table, sent=False) from error
+                        raise translate_dynamodb_error(error, table, sent=False) from error
                 raise TableUnavailableError(
-                    f"{label_of(table)} is not deleted after {_DELETING_SECONDS:.0f} s.",
+                    f"{table_label(table)} is not deleted after {_DELETING_SECONDS:.0f} s.",
                     f"Try again; look at the table {name} in AWS.",
-                    table=label_of(table),
+                    table=table_label(table),
                 )
 
             _retrying(_DELETING_SECONDS, longest_pause=2.0)(see_it_gone)
 
     @contextmanager
     def _client(self, table: TableId) -> Iterator[DynamoDBClient]:
-        client = self._clients.new(label_of(table), self._threads)
+        client = self._clients.new(table_label(table), self._threads)
         try:
             yield client
         finally:

@@ -23,20 +23,20 @@ from dagster_adjunct.resources.key_value.segment import (
     SegmentChange,
     StoredEntry,
     StoredPage,
-    sealed_table,
+    sealed_table_error,
 )
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     GATES,
     LIMITS,
-    LOOK_AFTER,
+    PURGE_AFTER,
     Families,
     Item,
     KeyStretch,
     Patience,
     SegmentLayout,
     TableCalls,
-    behind_family,
-    family_at,
+    family_prefix_at,
+    key_after_family,
     table_key_of,
 )
 
@@ -131,11 +131,11 @@ async def _stretches(calls: TableCalls, layout: SegmentLayout, within: KeyRange)
     before = layout.before_families(within)
     if before is not None:
         yield (before,)
-    begun = family_at(within.start)
+    begun = family_prefix_at(within.start)
     if begun is not None:
         # Most pages go on in a family, and mostly it has enough for them: the list is not needed.
         yield (layout.in_family(begun, within),)
-    listed = layout.families(within if begun is None else KeyRange(behind_family(begun), within.end))
+    listed = layout.families(within if begun is None else KeyRange(key_after_family(begun), within.end))
     together, after = 1, None
     while listed is not None:
         answer = await query(calls, layout.table, listed, "s", _FAMILIES_LISTED, after)
@@ -235,7 +235,7 @@ class Cancelled:
         return (self.conflict or self.throttled) and self.refused is None
 
 
-def transaction(
+def write_request(
     layout: SegmentLayout, changes: Sequence[SegmentChange], token: bytes, number: int, term: int
 ) -> dict[str, Any]:
     """Return the request that makes these changes, whose families are listed at `term`: the `number`th try, from 0."""
@@ -245,25 +245,25 @@ def transaction(
     }
 
 
-def burning(layout: SegmentLayout, token: bytes, number: int, term: int) -> dict[str, Any]:
+def token_invalidation_request(layout: SegmentLayout, token: bytes, number: int, term: int) -> dict[str, Any]:
     """Return a harmless request that takes the client request token of a try away from it.
 
     DynamoDB does one of the two. A copy of the try that is still on its way is refused when this was done: it has the
     token of another request.
     """
-    burnt = {**layout.burnt(gate_of(token)), "t": {"B": token}}
+    burnt = {**layout.burnt(gate_number(token)), "t": {"B": token}}
     return {
         "ClientRequestToken": _client_token(token, number),
         "TransactItems": [_gate_check(layout, token, term), {"Put": {"TableName": layout.table, "Item": burnt}}],
     }
 
 
-def gate_of(token: bytes) -> int:
+def gate_number(token: bytes) -> int:
     """Return the gate that a request checks: any will do, since sealing shuts them all."""
     return token[0] % GATES
 
 
-def cancellation(response: Mapping[str, Any]) -> Cancelled:
+def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
     """Return what the answer to a cancelled transaction says."""
     reasons: Sequence[Mapping[str, Any]] = response.get("CancellationReasons") or ()
     codes = [str(reason.get("Code", "None")) for reason in reasons]
@@ -305,7 +305,7 @@ def term_of(item: Item) -> int | None:
 def _gate_check(layout: SegmentLayout, token: bytes, term: int) -> Item:
     check = {
         "TableName": layout.table,
-        "Key": layout.gate(gate_of(token)),
+        "Key": layout.gate(gate_number(token)),
         "ConditionExpression": "attribute_not_exists(h) OR n <= :n",
         "ExpressionAttributeValues": {":n": {"N": str(term)}},
         "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
@@ -337,13 +337,15 @@ def _version_in(item: Item | None) -> bytes | None:
 
 # Removes families without entries; `dynamodb_layout.py` says why this is correct whoever writes at the same time.
 #
-# It is done by those who add families, a part of the list at a time, going round: for every `LOOK_AFTER` new families
+# It is done by those who add families, a part of the list at a time, going round: for every `PURGE_AFTER` new families
 # four times as many are looked at. So the list has no more families without entries than with them, or some hundred.
 
 
-SETTLING = 60  # seconds, by DynamoDB's clock, after which no transaction is left that passed a gate before it moved up
-LOOKED_AT = 4 * LOOK_AFTER
-WORTH_A_TERM = LOOK_AFTER // 2  # families without entries for which all gates are moved up
+SETTLING_SECONDS = (
+    60  # seconds, by DynamoDB's clock, after which no transaction is left that passed a gate before it moved up
+)
+FAMILIES_PER_PURGE = 4 * PURGE_AFTER
+MIN_EMPTY_FAMILIES = PURGE_AFTER // 2  # families without entries for which all gates are moved up
 _PURGE_PATIENCE = 5.0  # seconds for which a gate is tried that writes are passing
 _log = logging.getLogger("adjunct.key_value")
 
@@ -364,7 +366,7 @@ class Progress:
         return {"n": {"N": str(self.term)}, "a": {"N": str(self.at)}, "p": {"B": self.place}}
 
 
-async def forget_families(calls: TableCalls, layout: SegmentLayout) -> None:
+async def purge_families(calls: TableCalls, layout: SegmentLayout) -> None:
     """Look at a part of the list. A write was applied just before: nothing that fails here is an error of it."""
     try:
         await _look(calls, layout)
@@ -375,12 +377,12 @@ async def forget_families(calls: TableCalls, layout: SegmentLayout) -> None:
 async def _look(calls: TableCalls, layout: SegmentLayout) -> None:
     answer: Any = await calls.read(partial(_get_progress, layout))
     progress, now = Progress.of(answer.get("Item", {})), _time_of(answer)
-    if now < progress.at + SETTLING:
+    if now < progress.at + SETTLING_SECONDS:
         return
     stretch = layout.families(KeyRange(progress.place))
     if stretch is None:
         raise ValueError(f"item {layout.progress()} has a place that is no family's: {progress.place.hex()}; delete it")
-    part = await query(calls, layout.table, stretch, "s, n", LOOKED_AT)
+    part = await query(calls, layout.table, stretch, "s, n", FAMILIES_PER_PURGE)
     terms = {item["s"]["B"]: term_of(item) or 0 for item in part["Items"]}
     held = await calls.together(_has_entries(calls, layout, family) for family in terms)
     empty = [family for family, holds in zip(terms, held, strict=True) if not holds]
@@ -389,10 +391,10 @@ async def _look(calls: TableCalls, layout: SegmentLayout) -> None:
 
     term, at = progress.term, progress.at
     left = [terms[family] for family in empty if terms[family] >= term]
-    if len(left) >= WORTH_A_TERM:
+    if len(left) >= MIN_EMPTY_FAMILIES:
         term = max(left) + 1
         at = max(await calls.together(_move_gate(calls, layout, number, term) for number in range(GATES)))
-    place = behind_family(list(terms)[-1]) if part.get("LastEvaluatedKey") else b""
+    place = key_after_family(list(terms)[-1]) if part.get("LastEvaluatedKey") else b""
     await calls.read(partial(_put, layout, {**layout.progress(), **Progress(term, at, place).attributes()}))
 
 
@@ -504,7 +506,7 @@ class SegmentWrites:
             await self._try(changes, token, self._lost[token].number + 1)
             self._forget(token)
         if self._families.look_is_due():
-            await forget_families(self._calls, self._layout)
+            await purge_families(self._calls, self._layout)
 
     async def _try(self, changes: Sequence[SegmentChange], token: bytes, number: int) -> None:
         """Apply the changes; nothing of the tries from `number` on was sent yet, or all that was sent is over."""
@@ -512,7 +514,7 @@ class SegmentWrites:
         term = await self._families.listed(changes)
         while True:
             try:
-                answer = await self._send(transaction(self._layout, changes, token, number, term))
+                answer = await self._send(write_request(self._layout, changes, token, number, term))
             except ReplyLostError:
                 self._remember(token, number, term)
                 raise
@@ -562,7 +564,7 @@ class SegmentWrites:
         patience = Patience(self._patience, self._calls.pause)
         taken = False
         while True:
-            answer = await self._send(transaction(self._layout, changes, token, number, term))
+            answer = await self._send(write_request(self._layout, changes, token, number, term))
             if not isinstance(answer, Cancelled):
                 if answer is TransactionAnswer.TOKEN_TAKEN and not sent_here:
                     raise self._sent_elsewhere()
@@ -572,7 +574,7 @@ class SegmentWrites:
                     self._remember(token, number, term, over=True)
                     return False
             elif answer.sealed:
-                raise sealed_table(self._calls.table, self._calls.label)
+                raise sealed_table_error(self._calls.table, self._calls.label)
             elif answer.term is not None:
                 # No gate passes any copy of it any more.
                 self._families.learn(answer.term)
@@ -581,7 +583,7 @@ class SegmentWrites:
                 self._remember(token, number, term, over=True)
                 return False
             elif not answer.may_pass:
-                burnt = await self._send(burning(self._layout, token, number, term))
+                burnt = await self._send(token_invalidation_request(self._layout, token, number, term))
                 if burnt is TransactionAnswer.APPLIED or (taken and burnt is TransactionAnswer.TOKEN_TAKEN):
                     self._remember(token, number, term, over=True)
                     self._check(answer)
@@ -601,7 +603,7 @@ class SegmentWrites:
         except Exception as error:
             code = error_code(error)
             if code == "TransactionCanceledException":
-                return cancellation(getattr(error, "response", {}))
+                return parse_cancellation(getattr(error, "response", {}))
             if code == "TransactionInProgressException":
                 return TransactionAnswer.UNDER_WAY
             if code == "IdempotentParameterMismatchException":
@@ -624,7 +626,7 @@ class SegmentWrites:
     def _check(self, cancelled: Cancelled) -> None:
         """Raise what a cancelled transaction has to say, unless it may be applied when it is tried again at once."""
         if cancelled.sealed:
-            raise sealed_table(self._calls.table, self._calls.label)
+            raise sealed_table_error(self._calls.table, self._calls.label)
         label = self._calls.label
         if cancelled.refused is not None:
             raise TableError(f"{label}: a write is refused ({cancelled.refused}).", "Correct it.", table=label)

@@ -139,7 +139,7 @@ class PostgresSegments:
     def open(self, table: TableId, partition: int) -> TableSegment:
         return self._segment(table, partition, self._open.here, waits=True)
 
-    def open_without_loop(self, table: TableId, partition: int) -> TableSegment:
+    def open_blocking(self, table: TableId, partition: int) -> TableSegment:
         return self._segment(table, partition, self._thread_wires, waits=False)
 
     def _segment(self, table: TableId, partition: int, pool: Callable[[], WirePool], *, waits: bool) -> TableSegment:

@@ -28,17 +28,17 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredEntry,
     StoredPage,
     TableId,
-    deleted_table,
-    pause_by_hand,
-    pause_in_loop,
-    sealed_table,
+    deleted_table_error,
+    pause_async,
+    pause_blocking,
+    sealed_table_error,
 )
 from dagster_adjunct.resources.key_value_backends.postgres_wire import (
     PostgresWire,
     UnreadAnswer,
     WirePool,
-    byteas,
-    integer,
+    encode_bytea_array,
+    encode_int4,
 )
 from dagster_adjunct.resources.key_value_backends.sqlite import sql_table_name
 
@@ -309,7 +309,7 @@ _GIVEN_UP = "57014"  # a time limit of the server's
 _DUPLICATE = "23505"
 
 
-def without_effect(error: psycopg.Error, table: str) -> bool:
+def had_no_effect(error: psycopg.Error, table: str) -> bool:
     """Tell whether others came between, so that a request did nothing and may be sent again at once."""
     return error.sqlstate in _CONFLICTS or (error.sqlstate == _DUPLICATE and error.diag.table_name == table)
 
@@ -329,7 +329,7 @@ class PostgresSegmentErrors:
         if cut or state == READ_ONLY:  # a session keeps the setting that it began with
             await wire.close()
         if state == SEALED:
-            return sealed_table(self.table, self.label)
+            return sealed_table_error(self.table, self.label)
         if state in _NOT_THERE:
             return self.not_found()
         # The only other row that may be there already is the token, where a repeat of this very request has taken it.
@@ -352,7 +352,7 @@ class PostgresSegmentErrors:
 
     def not_found(self) -> KeyValueTableNotFoundError:
         """Return the error of a table that is not there (any more)."""
-        return deleted_table(self.table, f"{self.label} at {self.place()}")
+        return deleted_table_error(self.table, f"{self.label} at {self.place()}")
 
 
 _ROUNDS = 50  # of being overtaken, before the request counts as failed
@@ -384,7 +384,7 @@ class PostgresSegment:
         waits: bool,
     ) -> None:
         self.limits, self.waits = limits, waits
-        self._pause: Pause = pause_in_loop if waits else pause_by_hand
+        self._pause: Pause = pause_async if waits else pause_blocking
         self._pool, self._statements, self._errors = pool, statements, errors
         self._prefix, self._end = partition.to_bytes(4, "big"), (partition + 1).to_bytes(4, "big")
         self._forget = statements.forget.format(round(kept)).encode()
@@ -420,9 +420,9 @@ class PostgresSegment:
         return list(map(entries.get, keys))
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
-        return await self.reading_ahead().page(within, limit, values=values)
+        return await self.prefetching_reader().page(within, limit, values=values)
 
-    def reading_ahead(self) -> PostgresPages:
+    def prefetching_reader(self) -> PostgresPages:
         return PostgresPages(self._pool, self._errors, self._query, self._seen)
 
     async def close(self) -> None:
@@ -433,7 +433,7 @@ class PostgresSegment:
         # Where the values are small, as they were last, their sizes are not added up, which takes as long as the rest.
         guarded = values and (self._value_bytes is None or self._value_bytes * limit > PAGE_BYTES)
         ends = self._end if within.end is None else self._prefix + within.end
-        parameters = [self._prefix + within.start, ends, integer(min(limit, 2**31 - 1))]
+        parameters = [self._prefix + within.start, ends, encode_int4(min(limit, 2**31 - 1))]
         return PageQuery(self._statements.page(values, guarded), parameters)
 
     def _seen(self, page: StoredPage, values: bool) -> None:
@@ -465,7 +465,7 @@ class PostgresSegment:
                 await wire.tell(self._forget)
             return await write(wire, changes, token)
         except psycopg.Error as error:
-            if without_effect(error, self._statements.name):
+            if had_no_effect(error, self._statements.name):
                 return None
             raise await self._errors.met(error, wire) from error
         finally:
@@ -561,7 +561,7 @@ class PostgresSegment:
         return refused or None
 
     def _addresses(self, keys: Sequence[bytes]) -> bytes:
-        return byteas(keys, self._prefix)
+        return encode_bytea_array(keys, self._prefix)
 
     def _arrays(self, changes: Sequence[SegmentChange], token: bytes) -> list[bytes | None]:
         expected = [
@@ -569,9 +569,9 @@ class PostgresSegment:
             for change in changes
         ]
         addresses = self._addresses([change.key for change in changes])
-        values = byteas([change.value for change in changes])
-        versions = byteas([b"" if change.is_guard else change.version for change in changes])
-        return [addresses, values, versions, byteas(expected), token]
+        values = encode_bytea_array([change.value for change in changes])
+        versions = encode_bytea_array([b"" if change.is_guard else change.version for change in changes])
+        return [addresses, values, versions, encode_bytea_array(expected), token]
 
 
 def _outcome(rows: list[tuple[Any, ...]]) -> tuple[bool, bool]:

@@ -282,7 +282,7 @@ def _set(ready: asyncio.Future[bool], in_time: bool) -> None:
         ready.set_result(in_time)
 
 
-def byteas(values: Sequence[bytes | None], before: bytes = b"") -> bytes:
+def encode_bytea_array(values: Sequence[bytes | None], before: bytes = b"") -> bytes:
     """Return an array of bytea in the server's binary form, each with the same bytes `before` it; None is null."""
     if not values:
         return struct.pack(">iii", 0, 1, _BYTEA)
@@ -299,7 +299,7 @@ def byteas(values: Sequence[bytes | None], before: bytes = b"") -> bytes:
     return struct.pack(">iiiii", 1, 1, _BYTEA, len(values), 1) + b"".join(parts)
 
 
-def integer(value: int) -> bytes:
+def encode_int4(value: int) -> bytes:
     """Return an integer of four bytes in the server's binary form."""
     return _length(value)
 

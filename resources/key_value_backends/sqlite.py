@@ -38,9 +38,9 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredPage,
     TableId,
     TableSegment,
-    deleted_table,
-    lost_table,
-    sealed_table,
+    deleted_table_error,
+    missing_table_error,
+    sealed_table_error,
 )
 
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
@@ -234,7 +234,7 @@ def is_busy(error: BaseException) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BUSY
 
 
-def translated(error: sqlite3.Error, label: str) -> AdjunctError:
+def translate_sqlite_error(error: sqlite3.Error, label: str) -> AdjunctError:
     """Return what an error of SQLite's means where nothing was changed; `label` says what was used."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in _BUSY:
@@ -524,8 +524,8 @@ class SqliteSegment:
             connection = self._connections.take()
         except sqlite3.Error as error:
             if not Path(self._connections.path).exists():
-                raise lost_table(self._table, self._label) from error
-            raise translated(error, self._label) from error
+                raise missing_table_error(self._table, self._label) from error
+            raise translate_sqlite_error(error, self._label) from error
         try:
             answer = ask(connection)
         except sqlite3.Error as error:
@@ -544,10 +544,10 @@ class SqliteSegment:
             gone = False  # what is known is the first error
         self._connections.give_after_error(connection)
         if gone:
-            raise deleted_table(self._table, self._label) from error
+            raise deleted_table_error(self._table, self._label) from error
         if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_TRIGGER and SEALED in str(error):
-            raise sealed_table(self._table, self._label) from error
-        raise translated(error, self._label) from error
+            raise sealed_table_error(self._table, self._label) from error
+        raise translate_sqlite_error(error, self._label) from error
 
 
 def _page(rows: Iterator[Any], limit: int, values: bool) -> StoredPage:
@@ -620,7 +620,7 @@ class SqliteSegments:
         try:
             self._connections.make_file()
         except sqlite3.Error as error:
-            raise translated(error, label) from error
+            raise translate_sqlite_error(error, label) from error
         except OSError as error:
             raise TableAccessError(
                 f"{label} can't be made: {error.strerror} ({error.filename}).",
@@ -632,7 +632,7 @@ class SqliteSegments:
     def seal(self, table: TableId, partitions: int) -> None:
         def change(connection: sqlite3.Connection) -> None:
             if not is_there(connection, table):
-                raise deleted_table(table, self._label(table))
+                raise deleted_table_error(table, self._label(table))
             seal(connection, table)
 
         self._change(table, change)
@@ -660,13 +660,13 @@ class SqliteSegments:
         try:
             connection = self._connections.take()
         except sqlite3.Error as error:
-            raise translated(error, self._label(table)) from error
+            raise translate_sqlite_error(error, self._label(table)) from error
         try:
             self._connections.begin(connection)
             change(connection)
             connection.execute("ROLLBACK" if rehearsed else "COMMIT")
         except sqlite3.Error as error:
-            raise translated(error, self._label(table)) from error
+            raise translate_sqlite_error(error, self._label(table)) from error
         finally:
             self._connections.give_after_error(connection)
 

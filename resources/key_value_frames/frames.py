@@ -19,12 +19,12 @@ from dagster_adjunct.resources.key_value.segment import (
     SegmentChange,
     TableId,
     TableSegment,
-    apply_again,
-    in_requests,
+    make_version,
     new_token,
-    pause_in_loop,
+    pause_async,
+    retry_apply,
+    split_into_requests,
     split_table_key,
-    version_of,
 )
 from dagster_adjunct.resources.key_value.serializers import (
     AvroSerializer,
@@ -70,7 +70,7 @@ class ColumnForm:
     to_bytes: Callable[[Any], bytes]
 
 
-def form_of(serializer: Serializer[Any]) -> ColumnForm:
+def column_form(serializer: Serializer[Any]) -> ColumnForm:
     """Return the form of what this serializer writes."""
     if isinstance(serializer, TextSerializer):
         return ColumnForm("string", serializer.from_bytes, serializer.to_bytes)
@@ -108,7 +108,7 @@ class PartitionLoad:
         if first is None or self._number is None:
             return
         segment = self._backend.open(self._table, self._number)
-        requests = in_requests(_behind(first, changes), self._backend.limits)
+        requests = split_into_requests(_behind(first, changes), self._backend.limits)
         at_once = _AT_ONCE if self._backend.waits else 1
         with asyncio.Runner() as loop:
             try:
@@ -123,11 +123,11 @@ class PartitionLoad:
 
     async def _apply(self, segment: TableSegment, part: list[SegmentChange]) -> None:
         token, began = new_token(), time.monotonic()
-        changes = [change._replace(version=version_of(token, place)) for place, change in enumerate(part)]
+        changes = [change._replace(version=make_version(token, place)) for place, change in enumerate(part)]
         try:
             await segment.apply(changes, token)
         except TransientError as error:
-            await apply_again(
+            await retry_apply(
                 self._table,
                 segment,
                 changes,
@@ -135,7 +135,7 @@ class PartitionLoad:
                 first=error,
                 began=began,
                 horizon=self._backend.horizon,
-                pause=pause_in_loop,
+                pause=pause_async,
             )
 
     def _changes(self, batches: Iterator[Any]) -> Iterator[SegmentChange]:
@@ -198,7 +198,7 @@ def read_key_value_table(
     While others write, each key is met at most once, and one that is there from beginning to end is met; rows of
     different pages are of different moments. Seal the table for a frame of one moment.
     """
-    key, value = form_of(table.key_serializer), form_of(table.value_serializer)
+    key, value = column_form(table.key_serializer), column_form(table.value_serializer)
     readers = ((key.type, key.from_bytes), (value.type, value.from_bytes))  # workers need nothing else of them
     stored = KeyValueTable(table.id, table.configuration, table.backend, BytesSerializer(), BytesSerializer())
 
@@ -270,7 +270,7 @@ def write_key_value_table(
     Raises SchemaMismatchError for columns of other types, rows without a value and keys that come twice; NullKeyError;
     and what a table raises of a write. Rows may have been written by then.
     """
-    keys, values = form_of(table.key_serializer), form_of(table.value_serializer)
+    keys, values = column_form(table.key_serializer), column_form(table.value_serializer)
     named = {"key": (key, keys.type), "value": (value, values.type)}
     if family is not None:
         named["family"] = (family, "string")

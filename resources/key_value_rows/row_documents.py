@@ -52,29 +52,29 @@ from dagster_adjunct.resources.tables.operation import Operation, OperationKind,
 _EXACT = Context(prec=2100)
 
 
-def written_by(column: Column) -> Callable[[Any], Any] | None:
+def json_encoder(column: Column) -> Callable[[Any], Any] | None:
     """Return the function that brings a checked value into the form that JSON has it in; None where it is that."""
     if column.kind is Kind.LIST:
         assert column.element is not None
-        return _of_items(written_by(column.element))
+        return _of_items(json_encoder(column.element))
     if column.kind is Kind.DECIMAL:
         return _decimals_to_text(column)
     return _WRITE.get(column.kind)
 
 
-def read_by(column: Column) -> Callable[[Any], Any] | None:
+def json_decoder(column: Column) -> Callable[[Any], Any] | None:
     """Return the function that brings back what `written_by` wrote; None where it is that.
 
     It raises TypeError, ValueError or ArithmeticError for what is no such value: anybody may write to the table.
     """
     if column.kind is Kind.LIST:
         assert column.element is not None
-        items = _of_items(read_by(column.element))
+        items = _of_items(json_decoder(column.element))
         return lambda values: _a(list, values) if items is None else items(_a(list, values))
     return _READ.get(column.kind)
 
 
-def compact(value: Any) -> str:
+def to_compact_json(value: Any) -> str:
     """Return a value's JSON, without spaces."""
     return _ENCODER.encode(value)
 
@@ -140,8 +140,8 @@ class RowDocuments:
                     argument="columns",
                 )
         self._label = label
-        self._write = {column.name: written_by(column) for column in columns}
-        self._read = {column.name: read_by(column) for column in columns}
+        self._write = {column.name: json_encoder(column) for column in columns}
+        self._read = {column.name: json_decoder(column) for column in columns}
 
     def whole(self, record: Mapping[str, Any]) -> Document:
         """Return the document of a checked record."""
@@ -179,7 +179,7 @@ class RowDocuments:
 
     def to_bytes(self, document: Document) -> bytes:
         """Return what is stored."""
-        return compact(document).encode()
+        return to_compact_json(document).encode()
 
     def from_bytes(self, stored: bytes, key: object) -> Document:
         """Return the document that was stored. Raises SchemaMismatchError for what is none."""
@@ -201,7 +201,7 @@ def is_deleted(document: Mapping[str, Any]) -> bool:
     return DELETED in document
 
 
-def marks_in(document: Mapping[str, Any]) -> Document:
+def stored_marks(document: Mapping[str, Any]) -> Document:
     """Return what a document holds beside the record."""
     return {name: document[name] for name in (NEWEST, APPLIED, AT) if name in document}
 
@@ -255,12 +255,12 @@ class _Seen:
     unreadable: dict[Row, Problem] = field(default_factory=dict)
 
 
-def looks(operation: Operation[Any]) -> bool:
+def needs_stored_rows(operation: Operation[Any]) -> bool:
     """Whether the writes depend on what is there, or have to leave some of it."""
     return needs_read(operation) or operation.conditions.keeps_marks
 
 
-def decided(
+def plan_documents(
     codec: RowCodec,
     documents: RowDocuments,
     operation: Operation[Any],
@@ -282,7 +282,7 @@ def decided(
         applied = {key: applied_in(codec, newest_by, document) for key, document in seen.documents.items()}
     plan = plan_writes(codec, operation, ValidEntries(fit, {}), StoredState(seen.records, applied))
     marks = {key: marks_of(codec, newest_by, applied_to_key, at) for key, applied_to_key in plan.applied.items()}
-    looked, begins = looks(operation), operation.kind is OperationKind.UPDATE
+    looked, begins = needs_stored_rows(operation), operation.kind is OperationKind.UPDATE
     written: dict[Row, DocumentWrite] = {}
     for key, document in _new_documents(documents, plan, seen, marks):
         entry = stored_entries.get(key)
@@ -320,7 +320,7 @@ def _new_documents(
     """Yield each key with its new document; None where nothing of it stays."""
 
     def kept(key: Row) -> Document:
-        return marks.get(key) or marks_in(seen.documents.get(key, {}))
+        return marks.get(key) or stored_marks(seen.documents.get(key, {}))
 
     for records in (plan.puts, plan.begins):
         for key, record in records.items():
@@ -376,16 +376,16 @@ class RowKeys:
 
 
 def _text_of(columns: Sequence[Column]) -> Callable[[Row], str]:
-    writers = [written_by(column) for column in columns]
+    writers = [json_encoder(column) for column in columns]
 
     def values(row: Row) -> list[Any]:
         return [part if write is None else write(part) for write, part in zip(writers, row, strict=True)]
 
     if len(columns) > 1:
-        return lambda row: compact(values(row))
+        return lambda row: to_compact_json(values(row))
 
     def text(row: Row) -> str:
         (value,) = values(row)
-        return value if isinstance(value, str) else compact(value)
+        return value if isinstance(value, str) else to_compact_json(value)
 
     return text

@@ -37,7 +37,7 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.key_value.entries import EntryCoder, check_limits
-from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, make_table
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, ensure_table
 from dagster_adjunct.resources.key_value.segment import (
     ConditionsFailed,
     KeyRange,
@@ -49,13 +49,13 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredEntry,
     TableId,
     TableSegment,
-    apply_again,
     backend_from,
     describe_backend,
-    in_requests,
+    make_version,
     new_token,
-    pause_in_loop,
-    version_of,
+    pause_async,
+    retry_apply,
+    split_into_requests,
 )
 from dagster_adjunct.resources.key_value.serializers import BytesSerializer, TextSerializer
 from dagster_adjunct.resources.key_value_rows.row_documents import (
@@ -65,10 +65,10 @@ from dagster_adjunct.resources.key_value_rows.row_documents import (
     PlannedWrites,
     RowDocuments,
     RowKeys,
-    compact,
-    decided,
     is_deleted,
-    looks,
+    needs_stored_rows,
+    plan_documents,
+    to_compact_json,
 )
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.tables.functions import StoreFunction, reduce_function
@@ -104,7 +104,7 @@ class OpenPartition:
         try:
             await self.segment.apply(changes, token)
         except ReplyLostError as lost:
-            await apply_again(
+            await retry_apply(
                 self.table,
                 self.segment,
                 changes,
@@ -112,7 +112,7 @@ class OpenPartition:
                 first=lost,
                 began=began,
                 horizon=self.horizon,
-                pause=pause_in_loop,
+                pause=pause_async,
             )
 
 
@@ -145,7 +145,7 @@ class OpenTable:
 _PAGE = 500  # entries
 
 
-async def forget_marks(table: OpenTable, before: float) -> int:
+async def purge_marks(table: OpenTable, before: float) -> int:
     """Forget what was applied before that time (seconds since 1970); return of how many keys.
 
     A record that others write meanwhile keeps its marks.
@@ -157,7 +157,7 @@ async def forget_marks(table: OpenTable, before: float) -> int:
             page = await partition.segment.page(left, _PAGE, values=True)
             left = left.after(page.keys[-1]) if page else None
             changes = [change for entry in page.entries() if (change := _without_marks(entry, before)) is not None]
-            for part in in_requests(changes, partition.limits):
+            for part in split_into_requests(changes, partition.limits):
                 forgotten += await _apply(partition, part)
     return forgotten
 
@@ -166,7 +166,7 @@ async def _apply(partition: OpenPartition, changes: Sequence[SegmentChange]) -> 
     """Apply the changes whose keys nobody has written meanwhile; return how many these are."""
     while changes:
         token = new_token()
-        request = [change._replace(version=version_of(token, place)) for place, change in enumerate(changes)]
+        request = [change._replace(version=make_version(token, place)) for place, change in enumerate(changes)]
         try:
             await partition.apply(request, token)
             break
@@ -187,7 +187,7 @@ def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
     if is_deleted(document):
         return SegmentChange(entry.key, None, b"", entry.version)
     rest = {name: value for name, value in document.items() if name not in (AT, NEWEST, APPLIED)}
-    return SegmentChange(entry.key, compact(rest).encode(), b"", entry.version)
+    return SegmentChange(entry.key, to_compact_json(rest).encode(), b"", entry.version)
 
 
 # Writes to the records of one partition of a key-value table: look, decide, write what was looked at, or look again.
@@ -263,7 +263,7 @@ class OptimisticWrites:
         lost: set[Row] = set()
         for keys, changes in self._requests(decision):
             token = new_token()
-            request = [change._replace(version=version_of(token, place)) for place, change in enumerate(changes)]
+            request = [change._replace(version=make_version(token, place)) for place, change in enumerate(changes)]
             try:
                 await self.partition.apply(request, token)
             except ConditionsFailed as late:
@@ -285,7 +285,7 @@ class OptimisticWrites:
         alone = [key for key in changes if key in self._contested]
         together = [key for key in changes if key not in self._contested]
         keys = iter(together)
-        for part in in_requests([changes[key] for key in together], self.partition.limits):
+        for part in split_into_requests([changes[key] for key in together], self.partition.limits):
             yield [next(keys) for _ in part], part
         for key in alone:
             yield [key], [changes[key]]
@@ -422,7 +422,7 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
 
         A message as old as that is from then on applied when it comes (again). Reads the whole table.
         """
-        return await forget_marks(await self._opened(make=self.create), time.time() - older_than)
+        return await purge_marks(await self._opened(make=self.create), time.time() - older_than)
 
     async def _get(self, opened: OpenTable, operation: Operation[Any]) -> Outcomes:
         asked = validate_entries(self._codec, operation)
@@ -456,8 +456,8 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
                 partition=opened.partitions[number],
                 left=entries,
                 table_keys={entry.key: places[entry.key][1] for entry in entries},
-                looks=looks(operation),
-                decide=lambda part, stored: decided(
+                looks=needs_stored_rows(operation),
+                decide=lambda part, stored: plan_documents(
                     self._codec, self._documents, operation, part, stored, time.time(), opened.checked
                 ),
                 problem_of=self._met,
@@ -509,7 +509,7 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
                 backend = backend_from(self.stored_in) if isinstance(self.stored_in, Mapping) else self.stored_in
                 manager = KeyValueTableManager(lake, backend)
                 if make:
-                    make_table(manager, self.scope, self.table, self.partitions)
+                    ensure_table(manager, self.scope, self.table, self.partitions)
                 table = manager.open(self.scope, self.table, key=TextSerializer(), value=BytesSerializer())
                 opened = OpenTable(table.id, table.configuration, table.backend)
                 self._open = opened

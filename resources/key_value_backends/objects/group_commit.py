@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 
 from dagster_adjunct.resources.errors import ObjectNotFoundError, TableUnavailableError
 from dagster_adjunct.resources.key_value.segment import ABSENT, ANYTHING, ConditionsFailed, SegmentChange
-from dagster_adjunct.resources.key_value_backends.objects.pointer import Standing, Status, SwapBackoff, Swapped, Write
+from dagster_adjunct.resources.key_value_backends.objects.pointer import (
+    PointerSnapshot,
+    Status,
+    SwapBackoff,
+    SwapResult,
+    Write,
+)
 from dagster_adjunct.resources.key_value_backends.objects.segment_core import (
     SegmentCore,
     SegmentUpkeep,
@@ -61,7 +67,7 @@ def conditional_keys(requests: Sequence[QueuedWrite]) -> set[bytes]:
     return {change.key for request in requests for change in request.changes if change.expected is not ANYTHING}
 
 
-def decide(
+def decide_commit(
     requests: Sequence[QueuedWrite], versions: Mapping[bytes, bytes | None], applied_before: Collection[bytes]
 ) -> CommitDecision:
     """Return what becomes of each request, upon the versions that stand (None: no such key).
@@ -197,7 +203,7 @@ class GroupCommit:
             table=f"{self._core.table.scope}/{self._core.table.name}",
         )
 
-    def _decide(self, standing: Standing, group: list[QueuedWrite]) -> CommitDecision:
+    def _decide(self, standing: PointerSnapshot, group: list[QueuedWrite]) -> CommitDecision:
         """Return what becomes of the group. What a sealed or deleted segment refuses is answered, and leaves it."""
         state = self._core.readable(standing)
         repeated = {request.token for request in group if request.repeated}
@@ -208,9 +214,9 @@ class GroupCommit:
                     request.answer.set_exception(self._core.sealed())
             group[:] = [request for request in group if request.token in before]
         entries = SegmentView(state, self._core.objects).find(conditional_keys(group))
-        return decide(group, {key: entry and entry[0] for key, entry in entries.items()}, before)
+        return decide_commit(group, {key: entry and entry[0] for key, entry in entries.items()}, before)
 
-    def _swap(self, standing: Standing, decision: CommitDecision) -> Swapped:
+    def _swap(self, standing: PointerSnapshot, decision: CommitDecision) -> SwapResult:
         tokens = [request.token for request in decision.applied]
         after = standing.state.committed(now_in_ms(), tokens, decision.writes)
         return self._core.pointer.swap(
@@ -220,7 +226,7 @@ class GroupCommit:
             pause=self._lost,
         )
 
-    def _won(self, swapped: Swapped, began: float) -> None:
+    def _won(self, swapped: SwapResult, began: float) -> None:
         seen, self._seen = self._seen, (swapped.standing.state.number, self._core.pointer.won)
         others = self._seen[0] - seen[0] - (self._seen[1] - seen[1]) if seen[0] else 0
         self._backoff.won(others, time.monotonic() - began)

@@ -27,7 +27,7 @@ from pydantic import Field, ValidationError
 from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import AdjunctError, PreconditionFailedError, TransientError
 from dagster_adjunct.resources.key_value.segment import TOKEN_BYTES, VERSION_BYTES, ReplyLostError
-from dagster_adjunct.resources.key_value_backends.objects.runs import Columns, Versioned, damaged
+from dagster_adjunct.resources.key_value_backends.objects.runs import Columns, Versioned, damaged_object_error
 from dagster_adjunct.resources.objects.store import ObjectStore
 
 # Which requests were applied, and when: the tokens of recent commits, kept with the data for lost replies.
@@ -66,7 +66,7 @@ def tokens_since(data: bytes, oldest: int) -> bytes:
     return b"".join(commit.to_bytes() for commit in read_tokens(data) if commit.time >= oldest)
 
 
-def holds_any(data: bytes, tokens: Collection[bytes]) -> set[bytes]:
+def find_tokens(data: bytes, tokens: Collection[bytes]) -> set[bytes]:
     """Return those of these tokens that were written here."""
     return {token for commit in read_tokens(data) for token in commit.tokens if token in tokens}
 
@@ -185,16 +185,16 @@ def read_pointer(data: bytes, where: str, before: SegmentState | None = None) ->
     `before` is any state that was read from this pointer earlier: what both have in common is not read again.
     """
     if len(data) < _POINTER_HEAD.size + _FACTS.size or data[:8] != _MAGIC:
-        raise damaged(where, f"it begins with {data[:8]!r}, expected {_MAGIC!r}")
+        raise damaged_object_error(where, f"it begins with {data[:8]!r}, expected {_MAGIC!r}")
     if zlib.crc32(memoryview(data)[_POINTER_HEAD.size :]) != _POINTER_HEAD.unpack_from(data)[1]:
-        raise damaged(where, "it has another checksum than was stored with it")
+        raise damaged_object_error(where, "it has another checksum than was stored with it")
     status, number, time, nonce, size = _FACTS.unpack_from(data, _POINTER_HEAD.size)
     at = _POINTER_HEAD.size + _FACTS.size
     stored_levels = data[at : at + size]
     try:
         levels = _read_levels(stored_levels)
     except ValidationError as error:
-        raise damaged(where, first_validation_problem(error)) from None
+        raise damaged_object_error(where, first_validation_problem(error)) from None
     log = data[at + size :]
     recent, tokens, known = {}, {}, 0
     if before is not None and before.levels.flushed == levels.flushed and log.startswith(before.log):
@@ -229,7 +229,7 @@ def read_log(log: bytes, at: int = 0) -> list[tuple[CommitTokens, list[Write]]]:
     return commits
 
 
-def relogged(state: SegmentState, levels: Levels, log: bytes) -> SegmentState:
+def replace_log(state: SegmentState, levels: Levels, log: bytes) -> SegmentState:
     """Return the state with other runs below it, and the commits of `log` alone above them."""
     stored = levels.model_dump_json().encode()
     if log == state.log:
@@ -247,7 +247,7 @@ def log_tokens(log: bytes) -> bytes:
     return b"".join(commit.to_bytes() for commit, _ in read_log(log))
 
 
-def columns_of(recent: Mapping[bytes, Versioned]) -> Columns:
+def columns_from_log(recent: Mapping[bytes, Versioned]) -> Columns:
     """Return what a log says by key, in the order of the keys."""
     keys = sorted(recent)
     versioned = [recent[key] for key in keys]
@@ -275,7 +275,7 @@ _TURNS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PointerSnapshot:
     """A state, and the ETag of the pointer that says it."""
 
     state: SegmentState
@@ -283,11 +283,11 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Swapped:
+class SwapResult:
     """Whether a swap of ours took place, and a state from after it: ours, or one that others made since."""
 
     won: bool
-    standing: Standing
+    standing: PointerSnapshot
 
 
 class PointerObject:
@@ -296,14 +296,14 @@ class PointerObject:
 
     def __init__(self, store: ObjectStore, key: str) -> None:
         self.store, self.key = store, key
-        self.last: Standing | None = None  # that was read, or written, by this process
+        self.last: PointerSnapshot | None = None  # that was read, or written, by this process
         self.won = 0  # swaps that this process made
         self._turn = threading.Condition()
         self._begun = 0
         self._ended = 0
-        self._outcome: Standing | None = None  # of the last read that ended; None where it failed
+        self._outcome: PointerSnapshot | None = None  # of the last read that ended; None where it failed
 
-    def read(self) -> Standing:
+    def read(self) -> PointerSnapshot:
         """Return what stands now. One GET."""
         stored = self.store.get(self.key)
         last = self.last
@@ -311,10 +311,10 @@ class PointerObject:
             return last
         before = None if last is None else last.state
         state = read_pointer(stored.data, f"pointer {self.key!r} in {self.store.url}", before)
-        self.last = Standing(state, stored.etag)
+        self.last = PointerSnapshot(state, stored.etag)
         return self.last
 
-    def fresh(self) -> Standing:
+    def fresh(self) -> PointerSnapshot:
         """Return what stands at some moment of this call. Threads that ask while a GET is under way share the next."""
         with self._turn:
             mine = self._begun + 1  # what began before this call may have read what was before it
@@ -327,7 +327,7 @@ class PointerObject:
                 self._turn.wait()
             self._begun += 1
             number = self._begun
-        standing: Standing | None = None
+        standing: PointerSnapshot | None = None
         try:
             standing = self.read()
             return standing
@@ -338,7 +338,7 @@ class PointerObject:
 
     def change(
         self, make: Callable[[SegmentState], SegmentState | None], *, is_in: Callable[[SegmentState], bool]
-    ) -> Swapped | None:
+    ) -> SwapResult | None:
         """Swap in what `make` makes of what stands, and anew of what others put there first.
 
         `is_in` is as for `swap`, whose errors it raises. What is returned was not won where `make` returned None: it
@@ -348,7 +348,7 @@ class PointerObject:
         for _ in range(_TURNS):
             after = make(standing.state)
             if after is None:
-                return Swapped(False, standing)
+                return SwapResult(False, standing)
             swapped = self.swap(standing, after, is_in=is_in)
             if swapped.won:
                 return swapped
@@ -357,12 +357,12 @@ class PointerObject:
 
     def swap(
         self,
-        before: Standing,
+        before: PointerSnapshot,
         after: SegmentState,
         *,
         is_in: Callable[[SegmentState], bool],
         pause: Callable[[], None] = lambda: None,
-    ) -> Swapped:
+    ) -> SwapResult:
         """Put `after` in the place of `before`; `is_in(state)` says of a later state whether ours is part of it.
 
         `pause` is called where somebody else was first, before that is looked at. Raises ReplyLostError where nobody
@@ -383,15 +383,15 @@ class PointerObject:
                     raise
                 raise self._lost(error) from problem
             else:
-                self.last = Standing(after, etag)
+                self.last = PointerSnapshot(after, etag)
                 self.won += 1
-                return Swapped(True, self.last)
+                return SwapResult(True, self.last)
             try:
                 now = self.read()
                 if now.state.nonce == after.nonce:
-                    return Swapped(True, now)
+                    return SwapResult(True, now)
                 if now.etag != before.etag:  # whatever of ours may still be on its way is refused now
-                    return Swapped(is_in(now.state), now)
+                    return SwapResult(is_in(now.state), now)
             except AdjunctError as error:
                 raise self._lost(error) from problem
             time.sleep(random.uniform(0.5, 1.0) * _FIRST_PAUSE * 2**attempt)  # the identical request again

@@ -67,7 +67,7 @@ class Columns:
         return Columns(self.keys[first:last], self.versions[first:last], self.values[first:last])
 
 
-def joined(parts: Sequence[Columns]) -> Columns:
+def concat_columns(parts: Sequence[Columns]) -> Columns:
     """Return parts one behind the other as one."""
     if len(parts) == 1:
         return parts[0]
@@ -79,7 +79,7 @@ def joined(parts: Sequence[Columns]) -> Columns:
     return whole
 
 
-def without_removed(entries: Columns) -> Columns:
+def drop_removed(entries: Columns) -> Columns:
     """Return entries without those that say that a key was removed."""
     if None not in entries.values:
         return entries
@@ -138,15 +138,15 @@ _WORD = (1 << 64) - 1
 Hashed = tuple[int, int]
 
 
-def hashed(key: bytes) -> Hashed:
+def hash_key(key: bytes) -> Hashed:
     """Return what `may_hold` asks for: it is the same for every filter."""
     first, second = mmh3.hash64(key, _SEED, True, signed=False)
     return first, second
 
 
-def hashes_of(keys: Sequence[bytes]) -> npt.NDArray[np.uint64]:
+def hash_keys(keys: Sequence[bytes]) -> npt.NDArray[np.uint64]:
     """Return the two hashes of each key, which `build_filter` takes."""
-    return np.array([hashed(key) for key in keys], dtype=np.uint64).reshape(len(keys), 2)
+    return np.array([hash_key(key) for key in keys], dtype=np.uint64).reshape(len(keys), 2)
 
 
 def build_filter(hashes: Sequence[npt.NDArray[np.uint64]]) -> bytes:
@@ -207,7 +207,7 @@ class RunWriter:
 
     def add(self, entries: Columns) -> None:
         """Append entries, whose keys are above all before."""
-        self._hashes.append(hashes_of(entries.keys))
+        self._hashes.append(hash_keys(entries.keys))
         start = 0
         for place, (key, value) in enumerate(zip(entries.keys, entries.values, strict=True), 1):
             self._size += len(key) + len(value or b"") + _OVERHEAD
@@ -267,11 +267,11 @@ class WrittenRun:
 def read_footer(data: bytes, where: str) -> RunIndex:
     """Return what a footer says. Raises MalformedDocumentError where it is damaged, or of another format."""
     if len(data) < _HEAD.size or data[:8] != _MAGIC:
-        raise damaged(where, f"its footer begins with {data[:8]!r}, expected {_MAGIC!r}")
+        raise damaged_object_error(where, f"its footer begins with {data[:8]!r}, expected {_MAGIC!r}")
     _, checksum, number, _, firsts_size, filter_size, tokens_size = _HEAD.unpack_from(data)
     body = data[_HEAD.size :]
     if zlib.crc32(body) != checksum:
-        raise damaged(where, "its footer has another checksum than was stored with it")
+        raise damaged_object_error(where, "its footer has another checksum than was stored with it")
     arrays = struct.Struct(f"<{number + 1}Q{number}I{number}I{number}H")
     numbers = arrays.unpack_from(body)
     lengths = numbers[3 * number + 1 :]
@@ -288,7 +288,7 @@ def read_footer(data: bytes, where: str) -> RunIndex:
     )
 
 
-def damaged(where: str, problem: str) -> MalformedDocumentError:
+def damaged_object_error(where: str, problem: str) -> MalformedDocumentError:
     """Return the error for an object of a segment that is not what was written."""
     return MalformedDocumentError(
         f"{where} can't be read: {problem}.",

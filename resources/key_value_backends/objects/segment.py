@@ -39,7 +39,7 @@ from dagster_adjunct.resources.key_value_backends.objects.pointer import (
     PointerObject,
     SegmentState,
     Status,
-    relogged,
+    replace_log,
 )
 from dagster_adjunct.resources.key_value_backends.objects.segment_core import SegmentCore, SegmentUpkeep, now_in_ms
 from dagster_adjunct.resources.key_value_backends.objects.store import BlockCache, RunObjects, threads
@@ -214,7 +214,7 @@ def _settled(table: TableId, pointer: PointerObject, status: Status) -> Status:
         if is_settled(state):
             return None
         after = replace(state.then(now_in_ms()), status=status)
-        return relogged(after, Levels(), b"") if status is Status.DELETED else after
+        return replace_log(after, Levels(), b"") if status is Status.DELETED else after
 
     try:
         swapped = pointer.change(settled, is_in=is_settled)

@@ -32,22 +32,22 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredEntry,
     StoredPage,
     TableId,
-    deleted_table,
-    sealed_table,
+    deleted_table_error,
+    sealed_table_error,
 )
 from dagster_adjunct.resources.key_value_backends.objects.pointer import (
     DroppedRun,
     Levels,
     MergeClaim,
     PointerObject,
+    PointerSnapshot,
     RunRef,
     SegmentState,
-    Standing,
     Status,
-    columns_of,
-    holds_any,
+    columns_from_log,
+    find_tokens,
     log_tokens,
-    relogged,
+    replace_log,
     tokens_since,
 )
 from dagster_adjunct.resources.key_value_backends.objects.runs import (
@@ -56,10 +56,10 @@ from dagster_adjunct.resources.key_value_backends.objects.runs import (
     RunIndex,
     RunWriter,
     Versioned,
-    hashed,
-    joined,
+    concat_columns,
+    drop_removed,
+    hash_key,
     may_hold,
-    without_removed,
 )
 from dagster_adjunct.resources.key_value_backends.objects.store import BlockCache, RunObjects
 from dagster_adjunct.resources.objects.store import staged_file_errors
@@ -117,7 +117,7 @@ class SegmentView:
                 entries[key] = None if recent[1] is None else recent
             elif key not in entries:
                 entries[key] = None
-                sought.append(_Search(key, hashed(key), len(self.state.levels.runs)))
+                sought.append(_Search(key, hash_key(key), len(self.state.levels.runs)))
         while sought:
             sought = [search for search in sought if self._next_run(search)]
             # Of each key that block which is most likely to have it, all at once.
@@ -141,7 +141,7 @@ class SegmentView:
 
         About `wanted` are fetched at a time: give what is going to be taken.
         """
-        yield from merged(self._parts(within, wanted), within)
+        yield from merge_parts(self._parts(within, wanted), within)
 
     @cached_property
     def _indexes(self) -> list[RunIndex]:
@@ -158,8 +158,8 @@ class SegmentView:
 
     def _parts(self, within: KeyRange, wanted: int) -> list[Part]:
         runs = zip(self.state.levels.runs, self._indexes, strict=True)
-        recent = columns_of(self.state.recent).between(within.start, within.end)
-        return [*(StoredPart(self._objects, run, index, wanted, within.end) for run, index in runs), HeldPart(recent)]
+        recent = columns_from_log(self.state.recent).between(within.start, within.end)
+        return [*(RunPart(self._objects, run, index, wanted, within.end) for run, index in runs), LogPart(recent)]
 
 
 @dataclass(slots=True)
@@ -170,7 +170,7 @@ class _Search:
     block: int = -1
 
 
-class HeldPart:
+class LogPart:
     """Entries that are at hand."""
 
     def __init__(self, entries: Columns) -> None:
@@ -185,7 +185,7 @@ class HeldPart:
         return self._entries.between(within.start, within.end)
 
 
-class StoredPart:
+class RunPart:
     """Entries of a run, of which about `wanted` before a key are going to be read."""
 
     def __init__(self, objects: RunObjects, run: RunRef, index: RunIndex, wanted: int, end: bytes | None) -> None:
@@ -213,7 +213,7 @@ class StoredPart:
         if not all(number in self._held for number in range(first, last)):
             ahead = max(last, self._ahead_of(first))
             self._held = dict(enumerate(self._objects.blocks(self._run, self._index, first, ahead - 1), first))
-        return joined([self._held[number] for number in range(first, last)]).between(within.start, within.end)
+        return concat_columns([self._held[number] for number in range(first, last)]).between(within.start, within.end)
 
     def _ahead_of(self, first: int) -> int:
         """Return the block before which there are about so many entries as are wanted in all, within the range."""
@@ -226,10 +226,10 @@ class StoredPart:
         return last
 
 
-Part = HeldPart | StoredPart
+Part = LogPart | RunPart
 
 
-def merged(parts: Sequence[Part], within: KeyRange) -> Iterator[Columns]:
+def merge_parts(parts: Sequence[Part], within: KeyRange) -> Iterator[Columns]:
     """Yield the entries of all parts, in the order of their keys; of a key that several have, the last part's.
 
     They come in windows of some thousand entries of the part that has most there.
@@ -240,18 +240,18 @@ def merged(parts: Sequence[Part], within: KeyRange) -> Iterator[Columns]:
         reached = min((key for part in parts if (key := part.reach(left)) is not None), default=None)
         window = KeyRange(start, within.end if reached is None else reached)
         sources = [part.read(window) for part in parts]
-        yield newest_of([source for source in sources if len(source)])
+        yield merge_newest([source for source in sources if len(source)])
         start = reached
 
 
-def newest_of(sources: Sequence[Columns]) -> Columns:
+def merge_newest(sources: Sequence[Columns]) -> Columns:
     """Return the entries of several in the order of their keys; for a key that several have, that of the last one."""
     if len(sources) < 2:
         return sources[0] if sources else Columns([], [], [])
     places: dict[bytes, Versioned] = {}
     for source in sources:
         places.update(zip(source.keys, zip(source.versions, source.values, strict=True), strict=True))
-    return columns_of(places)
+    return columns_from_log(places)
 
 
 T = TypeVar("T")
@@ -293,7 +293,7 @@ class SegmentCore:
                 self._ends.popitem(last=False)
         return page
 
-    def reading(self, read: Callable[[Standing], T]) -> T:
+    def reading(self, read: Callable[[PointerSnapshot], T]) -> T:
         """Return what `read` gives for what stands now; again where a run that it needs was merged away meanwhile."""
         with self.told():
             missing: ObjectNotFoundError | None = None
@@ -305,7 +305,7 @@ class SegmentCore:
                     missing = error
             raise self.lost_run(missing)
 
-    def readable(self, standing: Standing) -> SegmentState:
+    def readable(self, standing: PointerSnapshot) -> SegmentState:
         """Return the state of a segment that was not deleted."""
         if standing.state.status is Status.DELETED:
             raise self.gone()
@@ -318,14 +318,14 @@ class SegmentCore:
         for run in state.levels.runs:
             recent = run.newest >= kept_since if oldest is None else run.last >= oldest
             if recent and len(applied) < len(tokens):
-                applied |= holds_any(self.objects.index(run).tokens, tokens)
+                applied |= find_tokens(self.objects.index(run).tokens, tokens)
         return applied
 
     def gone(self) -> KeyValueTableNotFoundError:
-        return deleted_table(self.table, f"{self._label()} at {self.pointer.key!r} in {self.pointer.store.url}")
+        return deleted_table_error(self.table, f"{self._label()} at {self.pointer.key!r} in {self.pointer.store.url}")
 
     def sealed(self) -> KeyValueTableSealedError:
-        return sealed_table(self.table, self._label())
+        return sealed_table_error(self.table, self._label())
 
     def _label(self) -> str:
         return f"key-value table {self.table}"
@@ -348,7 +348,7 @@ class SegmentCore:
         stored: list[bytes | None] = []
         size = 0
         for window in SegmentView(state, self.objects).windows(within, wanted):
-            there = without_removed(window)
+            there = drop_removed(window)
             left = limit - len(keys)
             page_values = there.values[:left] if values else [None] * min(left, len(there))
             keys += there.keys[:left]
@@ -416,7 +416,7 @@ class SegmentUpkeep:
         self._asked = False
         self._alive = False
 
-    def after_commit(self, before: Standing, after: Standing) -> None:
+    def after_commit(self, before: PointerSnapshot, after: PointerSnapshot) -> None:
         """Begin what a commit of ours made due."""
         grown = len(after.state.log) // FLUSHED_BYTES > len(before.state.log) // FLUSHED_BYTES
         spilled = after.state.levels.flushed == after.state.number
@@ -431,7 +431,7 @@ class SegmentUpkeep:
             return state
         run = self._flushed(state)
         levels = state.levels.model_copy(update={"runs": (*state.levels.runs, run), "flushed": state.number})
-        return relogged(state, levels, b"")
+        return replace_log(state, levels, b"")
 
     def finish(self) -> None:
         """Return when what was begun is done: the thread would end with the process, and leave a claim behind."""
@@ -493,14 +493,14 @@ class SegmentUpkeep:
             if now.levels.flushed != state.levels.flushed or now.levels.collected != state.levels.collected:
                 return None
             changed = {"runs": (*now.levels.runs, run), "flushed": state.number}
-            return relogged(now.then(now_in_ms()), now.levels.model_copy(update=changed), now.log[len(state.log) :])
+            return replace_log(now.then(now_in_ms()), now.levels.model_copy(update=changed), now.log[len(state.log) :])
 
         self._swap(flushed, run.id, lambda levels: run in levels.runs)
 
     def _flushed(self, state: SegmentState) -> RunRef:
         """Write the log of a state as a run, and return it."""
         facts = {"first": state.levels.flushed + 1, "last": state.number, "newest": state.time}
-        return self._written(uuid.uuid4().hex, [columns_of(state.recent)], log_tokens(state.log), 0, facts)
+        return self._written(uuid.uuid4().hex, [columns_from_log(state.recent)], log_tokens(state.log), 0, facts)
 
     # -- merging
 
@@ -522,7 +522,7 @@ class SegmentUpkeep:
             until = now + _CLAIMED + sum(run.size for run in runs) // 1000
             claim = claim.model_copy(update={"of": tuple(run.id for run in runs), "until": until})
             others = tuple(other for other in state.levels.claims if other.until > now)
-            return relogged(state.then(now), state.levels.model_copy(update={"claims": (*others, claim)}), state.log)
+            return replace_log(state.then(now), state.levels.model_copy(update={"claims": (*others, claim)}), state.log)
 
         if not plan_merge(self._core.pointer.read().state.levels, now_in_ms()) or not self._swap(
             claimed, _NO_RUN, lambda levels: claim in levels.claims
@@ -540,7 +540,7 @@ class SegmentUpkeep:
             if levels is None:
                 return None
             doomed.extend(gone.id for gone in state.levels.dropped if gone not in levels.dropped)
-            return relogged(state.then(now_in_ms()), levels, state.log)
+            return replace_log(state.then(now_in_ms()), levels, state.log)
 
         if not self._swap(replaced, run.id, lambda levels: run in levels.runs):
             return False
@@ -553,12 +553,10 @@ class SegmentUpkeep:
         """Write runs as one, and return it. Where the oldest one is among them, removed keys are left out."""
         objects = RunObjects(self._core.pointer.store, self._core.objects.prefix, BlockCache(_MERGE_CACHE))
         indexes = objects.indexes(runs)
-        parts = [
-            StoredPart(objects, run, index, _MERGED_AT_ONCE, None) for run, index in zip(runs, indexes, strict=True)
-        ]
-        everything = merged(parts, KeyRange())
+        parts = [RunPart(objects, run, index, _MERGED_AT_ONCE, None) for run, index in zip(runs, indexes, strict=True)]
+        everything = merge_parts(parts, KeyRange())
         if self._core.pointer.read().state.levels.runs[:1] == runs[:1]:
-            everything = map(without_removed, everything)
+            everything = map(drop_removed, everything)
         kept_since = now_in_ms() - TOKENS_KEPT
         tokens = b"".join(
             tokens_since(index.tokens, kept_since)
@@ -606,7 +604,7 @@ class SegmentUpkeep:
 
         def with_collected(state: SegmentState) -> SegmentState | None:
             after = state.then(now_in_ms())
-            return relogged(after, state.levels.model_copy(update={"collected": after.number}), state.log)
+            return replace_log(after, state.levels.model_copy(update={"collected": after.number}), state.log)
 
         after = self._swap(with_collected, _NO_RUN, lambda levels: False)
         if after is not None:

@@ -17,7 +17,7 @@ from dagster_adjunct.resources.key_value_backends.objects.pointer import RunRef
 from dagster_adjunct.resources.key_value_backends.objects.runs import (
     Columns,
     RunIndex,
-    damaged,
+    damaged_object_error,
     read_block,
     read_footer,
 )
@@ -94,7 +94,9 @@ class RunObjects:
         start = 0 if run.size <= _WHOLE else run.size - run.footer
         data = self.store.get_range(key, start, run.size - start)
         if len(data) != run.size - start:
-            raise damaged(self._where(key), f"it ends after {start + len(data):,} bytes, expected {run.size:,}")
+            raise damaged_object_error(
+                self._where(key), f"it ends after {start + len(data):,} bytes, expected {run.size:,}"
+            )
         index = read_footer(data[len(data) - run.footer :], self._where(key))
         self._cache.put((key, -1), index, run.footer)
         if start == 0:
@@ -126,7 +128,9 @@ class RunObjects:
         for number in numbers:
             part = data[index.offsets[number] - origin : index.offsets[number + 1] - origin]
             if zlib.crc32(part) != index.checksums[number]:
-                raise damaged(self._where(key), f"block {number} has another checksum than its footer says")
+                raise damaged_object_error(
+                    self._where(key), f"block {number} has another checksum than its footer says"
+                )
             blocks[number] = read_block(part)
             self._cache.put((key, number), blocks[number], len(part))
         return blocks

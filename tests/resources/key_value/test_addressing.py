@@ -16,9 +16,9 @@ from dagster_adjunct.resources.key_value.segment import (
     SegmentLimits,
     TableId,
     family_prefix,
-    part_of_family,
+    family_range,
+    family_subrange,
     partition_of,
-    range_of_family,
     split_table_key,
     table_key,
 )
@@ -142,7 +142,7 @@ def test_within_a_family_the_order_is_that_of_the_keys(family: str, key: bytes, 
 @given(_FAMILIES, st.none() | _FAMILIES, _KEYS)
 def test_the_range_of_a_family_has_its_keys_and_no_others(family: str, other: str | None, key: bytes) -> None:
     stored = table_key(b"" if other is None else family_prefix(other), key)
-    assert _has(range_of_family(family_prefix(family)), stored) == (other == family)
+    assert _has(family_range(family_prefix(family)), stored) == (other == family)
 
 
 @given(_FAMILIES, _KEYS, st.none() | _KEYS, st.none() | _KEYS, _KEYS)
@@ -150,7 +150,7 @@ def test_a_part_of_a_family_has_what_begins_so_and_lies_between(
     family: str, beginning: bytes, start: bytes | None, end: bytes | None, key: bytes
 ) -> None:
     prefix = family_prefix(family)
-    part = part_of_family(prefix, beginning, start, end)
+    part = family_subrange(prefix, beginning, start, end)
     inside = key.startswith(beginning) and (start is None or start <= key) and (end is None or key < end)
     assert _has(part, table_key(prefix, key)) == inside
     assert not (part.is_empty and inside)
@@ -159,7 +159,7 @@ def test_a_part_of_a_family_has_what_begins_so_and_lies_between(
 @given(_FAMILIES, _KEYS, _KEYS)
 def test_what_is_left_behind_a_key_begins_with_the_next_one(family: str, key: bytes, other: bytes) -> None:
     prefix = family_prefix(family)
-    left = range_of_family(prefix).after(table_key(prefix, key))
+    left = family_range(prefix).after(table_key(prefix, key))
     assert _has(left, table_key(prefix, other)) == (other > key)
 
 

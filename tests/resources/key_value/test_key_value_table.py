@@ -38,7 +38,7 @@ from dagster_adjunct.key_value import (
     TableKey,
     TextSerializer,
 )
-from dagster_adjunct.resources.key_value.segment import SegmentLimits, deleted_table
+from dagster_adjunct.resources.key_value.segment import SegmentLimits, deleted_table_error
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 from tests.resources.key_value.scripted_segments import ID, ScriptedSegments
 
@@ -316,7 +316,7 @@ def test_what_ends_a_table_names_the_family_that_was_asked_for() -> None:
         lambda: next(table.keys(FAMILY)),
     ]
     for call in calls:
-        backend.script = [deleted_table(ID, "it")]
+        backend.script = [deleted_table_error(ID, "it")]
         with pytest.raises(KeyValueTableError) as caught:
             call()
         assert caught.value.facts == {"scope": "scope", "table": "table", "family": FAMILY}

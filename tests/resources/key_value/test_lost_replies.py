@@ -96,7 +96,7 @@ def test_nothing_is_asked_beyond_the_horizon_though_a_pause_was_too_long() -> No
     async def repeat() -> None:
         first, began = ReplyLostError("the line is cut.", ""), time.monotonic()
         table = TableId("scope", "table", "1")
-        await repeating.apply_again(
+        await repeating.retry_apply(
             table, cast(Any, Segment()), [], b"token", first=first, began=began, horizon=0.2, pause=slow
         )
 
@@ -126,7 +126,7 @@ def test_so_it_is_where_the_table_is_out_of_reach_after_a_reply_was_lost(backend
 def test_what_did_nothing_is_tried_again_and_then_told_as_it_is(
     backend: Any, table: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repeating, "PATIENCE", 0.2)
+    monkeypatch.setattr(repeating, "RETRY_SECONDS", 0.2)
     backend.script = [AWAY, AWAY]
     table.put("k", "1")
     backend.script = [AWAY]

@@ -25,14 +25,19 @@ from dagster_adjunct.resources.key_value.manager import (
     decide_delete,
     decide_seal,
     decide_update,
-    existing,
-    finished,
+    finish_transition,
     hash_range,
-    is_gone,
+    require_stored_table,
     table_info,
+    was_deleted,
 )
 from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration, partition_of
-from dagster_adjunct.resources.key_value.table_backends import StoredTable, TableName, check_table_name, parsed
+from dagster_adjunct.resources.key_value.table_backends import (
+    StoredTable,
+    TableName,
+    check_table_name,
+    parse_stored_entry,
+)
 
 NAME = TableName("plant", "machines")
 
@@ -114,33 +119,33 @@ def test_what_is_not_there_is_neither_updated_nor_sealed(current: StoredTable | 
 def test_of_a_table_that_is_being_deleted_nobody_is_told_to_create_it() -> None:
     """Who creates it ends the deletion, and that may be one that the store refused to whoever began it."""
     with pytest.raises(KeyValueTableNotFoundError, match="is being deleted") as refused:
-        existing(table("deleting"), NAME)
+        require_stored_table(table("deleting"), NAME)
     assert "gone" in refused.value.next_step
     with pytest.raises(KeyValueTableNotFoundError, match="there is no") as refused:
-        existing(None, NAME)
+        require_stored_table(None, NAME)
     assert "create it" in refused.value.next_step
 
 
 def test_what_is_done_is_stored_unless_others_went_on() -> None:
-    assert finished(table("creating", longest_key=7), table("creating")) == table("active", longest_key=7)
-    assert finished(table("sealing"), table("sealing")) == table("sealed")
-    assert finished(table("deleting"), table("deleting")) is None
+    assert finish_transition(table("creating", longest_key=7), table("creating")) == table("active", longest_key=7)
+    assert finish_transition(table("sealing"), table("sealing")) == table("sealed")
+    assert finish_transition(table("deleting"), table("deleting")) is None
     for current in (None, table("sealing"), table("creating", incarnation="a" * 16)):
-        assert finished(current, table("creating")) == current
-    assert is_gone(None, table())
-    assert is_gone(table(incarnation="a" * 16), table())
-    assert is_gone(table("deleting"), table())
-    assert not is_gone(table("sealed"), table())
+        assert finish_transition(current, table("creating")) == current
+    assert was_deleted(None, table())
+    assert was_deleted(table(incarnation="a" * 16), table())
+    assert was_deleted(table("deleting"), table())
+    assert not was_deleted(table("sealed"), table())
 
 
 def test_an_entry_is_read_as_it_was_stored_and_what_is_none_is_told() -> None:
     stored = table("sealed", longest_value=5).model_dump(mode="json")
-    assert parsed(StoredTable, stored, "it") == table("sealed", longest_value=5)
+    assert parse_stored_entry(StoredTable, stored, "it") == table("sealed", longest_value=5)
     with pytest.raises(MalformedDocumentError, match="format 2; this release of Adjunct reads format 1"):
-        parsed(StoredTable, {**stored, "format": 2}, "it")
+        parse_stored_entry(StoredTable, {**stored, "format": 2}, "it")
     for broken in ({**stored, "state": "lost"}, {**stored, "incarnation": "../x"}, {**stored, "more": 1}, [], None):
         with pytest.raises(MalformedDocumentError, match="entry of it can't be read"):
-            parsed(StoredTable, broken, "it")
+            parse_stored_entry(StoredTable, broken, "it")
     assert "format 2" in str(table_info(NAME, {**stored, "format": 2}).problem)
 
 

@@ -32,7 +32,7 @@ from dagster_adjunct.resources.key_value.manager import NAMESPACE, KeyValueTable
 from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration, backend_from
 from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
-from dagster_adjunct.resources.key_value.table_backends import IN_SQLITE, backend_in, own_backends
+from dagster_adjunct.resources.key_value.table_backends import IN_SQLITE, lake_backends, resolve_lake_backend
 from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments
 from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
@@ -273,7 +273,7 @@ def test_a_backend_with_other_settings_is_the_same_place(tmp_path: Path) -> None
 
 def test_without_a_backend_tables_lie_beside_a_local_lake_and_in_another_one(tmp_path: Path) -> None:
     def own(lake: Lake) -> dict[str, Any]:
-        return backend_in(lake, own_backends(lake)[0])
+        return resolve_lake_backend(lake, lake_backends(lake)[0])
 
     local = open_lake(tmp_path / "lake")
     assert own(local) == {"backend": "sqlite", "path": str(tmp_path / "lake.key-values.sqlite")}
@@ -282,7 +282,7 @@ def test_without_a_backend_tables_lie_beside_a_local_lake_and_in_another_one(tmp
     in_memory = lake_in(InMemoryStore())
     assert own(in_memory) == {"backend": "objects", "url": in_memory}
     with pytest.raises(ConfigurationError, match="which this lake does not have"):
-        backend_in(in_memory, IN_SQLITE)
+        resolve_lake_backend(in_memory, IN_SQLITE)
 
 
 def test_a_table_lies_in_the_objects_of_a_lake_that_is_not_local() -> None:

@@ -19,10 +19,10 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredEntry,
     TableSegment,
     family_prefix,
+    family_range,
+    make_version,
     new_token,
-    range_of_family,
     table_key,
-    version_of,
 )
 
 NOWHERE = b"no key's version"  # 16 bytes, as versions have
@@ -67,7 +67,7 @@ class Request:
     @staticmethod
     def of(changes: Iterable[SegmentChange]) -> Request:
         token = new_token()
-        versioned = (change._replace(version=version_of(token, place)) for place, change in enumerate(changes))
+        versioned = (change._replace(version=make_version(token, place)) for place, change in enumerate(changes))
         return Request(token, tuple(versioned))
 
     @property
@@ -121,7 +121,7 @@ class Handle:
 
     def stored(self, family: str | None = None) -> Stored:
         """Return what a family holds, or the whole segment."""
-        within = None if family is None else range_of_family(family_prefix(family))
+        within = None if family is None else family_range(family_prefix(family))
         return {entry.key: (entry.version, entry.value) for entry in self.entries(within, 100)}
 
 

@@ -85,7 +85,7 @@ class PostgresWithoutLoop(PostgresSegments):
     """The same, whose segments wait in the thread of whoever asks."""
 
     waits = False
-    open = PostgresSegments.open_without_loop
+    open = PostgresSegments.open_blocking
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _without_loop, (self.to_dict(),)
@@ -104,7 +104,7 @@ class DynamoDbWithoutLoop(DynamoDbSegments):
     """The same, whose segments wait in the thread of whoever asks."""
 
     waits = False
-    open = DynamoDbSegments.open_without_loop
+    open = DynamoDbSegments.open_blocking
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _dynamodb_without_loop, (self.to_dict(),)

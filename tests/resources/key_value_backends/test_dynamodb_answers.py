@@ -23,12 +23,12 @@ from dagster_adjunct.resources.key_value.segment import (
     SegmentChange,
     TableId,
     family_prefix,
+    make_version,
     new_token,
     table_key,
-    version_of,
 )
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
-    LOOK_AFTER,
+    PURGE_AFTER,
     LoopCalls,
     PhysicalTables,
     SegmentLayout,
@@ -113,8 +113,8 @@ def key(name: bytes) -> bytes:
 
 
 CHANGES = [
-    SegmentChange(key(b"a"), b"1", version_of(TOKEN, 0), ABSENT),
-    SegmentChange(key(b"b"), b"2", version_of(TOKEN, 1), b"sixteen bytes it"),
+    SegmentChange(key(b"a"), b"1", make_version(TOKEN, 0), ABSENT),
+    SegmentChange(key(b"b"), b"2", make_version(TOKEN, 1), b"sixteen bytes it"),
 ]
 
 
@@ -291,8 +291,8 @@ def test_a_write_is_done_though_families_can_not_be_forgotten_after_it(
     answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     script = ScriptOfNewFamilies(OK, answer)
-    families = [table_key(family_prefix(f"f{number}"), b"a") for number in range(LOOK_AFTER)]
-    changes = [SegmentChange(one, b"1", version_of(TOKEN, number), ABSENT) for number, one in enumerate(families)]
+    families = [table_key(family_prefix(f"f{number}"), b"a") for number in range(PURGE_AFTER)]
+    changes = [SegmentChange(one, b"1", make_version(TOKEN, number), ABSENT) for number, one in enumerate(families)]
     asyncio.run(segment_of(script).apply(changes, TOKEN))
     assert len(script.asked) == 2
     assert "stay in its list for now" in caplog.text

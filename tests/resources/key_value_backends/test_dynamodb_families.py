@@ -20,12 +20,12 @@ from dagster_adjunct.resources.key_value.segment import (
     SegmentChange,
     TableId,
     TableSegment,
-    drive,
     family_prefix,
+    make_version,
     new_token,
-    pause_in_loop,
+    pause_async,
+    run_without_loop,
     table_key,
-    version_of,
 )
 from dagster_adjunct.resources.key_value_backends import (
     dynamodb_layout as dynamodb_families,
@@ -38,11 +38,7 @@ from dagster_adjunct.resources.key_value_backends import (
 )
 from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import Clients, LoopCalls, SegmentLayout, TableCalls
-from dagster_adjunct.resources.key_value_backends.dynamodb_segment import (
-    DynamoDbSegment,
-    SegmentWrites,
-    forget_families,
-)
+from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment, SegmentWrites, purge_families
 from tests.servers.dynamodb import DynamoDbServer, new_name
 from tests.servers.tcp_proxy import TcpProxy
 
@@ -68,9 +64,9 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Who writes looks at the list only where a test does: else one write in some dozen would make requests of its own.
     """
-    monkeypatch.setattr(dynamodb_families, "LOOK_AFTER", 1_000_000_000)
-    monkeypatch.setattr(dynamodb_forgetting, "SETTLING", 0)
-    monkeypatch.setattr(dynamodb_forgetting, "WORTH_A_TERM", 1)
+    monkeypatch.setattr(dynamodb_families, "PURGE_AFTER", 1_000_000_000)
+    monkeypatch.setattr(dynamodb_forgetting, "SETTLING_SECONDS", 0)
+    monkeypatch.setattr(dynamodb_forgetting, "MIN_EMPTY_FAMILIES", 1)
     for module in (dynamodb_forgetting, dynamodb_transactions):
         monkeypatch.setattr(module, "GATES", 2)
 
@@ -78,7 +74,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 class Interrupted(TableCalls):
     """Calls of which one, counted from 0, is held up until something else was done."""
 
-    pause = staticmethod(pause_in_loop)
+    pause = staticmethod(pause_async)
 
     def __init__(self, table: TableId, at: int = -1, meanwhile: Callable[[], Awaitable[Any]] | None = None) -> None:
         super().__init__(table)
@@ -117,7 +113,7 @@ async def write(
     repeated: bool = False,
 ) -> bytes:
     token = token or new_token()
-    version = version_of(token, 0)
+    version = make_version(token, 0)
     await segment.apply([SegmentChange(at, value, version, expected)], token, repeated=repeated)
     return version
 
@@ -148,25 +144,25 @@ def listed(server: DynamoDbServer, layout: SegmentLayout) -> set[bytes]:
 def test_families_of_jobs_that_are_over_leave_the_list_and_those_with_entries_stay(
     backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dynamodb_forgetting, "SETTLING", 0)
-    monkeypatch.setattr(dynamodb_families, "LOOK_AFTER", 16)
-    monkeypatch.setattr(dynamodb_forgetting, "LOOKED_AT", 64)
-    monkeypatch.setattr(dynamodb_forgetting, "WORTH_A_TERM", 8)
+    monkeypatch.setattr(dynamodb_forgetting, "SETTLING_SECONDS", 0)
+    monkeypatch.setattr(dynamodb_families, "PURGE_AFTER", 16)
+    monkeypatch.setattr(dynamodb_forgetting, "FAMILIES_PER_PURGE", 64)
+    monkeypatch.setattr(dynamodb_forgetting, "MIN_EMPTY_FAMILIES", 8)
     layout = layout_of(backend, table)
     lasting = [key(f"customer-{number}") for number in range(20)]
-    segment = backend.open_without_loop(table, 0)
+    segment = backend.open_blocking(table, 0)
     for one in lasting:
-        drive(write(segment, one))
+        run_without_loop(write(segment, one))
     for number in range(150):
-        drive(write(segment, key(f"job-{number:05d}")))
-        drive(write(segment, key(f"job-{number:05d}"), None))
+        run_without_loop(write(segment, key(f"job-{number:05d}")))
+        run_without_loop(write(segment, key(f"job-{number:05d}"), None))
         if number == 80:  # the process is another one from time to time
-            segment = backend.open_without_loop(table, 0)
-    assert drive(keys_of(segment)) == sorted(lasting)
+            segment = backend.open_blocking(table, 0)
+    assert run_without_loop(keys_of(segment)) == sorted(lasting)
     families = listed(dynamodb, layout)
     assert {family_prefix(f"customer-{number}") for number in range(20)} <= families
     assert len(families) <= 20 + 4 * 16
-    drive(segment.close())
+    run_without_loop(segment.close())
 
 
 def test_an_ordinary_put_is_one_request_also_after_families_were_forgotten(
@@ -181,7 +177,7 @@ def test_an_ordinary_put_is_one_request_also_after_families_were_forgotten(
         await write(segment, key("gone"))
         await write(segment, key("gone"), None)
         for _ in range(2):
-            await forget_families(calls, layout)
+            await purge_families(calls, layout)
         await write(segment, key("f"))  # learns of the term
         before = calls.made
         for number in range(5):
@@ -206,7 +202,7 @@ def test_no_entry_is_missed_whatever_request_of_the_forgetting_an_insert_comes_b
         await write(writer, key(family), None)
         calls = Interrupted(table, at, lambda: write(writer, key(family), b"v", ABSENT))
         for _ in range(2):  # the first one moves the gates, the second one takes families away
-            await forget_families(calls, layout)
+            await purge_families(calls, layout)
         interrupted = calls.made > at
         outcomes.add(family_prefix(family) in listed(dynamodb, layout))
         assert (key(family) in await keys_of(writer)) is interrupted
@@ -239,7 +235,7 @@ def test_no_entry_is_missed_whatever_request_of_an_insert_the_forgetting_comes_b
 
                 async def forget(plain: Interrupted = plain, family: str = family, seen: set = seen) -> None:
                     for _ in range(2):
-                        await forget_families(plain, layout)
+                        await purge_families(plain, layout)
                     seen.add(family_prefix(family) in listed(dynamodb, layout))
 
                 calls = Interrupted(table, -1, forget)
@@ -269,10 +265,10 @@ def test_a_write_that_hears_of_a_newer_term_is_sent_again_however_long_it_took_t
         await write(segment, key("gone"))
         await write(segment, key("gone"), None)
         for _ in range(2):
-            await forget_families(old, layout)
+            await purge_families(old, layout)
         calls = Interrupted(table, 0, lambda: asyncio.sleep(0.3))
         await SegmentWrites(calls, layout, patience=0.2).apply(
-            [SegmentChange(key("f"), b"v", version_of(new_token(), 0), ANYTHING)], new_token(), repeated=False
+            [SegmentChange(key("f"), b"v", make_version(new_token(), 0), ANYTHING)], new_token(), repeated=False
         )
         assert await keys_of(segment) == [key("f")]
         await calls.close()
@@ -295,12 +291,12 @@ def test_families_are_forgotten_only_after_all_that_may_have_passed_a_gate_has_s
         segment = DynamoDbSegment(calls, layout)
         await write(segment, key("gone"))
         await write(segment, key("gone"), None)
-        monkeypatch.setattr(dynamodb_forgetting, "SETTLING", 60)
+        monkeypatch.setattr(dynamodb_forgetting, "SETTLING_SECONDS", 60)
         for _ in range(3):
-            await forget_families(calls, layout)
+            await purge_families(calls, layout)
         assert listed(dynamodb, layout) == {family_prefix("gone")}
-        monkeypatch.setattr(dynamodb_forgetting, "SETTLING", 0)
-        await forget_families(calls, layout)
+        monkeypatch.setattr(dynamodb_forgetting, "SETTLING_SECONDS", 0)
+        await purge_families(calls, layout)
         assert listed(dynamodb, layout) == set()
         await calls.close()
 
@@ -324,7 +320,7 @@ def test_a_write_whose_reply_is_lost_is_applied_once_though_families_are_forgott
         await write(other, key("gone"))
         await write(other, key("gone"), None)
         for _ in range(2):
-            await forget_families(calls, layout)
+            await purge_families(calls, layout)
         assert family_prefix("gone") not in listed(dynamodb, layout)
         await write(segment, key("learns"))
         if trouble == "lost-after":
@@ -357,11 +353,11 @@ def test_a_sealed_table_stays_sealed_when_families_are_forgotten(
         for _ in range(2):
             await write(segment, key("gone"))
             await write(segment, key("gone"), None)
-            await forget_families(calls, layout)
+            await purge_families(calls, layout)
         await write(segment, key("kept"))
         await asyncio.to_thread(backend.seal, table, 1)
         for _ in range(2):
-            await forget_families(calls, layout)
+            await purge_families(calls, layout)
         with pytest.raises(Exception, match="sealed"):
             await write(segment, key("kept"))
         assert await keys_of(segment) == [key("kept")]
@@ -377,17 +373,17 @@ def test_writers_and_those_who_forget_at_once_lose_no_entry(
 
     def come_and_go(number: int) -> None:
         """Insert a key into families that others use too, look for it, remove it."""
-        chosen, segment = random.Random(number), backend.open_without_loop(table, 0)
+        chosen, segment = random.Random(number), backend.open_blocking(table, 0)
         for _ in range(25):
             mine = key(f"f{chosen.randrange(3)}", b"%d" % number)
-            version = drive(write(segment, mine, b"v", ABSENT))
-            assert mine in drive(keys_of(segment))
-            drive(write(segment, mine, None, version))
+            version = run_without_loop(write(segment, mine, b"v", ABSENT))
+            assert mine in run_without_loop(keys_of(segment))
+            run_without_loop(write(segment, mine, None, version))
 
     def forget() -> None:
-        segment = backend.open_without_loop(table, 0)
+        segment = backend.open_blocking(table, 0)
         while not over.is_set():
-            drive(forget_families(segment._calls, layout))  # type: ignore[attr-defined]
+            run_without_loop(purge_families(segment._calls, layout))  # type: ignore[attr-defined]
 
     with ThreadPoolExecutor(6) as pool:
         forgetting = [pool.submit(forget) for _ in range(2)]
@@ -399,8 +395,8 @@ def test_writers_and_those_who_forget_at_once_lose_no_entry(
             over.set()
         for one in forgetting:
             one.result(30)
-    segment = backend.open_without_loop(table, 0)
-    assert drive(keys_of(segment)) == []
+    segment = backend.open_blocking(table, 0)
+    assert run_without_loop(keys_of(segment)) == []
     answer = dynamodb.client().get_item(TableName=layout.table, Key=layout.progress())
     assert int(answer["Item"]["n"]["N"]) > 2
-    drive(segment.close())
+    run_without_loop(segment.close())

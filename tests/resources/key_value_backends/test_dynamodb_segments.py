@@ -29,10 +29,10 @@ from dagster_adjunct.resources.key_value.segment import (
     backend_from,
     describe_backend,
     family_prefix,
+    family_range,
+    make_version,
     new_token,
-    range_of_family,
     table_key,
-    version_of,
 )
 from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
 from tests.servers.dynamodb import DynamoDbServer, new_name
@@ -85,7 +85,7 @@ def put(key: bytes, value: bytes | None = b"", expected: Any = ANYTHING, *, fami
 
 async def write(segment: TableSegment, *changes: SegmentChange, token: bytes | None = None, repeated: bool = False):
     token = token or new_token()
-    made = [change._replace(version=version_of(token, place)) for place, change in enumerate(changes)]
+    made = [change._replace(version=make_version(token, place)) for place, change in enumerate(changes)]
     await segment.apply(made, token, repeated=repeated)
     return [change.version for change in made]
 
@@ -153,7 +153,7 @@ def test_any_range_of_table_keys_comes_in_their_order_whatever_the_page_size(
             expected = [key for key in keys if key >= start and (end is None or key < end)]
             assert await every_key(segment, KeyRange(start, end), 9) == expected, (start, end)
         for family in FAMILIES[1:]:
-            within = range_of_family(family_prefix(family))
+            within = family_range(family_prefix(family))
             assert await every_key(segment, within, 3) == sorted(put(key, family=family).key for key in KEYS)
         # Families whose keys are gone are passed over.
         await write(segment, *(SegmentChange(key, None, b"") for key in keys[1:-1:2]))
@@ -190,7 +190,7 @@ def test_changes_under_conditions_do_what_they_do_to_a_dict(backend: DynamoDbSeg
                 held = model[key][0] if key in model else chosen.choice(past)
                 expected = chosen.choice([ANYTHING, ABSENT if key not in model else held, held, chosen.choice(past)])
                 value = chosen.choice([None, b"", b"v%d" % place])
-                changes.append(SegmentChange(key, value, version_of(token, place), expected))
+                changes.append(SegmentChange(key, value, make_version(token, place), expected))
             failing = {
                 place: model[change.key][0] if change.key in model else None
                 for place, change in enumerate(changes)

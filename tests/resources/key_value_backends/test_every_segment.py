@@ -11,15 +11,15 @@ import pytest
 from dagster_adjunct.resources.errors import KeyValueTableNotFoundError, KeyValueTableSealedError
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
-    LONGEST,
+    MAX_KEY_BYTES,
     ConditionsFailed,
     KeyRange,
     SegmentChange,
     backend_from,
     describe_backend,
     family_prefix,
+    family_range,
     partition_of,
-    range_of_family,
 )
 from tests.resources.key_value_backends.segment_handle import (
     NOWHERE,
@@ -203,8 +203,8 @@ def test_a_value_may_be_empty_and_is_not_taken_for_a_removal(handle):
 
 def longest_keys(limits) -> list[bytes]:
     """Return table keys that are as long as a backend takes: with a long family, with a long key, and without one."""
-    prefix = min(limits.family_prefix or LONGEST + 2, LONGEST + 2)
-    key = min(limits.key if limits.key is not None else LONGEST, LONGEST)
+    prefix = min(limits.family_prefix or MAX_KEY_BYTES + 2, MAX_KEY_BYTES + 2)
+    key = min(limits.key if limits.key is not None else MAX_KEY_BYTES, MAX_KEY_BYTES)
     long_family = "f" * (min(prefix, limits.table_key) - 2)
     with_family = of(b"k" * min(key, limits.table_key - 2 - len(long_family)), long_family)
     with_key = of(b"k" * min(key, limits.table_key - 3), "f")
@@ -290,7 +290,7 @@ def test_pages_follow_the_order_of_table_keys_over_families_and_keys_without_one
 def test_a_page_says_that_it_is_the_last_where_nothing_is_behind_it(handle):
     keys = [of(b"%d" % number, "one") for number in range(5)]
     handle.write(*(put(key, b"v") for key in keys), put(of(b"behind", "two")))
-    within = range_of_family(family_prefix("one"))
+    within = family_range(family_prefix("one"))
 
     def page(start: int, limit: int, *, values: bool = True):
         return handle.run(handle.segment.page(KeyRange(keys[start], within.end), limit, values=values))
@@ -325,7 +325,7 @@ def test_a_page_may_be_asked_for_of_any_size(handle):
 def test_a_family_is_a_range_whatever_its_neighbours_are_called(handle):
     for family in ("b", "a", "c", "ba", "b\0", "bb"):
         handle.write(*(put(of(key, family), family.encode()) for key in (b"", b"1", b"\xff")))
-    entries = handle.entries(range_of_family(family_prefix("b")), 2)
+    entries = handle.entries(family_range(family_prefix("b")), 2)
     assert [(entry.key, entry.value) for entry in entries] == [(of(key, "b"), b"b") for key in (b"", b"1", b"\xff")]
 
 

@@ -18,7 +18,7 @@ from dagster_adjunct.key_value import (
     TextSerializer,
 )
 from dagster_adjunct.resources.errors import KeyValueTableNotFoundError
-from dagster_adjunct.resources.key_value.segment import drive
+from dagster_adjunct.resources.key_value.segment import run_without_loop
 from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from tests.resources.key_value_backends.segment_stores import SegmentStore, new_table_id, postgres
 from tests.servers.postgres import PostgresServer
@@ -225,6 +225,6 @@ def test_an_error_of_what_was_asked_ahead_is_not_met_by_the_next_request_over_it
         await pool.give(wire)
 
     if iterated.blocking:
-        drive(work(iterated.backend._thread_wires()))
+        run_without_loop(work(iterated.backend._thread_wires()))
     else:
         iterated.run(lambda: work(iterated.backend._open.here()))

@@ -16,7 +16,7 @@ from dagster_adjunct.resources.key_value.segment import (
     KeyRange,
     StoredEntry,
     family_prefix,
-    range_of_family,
+    family_range,
 )
 from tests.resources.key_value_backends.segment_handle import (
     NOWHERE,
@@ -134,7 +134,7 @@ class SegmentMachine(RuleBasedStateMachine):
         return StoredEntry(key, version, value if values else None)
 
     def teardown(self) -> None:
-        entries = self.handle.entries(range_of_family(family_prefix(self.family)))
+        entries = self.handle.entries(family_range(family_prefix(self.family)))
         assert entries == [self.stored(key, True) for key in sorted(self.expected)]
         assert None not in self.handle.get(*self.beside)
 
