@@ -105,25 +105,14 @@ class KeyValueRowsResource(TableResource):
     partitions: int = Field(default=4, description="Number of partitions that the table is created with.")
     stored_in: dict[str, Any] | None = Field(default=None, description="Backend where it is created, without secrets.")
 
+    store = KeyValueRows
+
     def __init__(self, **settings: Any) -> None:
         if isinstance(settings.get("family"), str):
             settings["family"] = [settings["family"]]
         if isinstance(settings.get("stored_in"), Mapping):
             settings["stored_in"] = backend_without_secrets(settings["stored_in"])
         super().__init__(**settings)
-
-    def function(self) -> KeyValueRows:
-        return KeyValueRows(
-            self.lake,
-            self.scope,
-            self.table,
-            self.key,
-            columns=self.columns,
-            family=self.family,
-            create=self.create,
-            partitions=self.partitions,
-            stored_in=self.stored_in,
-        )
 
 
 class LakeResource(ConfigurableResource):  # type: ignore[type-arg]

@@ -22,8 +22,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -373,42 +371,6 @@ _CHECKERS: dict[Kind, Callable[[Any], Any]] = {
     Kind.JSON: _json,
     Kind.OTHER: lambda value: value,
 }
-
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-def check_variable_name(argument: str, given: object, example: str = '"MY_VARIABLE"', *, label: str = "") -> str:
-    """Return the name of an environment variable; an invalid one is not shown, as it may be the secret itself."""
-    if isinstance(given, str) and _NAME.fullmatch(given):
-        return given
-    raise ConfigurationError(
-        f"{label}{': ' if label else ''}{argument} is not the name of an environment variable (value not shown).",
-        f"Put the value into an environment variable and pass its name: {argument}={example}.",
-        argument=argument,
-    )
-
-
-_PURGE_SECONDS = 3600.0
-_last_purges: dict[str, float] = {}  # by table: this process's last purge
-_purge_lock = threading.Lock()
-
-
-def is_purge_due(table: str, forget_after: float | None) -> bool:
-    """Whether a new connection to `table` should purge what was applied to its keys.
-
-    True once an hour in each process, or every `forget_after` seconds if that is less, since tasks connect all the
-    time.
-    """
-    if forget_after is None:
-        return False
-    now = time.monotonic()
-    with _purge_lock:
-        last = _last_purges.get(table)
-        if last is not None and now - last < min(forget_after, _PURGE_SECONDS):
-            return False
-        _last_purges[table] = now
-    return True
 
 
 _SIMPLE = {

@@ -26,6 +26,7 @@ from dagster_adjunct.resources.backends.dynamodb_requests import (
     Problems,
     TableRequests,
 )
+from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -33,17 +34,14 @@ from dagster_adjunct.resources.errors import (
     TableNotFoundError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.functions import StoreFunction, reduce_function
-from dagster_adjunct.resources.tables.layers import STORE_CAPABILITIES, Capabilities
+from dagster_adjunct.resources.tables.layers import Capabilities
 from dagster_adjunct.resources.tables.operation import (
-    Changes,
     Operation,
     OperationKind,
     Outcomes,
     PerLoop,
     Problem,
     State,
-    key_columns,
 )
 
 if TYPE_CHECKING:
@@ -146,10 +144,6 @@ def _format_key(key: Mapping[str, str | None]) -> str:
     return ", ".join(f"{name} ({tag})" if tag else name for name, tag in key.items())
 
 
-Key = Any  # the partition key, or a tuple with the sort key
-Record = Mapping[str, Any]
-
-
 class _OpenClient:
     """What one event loop has open: a client, and the threads that wait for its answers."""
 
@@ -166,7 +160,7 @@ class _OpenClient:
             live.client.close()
 
 
-class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
+class DynamoDbTable(StoreTable):
     """Read and write function for one DynamoDB table.
 
     `key` names the partition key, or partition key and sort key (then keys are tuples). `columns` gives the columns'
@@ -205,18 +199,16 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         connect_timeout: float = 3.0,
         read_timeout: float = 15.0,
     ) -> None:
-        self.table = table
-        self.key = key_columns(table, tuple(key) if isinstance(key, Mapping) else key)
-        self.columns = None if columns is None else dict(columns)
-        self.create = create
-        self.consistent_reads = consistent_reads
-        self.forget_deleted_after = forget_deleted_after
-        self.threads = threads
-        self._label = f"DynamoDB table {table!r}"
+        self.table, self._label = table, f"DynamoDB table {table!r}"
+        self._declare(table, tuple(key) if isinstance(key, Mapping) else key, columns)
+        self.create, self.consistent_reads = create, consistent_reads
+        self.forget_deleted_after, self.threads = forget_deleted_after, threads
+        self.region, self.endpoint_url, self.profile, self.session = region, endpoint_url, profile, session
+        self.connect_timeout, self.read_timeout = connect_timeout, read_timeout
         one = (credentials_env,) if isinstance(credentials_env, str) else credentials_env
-        named = None if one is None else tuple(one)
+        self.credentials_env = None if one is None else tuple(one)
         self.connection = Connection(
-            region, endpoint_url, profile, named, connect_timeout, read_timeout, session=session
+            region, endpoint_url, profile, self.credentials_env, connect_timeout, read_timeout, session=session
         )
         self.connection.check(self._label)
         for name, seconds in (("connect_timeout", connect_timeout), ("read_timeout", read_timeout)):
@@ -224,50 +216,29 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         forgets = f"{self._label} has forget_deleted_after={forget_deleted_after!r}"
         check_seconds(forget_deleted_after, forgets, argument="forget_deleted_after", none=True)
         check_whole_number(threads, f"{self._label} has threads={threads!r}", "at least one", argument="threads")
-        self._declared = None if columns is None else tuple(parse_known_column(*pair) for pair in columns.items())
         self._key_types = self._types_of_key(key if isinstance(key, Mapping) else {})
         self._typed_key = dict(key) if isinstance(key, Mapping) else None
         self._open: PerLoop[_OpenClient] = PerLoop(partial(_OpenClient, f"dynamodb-{table}", threads), _OpenClient.end)
 
     def __repr__(self) -> str:
-        where = self.connection.endpoint_url or self.connection.region or "by boto3's configuration"
+        where = self.endpoint_url or self.region or "by boto3's configuration"
         return f"DynamoDbTable({self.table!r}, key={self.key}, {where})"
 
     def to_dict(self) -> dict[str, Any]:
         """The declaration as plain values, without secrets."""
-        connection = self.connection
-        if connection.session is not None:
+        if self.session is not None:
             raise ConfigurationError(
                 f"{self._label} has a boto3 session, which may hold secrets and can't be serialized.",
                 "Use credentials_env=… or profile=…, or let boto3 find credentials where tasks run.",
                 argument="session",
             )
-        return {
-            "table": self.table,
-            "key": list(self.key) if self._typed_key is None else self._typed_key,
-            "columns": self.columns,
-            "create": self.create,
-            "region": connection.region,
-            "endpoint_url": connection.endpoint_url,
-            "profile": connection.profile,
-            "credentials_env": None if connection.credentials_env is None else list(connection.credentials_env),
-            "consistent_reads": self.consistent_reads,
-            "forget_deleted_after": self.forget_deleted_after,
-            "threads": self.threads,
-            "connect_timeout": connection.connect_timeout,
-            "read_timeout": connection.read_timeout,
-        }
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return reduce_function(self, DynamoDbTable, DynamoDbTable.to_dict(self))
+        key = list(self.key) if self._typed_key is None else self._typed_key
+        return {name: value for name, value in super().to_dict().items() if name != "session"} | {"key": key}
 
     @property
     def capabilities(self) -> Capabilities:
         # A whole record that keeps the marks of other sources must name all columns to remove.
-        return replace(STORE_CAPABILITIES, idempotent=self.columns is not None)
-
-    def column_types(self) -> dict[str, str] | None:
-        return None if self.columns is None else dict(self.columns)
+        return replace(super().capabilities, idempotent=self.columns is not None)
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         return problem_from_boto_error(error, self._label, sent=sent)
@@ -300,9 +271,14 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         if reads:
             return await self._get(requests, operation)
         conditions = operation.conditions
-        if conditions.idempotent or conditions.keeps_marks:
-            self._check_columns()
-        elif not conditions and operation.kind in (OperationKind.PUT, OperationKind.DELETE):
+        if (conditions.idempotent or conditions.keeps_marks) and self.columns is None:
+            raise ConfigurationError(
+                f"{self._label} declares no columns, which idempotent writes need.",
+                'Declare columns={"name": "type", …}.',
+                argument="columns",
+                table=self.table,
+            )
+        if not conditions and operation.kind in (OperationKind.PUT, OperationKind.DELETE):
             return await self._write_batches(requests, operation)
         return await self._write_keys(requests, operation)
 
@@ -332,7 +308,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
                 translated = problem_from_boto_error(error, self._label, sent=False).error
                 assert translated is not None
                 raise translated from translated.__cause__
-            codec = ItemCodec(self._label, key, self._declared)
+            codec = ItemCodec(self._label, key, None if self.columns is None else self._declared)
             mine.live = TableRequests(
                 client, self._label, self.table, codec, codec.key_item, self.consistent_reads, self.forget_deleted_after
             )
@@ -444,15 +420,6 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
         finally:
             stopped.set()  # unsent parts are dropped when the caller gives up
 
-    def _check_columns(self) -> None:
-        if self.columns is None:
-            raise ConfigurationError(
-                f"{self._label} declares no columns, which idempotent writes need.",
-                'Declare columns={"name": "type", …}.',
-                argument="columns",
-                table=self.table,
-            )
-
     def _types_of_key(self, typed: Mapping[str, str]) -> dict[str, str | None]:
         """The stored type of each part of the key, None if only the table knows it."""
         if len(self.key) > 2:
@@ -462,7 +429,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
                 "Combine some of them into one column.",
                 argument="key",
             )
-        known = {column.name: column for column in self._declared or ()}
+        known = {column.name: column for column in self._declared}
         for column in known:
             if column.startswith(OWN_PREFIX):
                 raise ConfigurationError(
@@ -473,7 +440,7 @@ class DynamoDbTable(StoreFunction[Key, Record, Record | Changes]):
                 )
         known |= {name: parse_known_column(name, word) for name, word in typed.items()}
         for name in self.key:
-            if self._declared is not None and name not in known:
+            if self.columns is not None and name not in known:
                 raise SchemaMismatchError(
                     f"{self._label} declares the key column {name!r}, which is not among its columns: "
                     f"{', '.join(known)}.",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends.columns import check_variable_name
+from dagster_adjunct.resources.backends.store import check_variable_name
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlsplit
 
-from dagster_adjunct.resources.backends.columns import check_variable_name
+from dagster_adjunct.resources.backends.store import check_variable_name, read_variable, require_package
 from dagster_adjunct.resources.backends.write_plan import Key, Record
 from dagster_adjunct.resources.common import check_seconds, check_whole_number, utc_now
 from dagster_adjunct.resources.errors import (
@@ -36,7 +35,12 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction, record_not_found_error
+from dagster_adjunct.resources.tables.functions import (
+    DeclaredFunction,
+    TableReadFunction,
+    TableWriteFunction,
+    record_not_found_error,
+)
 from dagster_adjunct.resources.tables.layers import Capabilities
 from dagster_adjunct.resources.tables.operation import (
     Operation,
@@ -165,7 +169,7 @@ class _Client:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, Record]):
+class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunction[Key, Record, Record]):
     """Read and write function for a service.
 
     `path` has the key's columns in braces ("/planes/{tail}"); values are percent-encoded, so a key is never more than
@@ -199,18 +203,6 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_url!r}, {self.path!r}, key={self.key})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The declaration as plain values, without secrets."""
-        names = ("base_url", "path", "headers", "secret_headers", "puts_if_absent", "connections", "timeout")
-        return {name: getattr(self, name) for name in names} | {"key": list(self.key)}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_clients"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._clients = PerLoop(self._client)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -378,25 +370,12 @@ class HttpTable(TableReadFunction[Key, Record], TableWriteFunction[Key, Record, 
         return params, headers
 
     def _client(self) -> _Client:
-        try:
-            import httpx
-        except ImportError as error:
-            raise ConfigurationError(
-                f"{self._label} needs the package httpx, which can't be imported here ({error}).",
-                "Install it: pip install 'dagster-adjunct[http]', on executors too.",
-                package="httpx",
-                table=self._label,
-            ) from error
-        secrets = {header: os.environ.get(name, "") for header, name in self.secret_headers.items()}
-        for header, value in secrets.items():
-            if not value:
-                name = self.secret_headers[header]
-                raise ConfigurationError(
-                    f"{self._label}: the environment variable {name}, which holds its header {header}, is not "
-                    "set here.",
-                    f"Set {name}, on executors too.",
-                    setting=name,
-                )
+        require_package(self._label, "httpx", "http")
+        import httpx
+
+        secrets = {
+            header: read_variable(self._label, name, f"header {header}") for header, name in self.secret_headers.items()
+        }
         client = httpx.AsyncClient(
             headers={**self.headers, **secrets},
             limits=httpx.Limits(max_connections=self.connections, max_keepalive_connections=self.connections),

@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dagster_adjunct.resources.backends.columns import (
-    check_identifier,
-    check_variable_name,
-    is_purge_due,
-    parse_known_column,
-)
+from dagster_adjunct.resources.backends.columns import check_identifier
 from dagster_adjunct.resources.backends.postgres_connection import (
     Pool,
     check_keywords,
@@ -39,34 +34,30 @@ from dagster_adjunct.resources.backends.postgres_values import (
     split_repeated_keys,
     stage_batch,
 )
+from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, is_purge_due
 from dagster_adjunct.resources.backends.write_plan import (
     BisectRejected,
-    Key,
-    Record,
     RowCodec,
     idempotency_table_name,
     validate_entries,
 )
-from dagster_adjunct.resources.common import check_seconds
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TableNotFoundError
-from dagster_adjunct.resources.tables.functions import StoreFunction, record_not_found_error, reduce_function
-from dagster_adjunct.resources.tables.layers import STORE_CAPABILITIES, Capabilities
+from dagster_adjunct.resources.common import check_seconds, check_whole_number
+from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError
+from dagster_adjunct.resources.tables.functions import record_not_found_error
 from dagster_adjunct.resources.tables.operation import (
-    Changes,
     Operation,
     OperationKind,
     Outcomes,
     PerLoop,
     Problem,
     State,
-    key_columns,
 )
 
 if TYPE_CHECKING:
     import psycopg
 
 
-class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
+class PostgresTable(StoreTable):
     """Read and write function for one table, with up to `connections` per event loop.
 
     That many requests run at a time; threads may share it, each with a `BlockingTable` of its own.
@@ -93,31 +84,14 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
     ) -> None:
         self.table = check_identifier("table", table)
         self.schema = check_identifier("schema", schema)
-        self.key = key_columns(table, key)
+        self._label = f"PostgreSQL table {schema}.{table}"
+        self._declare(table, key, columns, create=create)
         self.dsn_env = None if dsn_env is None else check_variable_name("dsn_env", dsn_env)
         self.connect = check_keywords(connect or {})
-        self.columns = None if columns is None else dict(columns)
-        self.create = create
-        self.connections = connections
-        self.forget_after = forget_after
-        if not isinstance(connections, int) or connections is True or connections < 1:
-            raise ConfigurationError(
-                f"PostgreSQL table {table!r} has connections={connections!r}; expected a whole number, at least 1.",
-                "Pass the number of requests that may run at a time.",
-                argument="connections",
-                table=table,
-            )
-        if create and columns is None:
-            raise ConfigurationError(
-                f"PostgreSQL table {table!r} can't be created without its columns.",
-                'Declare columns={"name": "type", …}.',
-                argument="columns",
-                table=table,
-            )
-        what = f"PostgreSQL table {table!r} has forget_after={forget_after!r}"
-        check_seconds(forget_after, what, argument="forget_after", none=True)
-        self._declared = tuple(parse_known_column(*pair) for pair in (self.columns or {}).items())
-        self._label = f"PostgreSQL table {schema}.{table}"
+        self.connections, self.forget_after = connections, forget_after
+        what, whole = f"PostgreSQL table {table!r} has", "a whole number, at least 1"
+        check_whole_number(connections, f"{what} connections={connections!r}", whole, argument="connections")
+        check_seconds(forget_after, f"{what} forget_after={forget_after!r}", argument="forget_after", none=True)
         self._place = ""
         self._open: PerLoop[Pool[PostgresRequests]] = PerLoop(
             lambda: Pool(self.connections, self._connected), Pool.finish
@@ -126,30 +100,6 @@ class PostgresTable(StoreFunction[Key, Record, Record | Changes]):
     def __repr__(self) -> str:
         source = f"dsn_env={self.dsn_env!r}" if self.dsn_env else f"connect={self.connect}"
         return f"PostgresTable({self.table!r}, key={self.key}, schema={self.schema!r}, {source})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The declaration as plain values, without secrets."""
-        return {
-            "table": self.table,
-            "key": list(self.key),
-            "dsn_env": self.dsn_env,
-            "connect": self.connect,
-            "schema": self.schema,
-            "columns": self.columns,
-            "create": self.create,
-            "connections": self.connections,
-            "forget_after": self.forget_after,
-        }
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return reduce_function(self, PostgresTable, PostgresTable.to_dict(self))
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return STORE_CAPABILITIES
-
-    def column_types(self) -> dict[str, str] | None:
-        return None if self.columns is None else dict(self.columns)
 
     async def stored_types(self) -> dict[str, str] | None:
         require_driver(self._label)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from dagster_adjunct.resources.backends.store import read_variable, require_package
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -56,15 +57,7 @@ _FOR_NOW = ("starting up", "shutting down", "in recovery mode", "too many client
 
 def require_driver(label: str) -> None:
     """Raise ConfigurationError if psycopg can't be imported."""
-    try:
-        import psycopg  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{label} needs the driver psycopg, which can't be imported here ({error}).",
-            "Install it: pip install 'dagster-adjunct[postgres]', on executors too.",
-            package="psycopg",
-            table=label,
-        ) from error
+    require_package(label, "psycopg", "postgres")
 
 
 def check_keywords(keywords: Mapping[str, str]) -> dict[str, str]:
@@ -96,15 +89,7 @@ def connection_settings(label: str, dsn_env: str | None, keywords: Mapping[str, 
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict
 
-    dsn = ""
-    if dsn_env is not None:
-        dsn = os.environ.get(dsn_env, "")
-        if not dsn:
-            raise ConfigurationError(
-                f"{label}: the environment variable {dsn_env}, which holds its DSN, is not set here.",
-                f"Set {dsn_env}=postgresql://user@host:port/dbname, on executors too.",
-                setting=dsn_env,
-            )
+    dsn = "" if dsn_env is None else read_variable(label, dsn_env, "DSN")
     try:
         settings = conninfo_to_dict(dsn, **keywords)
     except ProgrammingError:

@@ -11,14 +11,14 @@ Requests are encoded here and not by the client, since that is most of the cost 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-from dagster_adjunct.resources.backends.columns import Kind, check_variable_name, parse_known_column
+from dagster_adjunct.resources.backends.columns import Kind, parse_known_column
 from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING, SKIPPED, build_script
 from dagster_adjunct.resources.backends.redis_values import NULL, to_redis_column
+from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, read_variable, require_package
 from dagster_adjunct.resources.backends.write_plan import CheckedChanges, Key, Record, Row, RowCodec
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import (
@@ -29,8 +29,7 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.functions import StoreFunction, record_not_found_error, reduce_function
-from dagster_adjunct.resources.tables.layers import STORE_CAPABILITIES, Capabilities
+from dagster_adjunct.resources.tables.functions import record_not_found_error
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Operation,
@@ -39,7 +38,6 @@ from dagster_adjunct.resources.tables.operation import (
     PerLoop,
     Problem,
     State,
-    key_columns,
 )
 
 if TYPE_CHECKING:
@@ -53,19 +51,6 @@ _FOR_NOW = {
 }
 _CODES_FOR_NOW = ("BUSY", "OOM", "MISCONF", "READONLY", "NOREPLICAS")
 NO_SCRIPT = Problem(State.FAILED)  # the server does not know the script, nothing was done
-
-
-def require_client(label: str) -> None:
-    """Raise ConfigurationError if redis-py can't be imported."""
-    try:
-        import redis.asyncio  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{label} needs the package redis, which can't be imported here ({error}).",
-            "Install it: pip install 'dagster-adjunct[redis]', on executors too.",
-            package="redis",
-            table=label,
-        ) from error
 
 
 def check_url(label: str, url: str | None, url_env: str | None) -> None:
@@ -101,18 +86,6 @@ def _parts(label: str, what: str, url: str) -> Any:
             argument=what,
         )
     return parts
-
-
-def read_variable(label: str, name: str, what: str) -> str:
-    """Return the value of an environment variable; raise if it is not set."""
-    value = os.environ.get(name, "")
-    if not value:
-        raise ConfigurationError(
-            f"{label}: the environment variable {name}, which holds its {what}, is not set here.",
-            f"Set {name}, on executors too.",
-            setting=name,
-        )
-    return value
 
 
 class RedisServer:
@@ -490,7 +463,7 @@ def pack_script_call(digest: bytes, settings: bytes, name: bytes, entries: Seque
 _LARGEST = 512 * 1024 * 1024  # bytes of a value, by Redis' own limit
 
 
-class RedisTable(StoreFunction[Key, Record, Record | Changes]):
+class RedisTable(StoreTable):
     """Read and write function for the hashes below one prefix.
 
     The server is `url` ("redis://user@host:6379/0", "rediss://…" for TLS, "unix:///path"), with the password in the
@@ -522,11 +495,11 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
         connections: int = 8,
         timeout: float = 10.0,
     ) -> None:
-        self.prefix, self.key, self.columns = prefix, key_columns(prefix, key), dict(columns)
+        self.prefix, self._label = prefix, f"Redis table {prefix}"
+        self._declare(prefix, key, columns)
         self.url, self.url_env, self.password_env = url, url_env, password_env
         self.forget_deleted_after, self.largest_value = forget_deleted_after, largest_value
         self.connections, self.timeout = connections, timeout
-        self._label = f"Redis table {prefix}"
         if not prefix or not prefix.isprintable():
             raise ConfigurationError(
                 f"a Redis table has the prefix {prefix!r}; expected printable text.", argument="prefix"
@@ -548,33 +521,15 @@ class RedisTable(StoreFunction[Key, Record, Record | Changes]):
                 f"{self._label} has largest_value={largest_value!r}; expected at most 512 MB.",
                 argument="largest_value",
             )
-        self._requests = RedisRequests(
-            self._label, prefix, self.key, self.columns, largest_value, forget_deleted_after or 0
-        )
+        self._requests = RedisRequests(self._label, prefix, self.key, columns, largest_value, forget_deleted_after or 0)
         self._servers: PerLoop[RedisServer] = PerLoop(self._server)
 
     def __repr__(self) -> str:
         where = f"url_env={self.url_env!r}" if self.url is None else f"url={self.url!r}"
         return f"RedisTable({self.prefix!r}, key={self.key}, {where})"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The declaration as plain values, without secrets."""
-        names = ("url", "url_env", "password_env", "forget_deleted_after", "largest_value", "connections", "timeout")
-        declared = {"prefix": self.prefix, "key": list(self.key), "columns": dict(self.columns)}
-        return declared | {name: getattr(self, name) for name in names}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return reduce_function(self, RedisTable, RedisTable.to_dict(self))
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return STORE_CAPABILITIES
-
-    def column_types(self) -> dict[str, str]:
-        return dict(self.columns)
-
     async def open(self) -> None:
-        require_client(self._label)
+        require_package(self._label, "redis.asyncio", "redis")
         self._servers.here()
 
     async def close(self) -> None:

@@ -7,19 +7,18 @@ configuration, in its logs, or in pickles for tasks.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from dagster import ConfigurableResource, EnvVar
 from pydantic import Field
 
-from dagster_adjunct.resources.backends.columns import check_variable_name
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.backends.http import HttpTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
+from dagster_adjunct.resources.backends.store import check_variable_name
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 
 _COLUMNS = "Types of the columns by name."
@@ -30,8 +29,12 @@ class TableResource(ConfigurableResource):  # type: ignore[type-arg]
 
     key: list[str] = Field(description="The key's columns.")
 
-    variables: ClassVar[tuple[str, ...]] = ()
-    """The fields that hold the name of an environment variable, or several of them."""
+    store: ClassVar[Callable[..., Any]]
+    """The store's function, which takes the fields as its arguments."""
+    variables: ClassVar[Mapping[str, str]] = {}
+    """The fields that hold the name of an environment variable, or several of them, and the argument of each."""
+    arguments: ClassVar[Mapping[str, str]] = {}
+    """The arguments of other fields that are named otherwise."""
 
     def __init__(self, **settings: Any) -> None:
         # Not in validators, since Dagster sets the fields again afterwards.
@@ -47,9 +50,11 @@ class TableResource(ConfigurableResource):  # type: ignore[type-arg]
             settings["key"] = [settings["key"]]
         super().__init__(**settings)
 
-    @abstractmethod
     def function(self) -> Any:
         """Return the store's function, closed."""
+        names = {**self.arguments, **self.variables}
+        settings = {names.get(field, field): getattr(self, field) for field in type(self).model_fields}
+        return type(self).store(**settings)
 
     def remote_table(self, name: str, **options: Any) -> RemoteTable[Any, Any, Any]:
         """Return the table for an application's `app.table(…)`, with the options of `RemoteTable`."""
@@ -69,8 +74,7 @@ class SqliteTableResource(TableResource):
     columns: dict[str, str] | None = Field(default=None, description=_COLUMNS)
     create: bool = False
 
-    def function(self) -> SqliteTable:
-        return SqliteTable(self.path, self.table, self.key, columns=self.columns, create=self.create)
+    store = SqliteTable
 
 
 class PostgresTableResource(TableResource):
@@ -87,19 +91,9 @@ class PostgresTableResource(TableResource):
     create: bool = False
     connections: int = Field(default=4, description="How many connections an event loop may have.")
 
-    variables: ClassVar[tuple[str, ...]] = ("dsn",)
-
-    def function(self) -> PostgresTable:
-        return PostgresTable(
-            self.table,
-            self.key,
-            dsn_env=self.dsn,
-            connect=self.connect,
-            schema=self.schema_name,
-            columns=self.columns,
-            create=self.create,
-            connections=self.connections,
-        )
+    store = PostgresTable
+    variables: ClassVar[Mapping[str, str]] = {"dsn": "dsn_env"}
+    arguments: ClassVar[Mapping[str, str]] = {"schema_name": "schema"}
 
 
 class RedisTableResource(TableResource):
@@ -116,19 +110,9 @@ class RedisTableResource(TableResource):
     connections: int = Field(default=8, description="How many requests an event loop may have under way.")
     forget_deleted_after: int | None = Field(default=None, description="Seconds for which deletes are remembered.")
 
-    variables: ClassVar[tuple[str, ...]] = ("url", "password")
-
-    def function(self) -> RedisTable:
-        return RedisTable(
-            self.prefix,
-            self.key,
-            columns=self.columns,
-            url=self.server,
-            url_env=self.url,
-            password_env=self.password,
-            connections=self.connections,
-            forget_deleted_after=self.forget_deleted_after,
-        )
+    store = RedisTable
+    variables: ClassVar[Mapping[str, str]] = {"url": "url_env", "password": "password_env"}
+    arguments: ClassVar[Mapping[str, str]] = {"server": "url"}
 
 
 class DynamoDbTableResource(TableResource):
@@ -146,21 +130,8 @@ class DynamoDbTableResource(TableResource):
     consistent_reads: bool = True
     forget_deleted_after: float | None = Field(default=None, description="Seconds for which deletes are remembered.")
 
-    variables: ClassVar[tuple[str, ...]] = ("credentials",)
-
-    def function(self) -> DynamoDbTable:
-        return DynamoDbTable(
-            self.table,
-            self.key,
-            columns=self.columns,
-            create=self.create,
-            region=self.region,
-            endpoint_url=self.endpoint_url,
-            profile=self.profile,
-            credentials_env=self.credentials,
-            consistent_reads=self.consistent_reads,
-            forget_deleted_after=self.forget_deleted_after,
-        )
+    store = DynamoDbTable
+    variables: ClassVar[Mapping[str, str]] = {"credentials": "credentials_env"}
 
 
 class HttpTableResource(TableResource):
@@ -174,19 +145,8 @@ class HttpTableResource(TableResource):
     connections: int = Field(default=10, description="How many requests an event loop may have under way.")
     timeout: float = Field(default=10.0, description="Seconds that one request may take.")
 
-    variables: ClassVar[tuple[str, ...]] = ("secret_headers",)
-
-    def function(self) -> HttpTable:
-        return HttpTable(
-            self.base_url,
-            self.path,
-            self.key,
-            headers=self.headers,
-            secret_headers=self.secret_headers,
-            puts_if_absent=self.puts_if_absent,
-            connections=self.connections,
-            timeout=self.timeout,
-        )
+    store = HttpTable
+    variables: ClassVar[Mapping[str, str]] = {"secret_headers": "secret_headers"}
 
 
 def resolve_variable(field: str, value: object) -> object:

@@ -30,18 +30,15 @@ from dagster_adjunct.resources.backends.columns import (
     Kind,
     check_declared_columns,
     check_identifier,
-    is_purge_due,
     loose_key_error,
     not_unique_error,
     parse_column,
-    parse_known_column,
 )
+from dagster_adjunct.resources.backends.store import StoreTable, is_purge_due
 from dagster_adjunct.resources.backends.write_plan import (
     COLUMNS,
     Applied,
     BisectRejected,
-    Key,
-    Record,
     Row,
     RowCodec,
     StoredState,
@@ -65,17 +62,13 @@ from dagster_adjunct.resources.errors import (
     TableNotFoundError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.functions import StoreFunction, reduce_function
-from dagster_adjunct.resources.tables.layers import STORE_CAPABILITIES, Capabilities
 from dagster_adjunct.resources.tables.operation import (
-    Changes,
     Operation,
     OperationKind,
     Outcomes,
     PerLoop,
     Problem,
     State,
-    key_columns,
 )
 
 _TYPES = {
@@ -422,7 +415,7 @@ class _OpenConnection:
             live.connection.close()
 
 
-class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
+class SqliteTable(StoreTable):
     """Read and write function for one table of an SQLite file; every request is one transaction.
 
     A relative `path` is resolved in the working directory of the declaration. `key` names one column or several (then
@@ -458,49 +451,17 @@ class SqliteTable(StoreFunction[Key, Record, Record | Changes]):
             )
         self.path = str(Path(path).expanduser().absolute())
         self.table = check_identifier("table", table)
-        self.key = key_columns(table, key)
-        self.columns = None if columns is None else dict(columns)
-        self.create = create
-        self.busy_timeout = busy_timeout
-        self.forget_after = forget_after
-        if create and columns is None:
-            raise ConfigurationError(
-                f"SQLite table {table!r} can't be created without its columns.",
-                'Declare columns={"name": "type", …}.',
-                argument="columns",
-                table=table,
-            )
+        self._label = f"SQLite table {table!r} in {self.path}"
+        self._declare(table, key, columns, create=create)
+        self.busy_timeout, self.forget_after = busy_timeout, forget_after
         what = f"SQLite table {table!r} has"
         check_seconds(busy_timeout, f"{what} busy_timeout={busy_timeout!r}", argument="busy_timeout", zero=True)
         check_seconds(forget_after, f"{what} forget_after={forget_after!r}", argument="forget_after", none=True)
-        self._declared = tuple(parse_known_column(*pair) for pair in (self.columns or {}).items())
-        self._label = f"SQLite table {table!r} in {self.path}"
+
         self._open: PerLoop[_OpenConnection] = PerLoop(partial(_OpenConnection, f"sqlite-{table}"), _OpenConnection.end)
 
     def __repr__(self) -> str:
         return f"SqliteTable({self.path!r}, {self.table!r}, key={self.key})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The declaration as plain values."""
-        return {
-            "path": self.path,
-            "table": self.table,
-            "key": list(self.key),
-            "columns": self.columns,
-            "create": self.create,
-            "busy_timeout": self.busy_timeout,
-            "forget_after": self.forget_after,
-        }
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return reduce_function(self, SqliteTable, SqliteTable.to_dict(self))
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return STORE_CAPABILITIES
-
-    def column_types(self) -> dict[str, str] | None:
-        return None if self.columns is None else dict(self.columns)
 
     async def stored_types(self) -> dict[str, str] | None:
         await self.open()

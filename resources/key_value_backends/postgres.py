@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import tenacity
 
-from dagster_adjunct.resources.backends.columns import check_identifier, check_variable_name
+from dagster_adjunct.resources.backends.columns import check_identifier
 from dagster_adjunct.resources.backends.postgres_connection import (
     Pool,
     check_keywords,
@@ -20,6 +20,7 @@ from dagster_adjunct.resources.backends.postgres_connection import (
     require_driver,
     translate_error,
 )
+from dagster_adjunct.resources.backends.store import check_variable_name
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.key_value.segment import SegmentLimits, TableId, TableSegment
 from dagster_adjunct.resources.tables.operation import PerLoop

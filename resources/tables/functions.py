@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from typing import Any, Generic, TypeVar
 
 from dagster_adjunct.resources.errors import (
@@ -573,6 +574,27 @@ class LayerAsFunction(StoreFunction[Any, Any, Any]):
 
     async def close(self) -> None:
         await self._layer.close()
+
+
+class DeclaredFunction:
+    """A function that is declared by the arguments of its `__init__`, which are attributes of the same names.
+
+    It is pickled and described by them, without its connections. A subclass may take other arguments.
+    """
+
+    @classmethod
+    def _declaring_class(cls) -> type[DeclaredFunction]:
+        """The backend's own class, of which users may derive theirs."""
+        return next(known for known in reversed(cls.__mro__) if "__init__" in vars(known) and known is not object)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The declaration as plain values, without secrets."""
+        values = {name: getattr(self, name) for name in signature(self._declaring_class()).parameters}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        base = self._declaring_class()
+        return reduce_function(self, base, base.to_dict(self))
 
 
 F = TypeVar("F")

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster_adjunct.resources.tables.functions import StoreFunction, record_not_found_error, reduce_function
+from dagster_adjunct.resources.tables.functions import DeclaredFunction, StoreFunction, record_not_found_error
 from dagster_adjunct.resources.tables.layers import STORE_CAPABILITIES, Capabilities
 from dagster_adjunct.resources.tables.operation import (
     Changes,
@@ -34,7 +34,7 @@ class _Store:
 _STORES: dict[str, _Store] = {}
 
 
-class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
+class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Changes]):
     """Records as mappings, kept by `name` while the process lives; supports everything a store can.
 
     Tables of the same name share their records. Use one event loop at a time: nothing here awaits, so no entry is half
@@ -48,16 +48,9 @@ class MemoryTable(StoreFunction[Hashable, Record, Record | Changes]):
     def __repr__(self) -> str:
         return f"MemoryTable({self.name!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return reduce_function(self, MemoryTable, MemoryTable.to_dict(self))
-
     @property
     def capabilities(self) -> Capabilities:
         return STORE_CAPABILITIES
-
-    def to_dict(self) -> dict[str, Any]:
-        """The declaration as plain values."""
-        return {"name": self.name}
 
     def records(self) -> dict[Hashable, dict[str, Any]]:
         """Return all records by their keys."""

@@ -1,0 +1,108 @@
+"""What the tables of all stores share: their declaration, and the packages and environment variables that they need."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from dagster_adjunct.resources.backends.columns import parse_known_column
+from dagster_adjunct.resources.backends.write_plan import Key, Record
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.tables.functions import DeclaredFunction, StoreFunction
+from dagster_adjunct.resources.tables.layers import STORE_CAPABILITIES, Capabilities
+from dagster_adjunct.resources.tables.operation import Changes, key_columns
+
+
+class StoreTable(DeclaredFunction, StoreFunction[Key, Record, Record | Changes]):
+    """A read and write function for one table of a store; `_label` names it in errors."""
+
+    _label: str
+
+    def _declare(
+        self, name: str, key: str | Sequence[str], columns: Mapping[str, str] | None, *, create: bool = False
+    ) -> None:
+        """Set the key and the columns, whose types have to be known to create the table."""
+        self.key = key_columns(name, key)
+        self.columns = None if columns is None else dict(columns)
+        self.create = create
+        self._declared = tuple(parse_known_column(*pair) for pair in (columns or {}).items())
+        if create and columns is None:
+            raise ConfigurationError(
+                f"{self._label} can't be created without its columns.",
+                'Declare columns={"name": "type", …}.',
+                argument="columns",
+                table=name,
+            )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return STORE_CAPABILITIES
+
+    def column_types(self) -> dict[str, str] | None:
+        return None if self.columns is None else dict(self.columns)
+
+
+def require_package(label: str, module: str, extra: str) -> None:
+    """Raise ConfigurationError if the module can't be imported; `extra` is the project's extra that installs it."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ConfigurationError(
+            f"{label} needs the package {package}, which can't be imported here ({error}).",
+            f"Install it: pip install 'dagster-adjunct[{extra}]', on executors too.",
+            package=package,
+            table=label,
+        ) from error
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def check_variable_name(argument: str, given: object, example: str = '"MY_VARIABLE"', *, label: str = "") -> str:
+    """Return the name of an environment variable; an invalid one is not shown, as it may be the secret itself."""
+    if isinstance(given, str) and _NAME.fullmatch(given):
+        return given
+    raise ConfigurationError(
+        f"{label}{': ' if label else ''}{argument} is not the name of an environment variable (value not shown).",
+        f"Put the value into an environment variable and pass its name: {argument}={example}.",
+        argument=argument,
+    )
+
+
+def read_variable(label: str, name: str, what: str) -> str:
+    """Return the value of an environment variable, which holds `what`; ConfigurationError if it is not set."""
+    value = os.environ.get(name, "")
+    if not value:
+        raise ConfigurationError(
+            f"{label}: the environment variable {name}, which holds its {what}, is not set here.",
+            f"Set {name}, on executors too.",
+            setting=name,
+        )
+    return value
+
+
+_PURGE_SECONDS = 3600.0
+_last_purges: dict[str, float] = {}  # by table: this process's last purge
+_purge_lock = threading.Lock()
+
+
+def is_purge_due(table: str, forget_after: float | None) -> bool:
+    """Whether a new connection to `table` should purge what was applied to its keys.
+
+    True once an hour in each process, or every `forget_after` seconds if that is less, since tasks connect all the
+    time.
+    """
+    if forget_after is None:
+        return False
+    now = time.monotonic()
+    with _purge_lock:
+        last = _last_purges.get(table)
+        if last is not None and now - last < min(forget_after, _PURGE_SECONDS):
+            return False
+        _last_purges[table] = now
+    return True
