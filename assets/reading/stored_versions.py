@@ -48,7 +48,6 @@ from dagster_adjunct.assets.versions.manifest import (
     DatasetManifest,
     UnboundedManifest,
     as_bounded,
-    manifest_to_body,
     parse_manifest,
 )
 from dagster_adjunct.assets.versions.selection import ID_PREFIX, require_readable_version, require_version
@@ -383,7 +382,7 @@ class VersionOperations(ABC):
     def describe(self) -> dict[str, Any]:
         """Return a description of the dataset as JSON-able values. Raises DatasetNotFoundError."""
         manifest = self._newest()
-        described = {name: value for name, value in manifest_to_body(manifest).items() if name not in _HIDDEN}
+        described = {name: value for name, value in manifest.model_dump(mode="json").items() if name not in _HIDDEN}
         version = manifest.version
         described["version"] = None
         if version is not None:

@@ -39,7 +39,6 @@ from dagster_adjunct.assets.versions.manifest import (
     as_bounded,
     as_unbounded,
     manifest_from_body,
-    manifest_to_body,
 )
 from dagster_adjunct.assets.versions.version import (
     TOMBSTONE,
@@ -357,7 +356,7 @@ class GenerationErasure:
             retained_from=retained_from,
             bootstrap=bootstrap,
         )
-        after = as_unbounded(manifest_from_body(redact(manifest_to_body(after), self.keys)))
+        after = as_unbounded(manifest_from_body(redact(after.model_dump(mode="json"), self.keys)))
         doomed = [*manifest.doomed, *self.leftovers.garbage, *gone, *(made.old.folder for made in hit)]
         kept = after.reachable()
         doomed = [entry for entry in dict.fromkeys(doomed) if entry not in kept]
@@ -559,7 +558,7 @@ class VersionErasure:
             ref.id: self.replacements[str(ref.document)] for ref in manifest.built if ref.document in self.replacements
         }
         after = replace_versions(manifest, old)
-        after = as_bounded(manifest_from_body(redact(manifest_to_body(after), self.keys)))
+        after = as_bounded(manifest_from_body(redact(after.model_dump(mode="json"), self.keys)))
         doomed = [*manifest.doomed, *self.leftovers.garbage]
         doomed += [entry for made in old.values() for entry in (*made.old.folders, str(made.old.document))]
         # The old document of a version that keeps its id is not doomed but deleted: leases are on the id.

@@ -20,7 +20,6 @@ from dagster_adjunct.assets.versions.manifest import (
     DatasetManifest,
     as_bounded,
     describe_document_problem,
-    manifest_to_body,
     parse_manifest,
 )
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef
@@ -205,7 +204,7 @@ class DatasetLog:
         """Make the manifests of several members current in one swap; those not named stay as they are."""
         if parent is not None and parent.manifest_key.startswith(f"{SETS}/"):
             log, body = version_set_log(self.lake, parent.manifest_key.split("/")[1]), dict(parent.body)
-            body["members"] = member_bodies(parent) | {name: manifest_to_body(new) for name, new in manifests.items()}
+            body["members"] = member_bodies(parent) | {name: new.model_dump(mode="json") for name, new in manifests.items()}
         elif parent is not None and redirect_target(parent) is not None:
             raise CommitConflictError(
                 f"dataset {self.name!r} is joining the version set {redirect_target(parent)!r}.",
@@ -213,7 +212,7 @@ class DatasetLog:
                 dataset=self.name,
             )
         else:
-            log, body = self.log, manifest_to_body(manifests[self.name])
+            log, body = self.log, manifests[self.name].model_dump(mode="json")
             self._list_name(parent)
         try:
             return log.commit(parent, body, by=by, commit_id=commit_id)

@@ -102,43 +102,46 @@ class CommonManifest(ManifestPart):
         """Return the folders and documents needed by the retained versions and by a running bootstrap."""
 
     @abstractmethod
-    def may_need_doomed(self, version_id: str) -> bool:
-        """Whether a leased version that is no longer retained may need doomed objects: its own list of them is gone."""
-
-    @abstractmethod
-    def generations_without_document(self) -> list[tuple[str, Sequence[Generation]]]:
-        """Return the generations that no version's document lists, each with a description of their owner."""
-
-    @abstractmethod
     def without(self, gone: Sequence[str], garbage: Sequence[str]) -> Self:
         """Return the manifest without what a discard removes; that and the unreferenced `garbage` become doomed.
 
         `gone` are versions by id or, where versions are commits, generations by folder.
         """
 
-    @property
-    @abstractmethod
-    def versions_over_time(self) -> tuple[str, ...] | None:
-        """The versions that together cover all times; None if the served version covers them alone."""
-
-    @property
-    @abstractmethod
-    def is_settled(self) -> bool:
-        """Whether offsets tell the whole progress: there is no other unfinished work."""
-
-    @property
-    @abstractmethod
-    def unfinished(self) -> str:
-        """Why the table that readers will get is being built; "" if none is."""
-
     @abstractmethod
     def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
         """Return the other fields that change when the input was repartitioned and starts at `offsets`."""
 
+    def may_need_doomed(self, version_id: str) -> bool:
+        """Whether a leased version that is no longer retained may need doomed objects: its own list of them is gone.
+
+        Names of folders and documents tell the version of a bounded dataset.
+        """
+        return False
+
+    def generations_without_document(self) -> list[tuple[str, Sequence[Generation]]]:
+        """Return the generations that no version's document lists, each with a description of their owner."""
+        return []
+
     @property
-    @abstractmethod
+    def versions_over_time(self) -> tuple[str, ...] | None:
+        """The versions that together cover all times; None if the served version covers them alone."""
+        return None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether offsets tell the whole progress: there is no other unfinished work."""
+        return True
+
+    @property
+    def unfinished(self) -> str:
+        """Why the table that readers will get is being built; "" if none is."""
+        return ""
+
+    @property
     def stored_description(self) -> str:
         """What an erasure searches, in words."""
+        return "every generation"
 
     def kept_elsewhere(self) -> list[str]:
         """Return, in words, the places that an erasure can't reach and that may hold the dataset's entries."""
@@ -253,6 +256,10 @@ class BoundedManifest(CommonManifest):
 
     kind: ClassVar[DatasetKind] = "bounded"
     versions_are_commits: ClassVar[bool] = False
+    # Fields of unbounded manifests that callers read from either kind.
+    retired: ClassVar[tuple[Retired, ...]] = ()
+    retained_from: ClassVar[None] = None
+    written: ClassVar[None] = None
 
     @model_validator(mode="after")
     def _serves_what_is_chosen(self) -> Self:
@@ -289,12 +296,6 @@ class BoundedManifest(CommonManifest):
                 version=version_id,
             )
 
-    def may_need_doomed(self, version_id: str) -> bool:
-        return False  # the names of folders and documents tell their version
-
-    def generations_without_document(self) -> list[tuple[str, Sequence[Generation]]]:
-        return []
-
     def without(self, gone: Sequence[str], garbage: Sequence[str]) -> Self:
         leaving = [ref for ref in self.versions if ref.id in gone]
         entries = [entry for ref in leaving for entry in (*ref.folders, ref.document) if entry is not None]
@@ -306,14 +307,6 @@ class BoundedManifest(CommonManifest):
         """The sealed versions with a valid-from time, without those being deleted."""
         dated = (ref for ref in self.versions if ref.state == "sealed" and ref.valid_from is not None)
         return tuple(ref.id for ref in dated if not set(self.doomed).intersection(ref.folders))
-
-    @property
-    def is_settled(self) -> bool:
-        return True
-
-    @property
-    def unfinished(self) -> str:
-        return ""
 
     def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
         awaited = self.awaited
@@ -348,20 +341,6 @@ class BoundedManifest(CommonManifest):
         """The names of the delivered versions: a later delivery under one of them is a re-delivery."""
         return {*self.known, *(done.name for done in self.delivered if done.freed is None)}
 
-    # Fields of unbounded manifests that callers read from either kind.
-
-    @property
-    def retired(self) -> tuple[Retired, ...]:
-        return ()
-
-    @property
-    def retained_from(self) -> None:
-        return None
-
-    @property
-    def written(self) -> None:
-        return None
-
 
 _RANGES = 200
 # The number of startpoint ids kept by partition: a startpoint is retried soon or never.
@@ -394,6 +373,11 @@ class UnboundedManifest(CommonManifest):
 
     kind: ClassVar[DatasetKind] = "unbounded"
     versions_are_commits: ClassVar[bool] = True
+    # Fields of bounded manifests that callers read from either kind.
+    head: ClassVar[None] = None
+    pin: ClassVar[None] = None
+    awaited: ClassVar[None] = None
+    lost: ClassVar[tuple[Lost, ...]] = ()
 
     @property
     def is_settled(self) -> bool:
@@ -439,16 +423,8 @@ class UnboundedManifest(CommonManifest):
             gone, garbage, f"{len(gone)} generations", retired=left, retained_from=max([self.retained_from, *untils])
         )
 
-    @property
-    def versions_over_time(self) -> None:
-        return None
-
     def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
         return {"bootstrap": self.bootstrap.model_copy(update={"start": offsets, "target": offsets})}
-
-    @property
-    def stored_description(self) -> str:
-        return "every generation"
 
     def kept_elsewhere(self) -> list[str]:
         declared, (_, outputs) = self.declaration, super().kept_elsewhere()
@@ -482,24 +458,6 @@ class UnboundedManifest(CommonManifest):
             changes.setdefault("numbers", _add_number(self.numbers, version.number))
         return super().after(**changes)
 
-    # Fields of bounded manifests that callers read from either kind.
-
-    @property
-    def head(self) -> None:
-        return None
-
-    @property
-    def pin(self) -> None:
-        return None
-
-    @property
-    def awaited(self) -> None:
-        return None
-
-    @property
-    def lost(self) -> tuple[Lost, ...]:
-        return ()
-
 
 def _add_number(numbers: tuple[tuple[int, int], ...], number: int) -> tuple[tuple[int, int], ...]:
     """Return the ranges of version numbers with a new number added; only the newest ranges are kept."""
@@ -510,10 +468,6 @@ def _add_number(numbers: tuple[tuple[int, int], ...], number: int) -> tuple[tupl
 KIND = "dataset"
 
 DatasetManifest = BoundedManifest | UnboundedManifest
-MANIFEST_TYPES: dict[str, type[BoundedManifest] | type[UnboundedManifest]] = {
-    BoundedManifest.kind: BoundedManifest,
-    UnboundedManifest.kind: UnboundedManifest,
-}
 
 
 def as_bounded(manifest: DatasetManifest) -> BoundedManifest:
@@ -551,60 +505,11 @@ def as_follower(manifest: DatasetManifest) -> UnboundedManifest | None:
     return None
 
 
-# The stored fields in their order, with the value for a kind that does not have the field.
-_FIELDS: dict[str, Any] = {
-    "format": 1,
-    "name": None,
-    "declaration": None,
-    "version": None,
-    "head": None,
-    "pin": None,
-    "versions": [],
-    "delivered": [],
-    "known": [],
-    "abandoned": [],
-    "awaited": None,
-    "doomed": [],
-    "lost": [],
-    "stream": None,
-    "offsets": {},
-    "bootstrap": None,
-    "retired": [],
-    "retained_from": 1,
-    "confirmed_at": None,
-    "horizon": None,
-    "first_ordered": None,
-    "positions_from": 0,
-    "quarantining": None,
-    "applied": {},
-    "decision": None,
-    "next_number": 1,
-    "next_generation": 1,
-    "counters": {},
-    "change": None,
-    "numbers": [],
-    "written": None,
-}
-_FIELDS_OF_OTHER_KIND: dict[type[DatasetManifest], set[str]] = {
-    BoundedManifest: UnboundedManifest.model_fields.keys() - BoundedManifest.model_fields.keys(),
-    UnboundedManifest: BoundedManifest.model_fields.keys() - UnboundedManifest.model_fields.keys(),
-}
-
-
-def manifest_to_body(manifest: DatasetManifest) -> dict[str, Any]:
-    """Return a manifest as the JSON-able body of a commit."""
-    own = manifest.model_dump(mode="json")
-    return {name: own.get(name, empty) for name, empty in _FIELDS.items()}
-
-
 def manifest_from_body(body: Mapping[str, Any]) -> DatasetManifest:
     """Return the manifest in a commit's body. Raises pydantic's ValidationError."""
     declared = body.get("declaration")
-    declared_kind = str(declared.get("kind")) if isinstance(declared, Mapping) else ""
-    kind = MANIFEST_TYPES.get(declared_kind, BoundedManifest)  # without a kind, validation reports what is wrong
-    # A bounded body with a bootstrap is malformed; other fields of the other kind have no meaning and are ignored.
-    others = _FIELDS_OF_OTHER_KIND[kind] - ({"bootstrap"} if body.get("bootstrap") is not None else set())
-    return kind.model_validate({name: value for name, value in body.items() if name not in others})
+    follows_changes = isinstance(declared, Mapping) and declared.get("kind") == UnboundedManifest.kind
+    return (UnboundedManifest if follows_changes else BoundedManifest).model_validate(body)
 
 
 def parse_manifest(name: str, commit: Commit) -> DatasetManifest:
