@@ -204,7 +204,9 @@ class DatasetLog:
         """Make the manifests of several members current in one swap; those not named stay as they are."""
         if parent is not None and parent.manifest_key.startswith(f"{SETS}/"):
             log, body = version_set_log(self.lake, parent.manifest_key.split("/")[1]), dict(parent.body)
-            body["members"] = member_bodies(parent) | {name: new.model_dump(mode="json") for name, new in manifests.items()}
+            body["members"] = member_bodies(parent) | {
+                name: new.model_dump(mode="json") for name, new in manifests.items()
+            }
         elif parent is not None and redirect_target(parent) is not None:
             raise CommitConflictError(
                 f"dataset {self.name!r} is joining the version set {redirect_target(parent)!r}.",
