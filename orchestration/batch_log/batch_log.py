@@ -34,7 +34,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 
 # Requests expire, so few others can have come before one is written again.
 _MAX_TAKEN = 20
@@ -294,13 +294,6 @@ KIND = "application"
 NAMES = "applications/_names"
 
 
-class Range(StoredDocument):
-    """The offsets [start, end) of one stream partition; opaque texts that only its system orders."""
-
-    start: str
-    end: str
-
-
 class Intent(StoredDocument):
     """What one batch is going to do, committed before it reads anything.
 
@@ -316,11 +309,11 @@ class Intent(StoredDocument):
     batch: int
     run: str
     clock: datetime
-    ranges: dict[Partition, Range]
+    ranges: dict[Partition, OffsetRange]
     versions: dict[str, str | None]
     startpoints: dict[Partition, str] = Default(default_factory=dict)
     epochs: dict[Partition, int] = Default(default_factory=dict)
-    lost: dict[Partition, Range] = Default(default_factory=dict)
+    lost: dict[Partition, OffsetRange] = Default(default_factory=dict)
     replays: dict[Partition, str] = Default(default_factory=dict)
     tasks: int | None = None
     reading: JoinVersions = AS_OF

@@ -28,7 +28,7 @@ from dagster_adjunct.assets.unbounded.transient import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, Intent, Partition, Range
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, Intent, Partition
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
@@ -49,7 +49,7 @@ from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectInfo, read_store_clock
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 
 # Long enough to write the requests that name a plan.
 _GRACE = timedelta(minutes=10)
@@ -73,7 +73,7 @@ class RecordedPlan(StoredDocument):
     application: str
     expires_at: datetime
     streams: dict[str, str]
-    spans: dict[Partition, Range]
+    spans: dict[Partition, OffsetRange]
     pieces: dict[Partition, tuple[RecordedPiece, ...]]
     versions: dict[int, dict[str, str | None]]
     over_time: dict[int, dict[str, tuple[str, ...]]] = Default(default_factory=dict)
@@ -355,13 +355,13 @@ def _resolve_offsets(
 def _build_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: datetime) -> RecordedPlan:
     """Return the plan of the requested offsets; it retains nothing until it is written."""
     pieces: dict[SystemStreamPartition, tuple[RecordedPiece, ...]] = {}
-    spans: dict[SystemStreamPartition, Range] = {}
+    spans: dict[SystemStreamPartition, OffsetRange] = {}
     for ssp, (start, end) in asked.spans.items():
         read_pieces = [RecordedPiece(end=upto, batch=batch) for upto, batch in reads.pieces[ssp]]
         if read_pieces:  # offsets without records may follow: the last piece ends with the replay
             read_pieces[-1] = read_pieces[-1].model_copy(update={"end": end})
         pieces[ssp] = tuple(read_pieces)
-        spans[ssp] = Range(start=start, end=end if read_pieces else start)
+        spans[ssp] = OffsetRange(start=start, end=end if read_pieces else start)
     joined = {dataset.name for dataset in app.datasets}
     return RecordedPlan(
         id=uuid.uuid4().hex,

@@ -26,7 +26,6 @@ from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, measure_input_times, measure_state_sizes
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables
 from dagster_adjunct.orchestration.step.state import iter_state_names
-from dagster_adjunct.orchestration.step.versions import VersionCache, VersionLeases
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import (
@@ -42,7 +41,8 @@ from dagster_adjunct.resources.tables.shared_rate import RunCredits
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.orchestration.step.engine import BatchEngine
+    from dagster_adjunct.orchestration.step.plan_batch import VersionCache, VersionLeases
+    from dagster_adjunct.orchestration.step.step import BatchEngine
 
 
 @dataclass(frozen=True, slots=True)

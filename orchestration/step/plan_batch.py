@@ -1,17 +1,27 @@
-"""Plans the next batch: the offsets that it reads, of bounded replays or of the main input, or of a batch left open.
+"""Plans the next batch and leases the dataset versions that it reads; nothing is committed here but first positions.
 
-A batch reads at most `max_batch_records` records, shared among partitions by lag. Nothing is committed or leased here.
+A batch reads bounded replays or the main input, at most `max_batch_records` records, shared among partitions by lag; or
+what a batch that a crash left open was going to read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from dagster_adjunct.assets.unbounded.local_table import undo_batch
+from dagster_adjunct.assets.reading.dataset import current_readers
+from dagster_adjunct.assets.reading.history import VersionsOverTime
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.unbounded.local_table import require_local_manifest, undo_batch
+from dagster_adjunct.assets.unbounded.progress import raise_if_stale
 from dagster_adjunct.assets.unbounded.state_table import maintain_state
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, Range, Replay
+from dagster_adjunct.assets.unbounded.transient import TransientTable, TransientVersion, is_transient
+from dagster_adjunct.assets.versions.leases import Lease
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded, as_unbounded
+from dagster_adjunct.assets.versions.version import SealedVersion
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, Replay
 from dagster_adjunct.orchestration.maintenance.discard import discard
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
@@ -28,14 +38,114 @@ from dagster_adjunct.orchestration.startpoints.positions import (
     replay_order,
     snapshot_streams,
 )
-from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPiece, RecordedPlan, load_plans
+from dagster_adjunct.orchestration.startpoints.recorded_replay import (
+    RecordedPiece,
+    RecordedPlan,
+    is_readable,
+    load_plans,
+    read_plan,
+)
 from dagster_adjunct.orchestration.step.context import StepContext, StepResources, StepState
 from dagster_adjunct.orchestration.step.progress import StepEvent
-from dagster_adjunct.orchestration.step.versions import LeasedBatch, ServedVersions, read_served_versions
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import OffsetOutOfRangeError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    ObjectNotFoundError,
+    OffsetOutOfRangeError,
+    StaleDatasetError,
+    VersionDiscardedError,
+)
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
+
+K = TypeVar("K", bound=Hashable)
+Spans = Mapping[SystemStreamPartition, OffsetRange]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSnapshot:
+    """A snapshot of each input stream, and the ids of the served versions of stored datasets and state tables.
+
+    The id is None where there is no version. `limited` has the manifests of datasets with a maximum staleness: version
+    and offsets of one commit, so that the batch reads exactly what was found fresh. `handed` is the part of this run's
+    fan-out that is still there at its start; None after the start.
+    """
+
+    versions: Mapping[str, str | None]
+    limited: Mapping[str, DatasetManifest | None]
+    handed: FanOut | None
+    streams: Mapping[str, StreamSnapshot]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """The intent of a batch; `schemas` has the columns of its input streams, None where they are not known.
+
+    Before the versions are leased, only the intent of a recorded replay has them. `losses` describes what retention
+    deleted of the inputs.
+    """
+
+    intent: Intent
+    schemas: Mapping[str, Schema | None]
+    losses: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToRead:
+    """The inputs have been read up to these positions; `losses` describes what retention deleted before them."""
+
+    positions: InputPositions
+    losses: Sequence[str]
+
+
+def maintain_local_tables(step: StepResources, run: StepState) -> None:
+    """Remove what an abandoned batch wrote to local tables, and keep the state tables small; safe to repeat.
+
+    A state table is created before the first batch that writes it: where there is none, no batch has written.
+    """
+    app, runtime, abandoned = step.context.app, step.context.runtime, run.logged.state.given_up
+    if abandoned is not None:
+        for dataset in app.datasets:
+            if dataset.is_owned_by(app.name):
+                undo_batch(runtime, dataset.name, app.name, abandoned, declared=dataset)
+        for name in step.states:
+            undo_batch(runtime, name, step.context.writer, abandoned)
+    maintain_state_tables(step)
+
+
+def maintain_state_tables(step: StepResources) -> None:
+    """Merge small generations of state tables where there are many, and delete unused files."""
+    for name in step.states:
+        if maintain_state(step.context.runtime, name):
+            discard(step.context.lake, name, by=step.context.run)
+
+
+def snapshot_inputs(step: StepResources, run: StepState) -> BatchSnapshot:
+    """Return the snapshot over which the next batch is planned; versions of a version set come from one snapshot.
+
+    Raises NoSealedVersionError for a dataset with `bootstrap` that has no version, and an error for a local table whose
+    declaration does not match what is stored.
+    """
+    context, app, stored = step.context, step.context.app, step.versions.stored
+    own = [dataset for dataset in app.datasets if dataset.is_owned_by(app.name)]
+    others = [dataset.name for dataset in app.datasets if dataset.following.persistent and dataset not in own]
+    # Versions first: without a version, no position is stored either.
+    readers = current_readers({name: stored(name) for name in others if name not in app.max_staleness})
+    limited = {name: stored(name).manifest() for name in others if name in app.max_staleness}
+    readers |= {name: stored(name).reader_of(manifest) for name, manifest in limited.items()}
+    for dataset in own:
+        manifest = stored(dataset.name).manifest()
+        local = None if manifest is None else require_local_manifest(manifest, dataset)
+        readers[dataset.name] = stored(dataset.name).reader_of(local)
+    for name, reader in readers.items():
+        if reader is None and app.dataset(name).bootstrap:
+            stored(name).require_current(context.systems)  # raises, saying what the dataset waits for
+    readers |= {name: stored(name).current() for name in step.states}
+    step.versions.keep(readers)
+    versions = {name: None if reader is None else reader.version for name, reader in readers.items()}
+    handed = context.fan_out.without_taken_back(step.startpoints.get_fan_outs()) if run.held is None else None
+    return BatchSnapshot(versions, limited, handed, snapshot_streams(context.systems, app.inputs))
 
 
 def store_first_positions(step: StepResources, run: StepState, seen: BatchSnapshot) -> StepState:
@@ -55,128 +165,44 @@ def store_first_positions(step: StepResources, run: StepState, seen: BatchSnapsh
     return replace(run, logged=logged, held=start.held).with_messages(context, start.messages)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSnapshot:
-    """The served dataset versions and a snapshot of each input stream, by name.
-
-    `handed` is the part of this run's fan-out that is still there at its start; None after the start.
-    """
-
-    served: ServedVersions
-    handed: FanOut | None
-    streams: Mapping[str, StreamSnapshot]
-
-    @property
-    def schemas(self) -> dict[str, Schema | None]:
-        """The columns of the input streams; None where they are not known."""
-        return {name: snapshot.info.schema for name, snapshot in self.streams.items()}
-
-
-def snapshot_inputs(step: StepResources, run: StepState) -> BatchSnapshot:
-    """Return the snapshot over which the next batch is planned.
-
-    Raises NoSealedVersionError for a dataset with `bootstrap` that has no version.
-    """
-    context = step.context
-    served = read_served_versions(step)  # first: without a version, no position is stored either
-    handed = context.fan_out.without_taken_back(step.startpoints.get_fan_outs()) if run.held is None else None
-    return BatchSnapshot(served, handed, snapshot_streams(context.systems, context.app.inputs))
-
-
-def maintain_local_tables(step: StepResources, run: StepState) -> None:
-    """Undo what an abandoned batch wrote, and keep the state tables small."""
-    if run.logged.state.given_up is not None:
-        undo_abandoned_batch(step, run.logged.state.given_up)
-    maintain_state_tables(step)
-
-
-def undo_abandoned_batch(step: StepResources, batch: int) -> None:
-    """Remove what an abandoned batch wrote from the application's local tables; safe to repeat.
-
-    A state table is created before the first batch that writes it: where there is none, no batch has written.
-    """
-    app, runtime = step.context.app, step.context.runtime
-    for dataset in app.datasets:
-        if dataset.is_owned_by(app.name):
-            undo_batch(runtime, dataset.name, app.name, batch, declared=dataset)
-    for name in step.states:
-        undo_batch(runtime, name, step.context.writer, batch)
-
-
-def maintain_state_tables(step: StepResources) -> None:
-    """Merge small generations of state tables where there are many, and delete unused files."""
-    for name in step.states:
-        if maintain_state(step.context.runtime, name):
-            discard(step.context.lake, name, by=step.context.run)
-
-
-K = TypeVar("K", bound=Hashable)
-Spans = Mapping[SystemStreamPartition, OffsetRange]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedBatch:
-    """The planned intent of a batch; only recorded replays have their dataset versions already.
-
-    `losses` describes what retention deleted of its inputs.
-    """
-
-    intent: Intent
-    losses: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NothingToRead:
-    """The inputs have been read up to these positions; `losses` describes what retention deleted before them."""
-
-    positions: InputPositions
-    losses: Sequence[str]
-
-
 def plan_batch(step: StepResources, run: StepState, seen: BatchSnapshot) -> PlannedBatch | NothingToRead:
     """Return the plan of the next batch over a snapshot; nothing is committed."""
     context, state = step.context, run.logged.state
     positions = input_positions(context.app, seen.streams, state, run.held or ())
     losses = check_positions(context.app, seen.streams, state.offsets, positions)
-    intent = _plan_replay_batch(context, state, positions, step.versions.plan_of)
+    schemas = {name: snapshot.info.schema for name, snapshot in seen.streams.items()}
+    intent = _plan_replay_batch(step, state, positions)
     if intent is not None:
-        return PlannedBatch(intent)
+        return PlannedBatch(intent, schemas)
     intent = _plan_main_batch(context, state, positions)
-    return NothingToRead(positions, losses) if intent is None else PlannedBatch(intent, losses)
+    return NothingToRead(positions, losses) if intent is None else PlannedBatch(intent, schemas, losses)
 
 
-def _plan_replay_batch(
-    context: StepContext,
-    state: ApplicationState,
-    positions: InputPositions,
-    plan_of: Callable[[Replay], RecordedPlan],
-) -> Intent | None:
+def _plan_replay_batch(step: StepResources, state: ApplicationState, positions: InputPositions) -> Intent | None:
     """Return a batch of bounded replays, or None; never two in a row while the main input has records.
 
     Replays with the same `versions` setting are read together with the one that began first. A batch of recorded
     replays reads what one earlier batch read, with the versions of that batch.
     """
-    replays = positions.replays
-    if not replays:
-        return None
-    systems = context.systems
+    context, replays = step.context, positions.replays
     just = state.last is not None and state.last.intent.replays and state.last.intent.batch == state.batch
-    if just and not _are_all_empty(systems, positions.unread):
+    if not replays or (just and not _are_all_empty(context.systems, positions.unread)):
         return None
     first = min(replays.values(), key=replay_order)
     if first.recorded is not None:
-        return _plan_recorded_batch(context, state, replays, plan_of(first))
-    reading = first.versions
-    replays = {ssp: replay for ssp, replay in replays.items() if replay.recorded is None and replay.versions == reading}
+        return _plan_recorded_batch(context, state, replays, step.versions.plan_of(first))
+    replays = {
+        ssp: replay for ssp, replay in replays.items() if replay.recorded is None and replay.versions == first.versions
+    }
     shared = _limit_ranges(context, {ssp: OffsetRange(replay.next, replay.until) for ssp, replay in replays.items()})
-    read = {ssp: replay for ssp, replay in replays.items() if not _are_all_empty(systems, {ssp: shared[ssp]})}
+    read = {ssp: replays[ssp] for ssp, span in shared.items() if not _are_all_empty(context.systems, {ssp: span})}
     return _new_intent(
         context,
         state,
         {ssp: shared[ssp] for ssp in read},
         replays={ssp: replay.id for ssp, replay in read.items()},
         epochs={ssp: replay.epoch for ssp, replay in read.items()},
-        reading=reading,
+        reading=first.versions,
     )
 
 
@@ -212,19 +238,27 @@ def _plan_recorded_batch(
 
 def _plan_main_batch(context: StepContext, state: ApplicationState, positions: InputPositions) -> Intent | None:
     """Return a batch of the main input, which applies the startpoints there; None if there is nothing to read."""
-    shared = _limit_ranges(context, {ssp: positions.unread[ssp] for ssp in sorted(positions.unread)})
+    unread = dict(sorted(positions.unread.items()))
+    shared = _limit_ranges(context, unread)
     if _are_all_empty(context.systems, shared):
         return None
     offsets, startpoints = state.offsets, positions.startpoints
     epochs = {ssp: offsets.next_epoch(ssp) if ssp in startpoints else offsets.epochs.get(ssp, 0) for ssp in shared}
+    times = {name: source.event_time for name, source in context.app.inputs.items()}
+    may_be_idle = {name for name, time in times.items() if time is not None and time.idle_after is not None}
     return _new_intent(
         context,
         state,
         shared,
         startpoints={ssp: start.id for ssp, start in startpoints.items()},
         epochs={ssp: epoch for ssp, epoch in epochs.items() if epoch},
-        lost={ssp: Range(start=span.start, end=span.end) for ssp, span in positions.lost.items()},
-        waiting=_find_waiting_partitions(context, positions.unread, shared),
+        lost=dict(positions.lost),
+        waiting=tuple(
+            ssp
+            for ssp, span in unread.items()
+            if ssp.qualified_stream in may_be_idle
+            and context.systems[ssp.system].compare(shared[ssp].end, span.end) < 0
+        ),
     )
 
 
@@ -237,20 +271,21 @@ def share_by_lag(lags: Mapping[K, int], limit: int) -> dict[K, int]:
     if total <= limit:
         return dict(lags)
     shares = {ssp: lag * limit // total for ssp, lag in lags.items()}
-    left = limit - sum(shares.values())
     by_remainder = sorted(lags, key=lambda ssp: (-(lags[ssp] * limit % total), str(ssp)))
-    for ssp in by_remainder[:left]:
+    for ssp in by_remainder[: limit - sum(shares.values())]:
         shares[ssp] += 1
     return shares
 
 
-def _new_intent(context: StepContext, state: ApplicationState, ranges: Spans, **more: Any) -> Intent:
+def _new_intent(
+    context: StepContext, state: ApplicationState, ranges: dict[SystemStreamPartition, OffsetRange], **more: Any
+) -> Intent:
     broadcast = any(operator.spec.role in BROADCAST for operator in context.app.operators)
     return Intent(
         batch=state.batch + 1,
         run=context.run,
         clock=context.lake.now(),
-        ranges={ssp: Range(start=span.start, end=span.end) for ssp, span in ranges.items()},
+        ranges=ranges,
         tasks=len(context.plan.tasks) if broadcast else None,
         **{"versions": {}, **more},
     )
@@ -270,37 +305,34 @@ def _limit_ranges(context: StepContext, spans: Spans) -> dict[SystemStreamPartit
     }
 
 
-def _find_waiting_partitions(context: StepContext, unread: Spans, shared: Spans) -> tuple[SystemStreamPartition, ...]:
-    """Return the partitions that could become idle and have records after this batch's part."""
-    sources = context.app.inputs.values()
-    timed = {
-        source.stream
-        for source in sources
-        if source.event_time is not None and source.event_time.idle_after is not None
-    }
-    return tuple(
-        ssp
-        for ssp, span in sorted(unread.items())
-        if ssp.qualified_stream in timed and context.systems[ssp.system].compare(shared[ssp].end, span.end) < 0
-    )
-
-
 def _are_all_empty(systems: Mapping[str, StreamSystem], spans: Spans) -> bool:
     """Return whether all ranges are empty; only the system can compare two offsets."""
     return all(systems[ssp.system].compare(span.start, span.end) == 0 for ssp, span in spans.items())
 
 
-def resume_open_batch(step: StepResources, run: StepState, left_open: Intent) -> LeasedBatch:
-    """Return the batch that a crash left open, to be repeated by this run.
+def resume_open_batch(step: StepResources, run: StepState, left_open: Intent) -> PlannedBatch:
+    """Return the batch that a crash left open, to be repeated by this run, with its versions leased.
 
     Streams that the application no longer reads keep their positions. If retention has deleted records of the batch, it
     reads the rest, provided its inputs declare on_lost="oldest". Raises OffsetOutOfRangeError otherwise, or if a stream
     was recreated.
     """
     context = step.context
-    ranges = {ssp: span for ssp, span in left_open.ranges.items() if ssp.qualified_stream in context.app.inputs}
+    names = {name: split_stream_name(name) for name in context.app.inputs}
+    infos = {name: context.systems[system].info(stream) for name, (system, stream) in names.items()}
+    ranges = {ssp: span for ssp, span in left_open.ranges.items() if ssp.qualified_stream in infos}
+    for name in sorted({ssp.qualified_stream for ssp in ranges}):
+        info, identity = infos[name], run.logged.state.offsets.streams.get(name)
+        if info.was_recreated(identity):
+            raise OffsetOutOfRangeError(
+                f"{name} was {info.change_since(identity)} (its identity is {info.identity}, and was {identity}), and "
+                f"batch {left_open.batch} of application {context.app.name!r}, which is open, reads the former stream.",
+                f"Abandon the batch (adjunct checkpoint abandon {context.app.name} --reason …), then set a startpoint "
+                f"in the new stream: adjunct startpoint set MODULE:APP {name} --oldest --reason ….",
+                application=context.app.name,
+                stream=name,
+            )
     left_open = left_open.model_copy(update={"ranges": ranges, "run": context.run})
-    _check_same_streams(context, run, left_open)
     gone = find_lost_ranges(context, left_open)
     if gone:
         resolved = run.logged.state.offsets.resolved
@@ -309,11 +341,7 @@ def resume_open_batch(step: StepResources, run: StepState, left_open: Intent) ->
         check_open_batch(context.app, left_open, lost)
         left_open = _truncate_batch(context, left_open, gone, lost)
     step.leases.take(left_open.versions, left_open.over_time, reopened=True)
-    records = {
-        name: context.systems[split_stream_name(name)[0]].info(split_stream_name(name)[1]).schema
-        for name in context.app.inputs
-    }
-    return LeasedBatch(left_open, records)
+    return PlannedBatch(left_open, {name: info.schema for name, info in infos.items()})
 
 
 def find_lost_ranges(context: StepContext, intent: Intent) -> dict[SystemStreamPartition, OffsetRange]:
@@ -334,35 +362,219 @@ def find_lost_ranges(context: StepContext, intent: Intent) -> dict[SystemStreamP
     return lost
 
 
-def _truncate_batch(
-    context: StepContext,
-    intent: Intent,
-    gone: dict[SystemStreamPartition, OffsetRange],
-    lost: dict[SystemStreamPartition, OffsetRange],
-) -> Intent:
+def _truncate_batch(context: StepContext, intent: Intent, gone: Spans, lost: Spans) -> Intent:
     """Return the batch with the ranges that are left, and what is lost counted."""
     ranges, counted = dict(intent.ranges), dict(intent.lost)
     for ssp, span in gone.items():
         end = ranges[ssp].end
         whole = context.systems[ssp.system].compare(end, span.end) < 0
-        ranges[ssp] = Range(start=span.end, end=span.end if whole else end)
+        ranges[ssp] = OffsetRange(span.end, span.end if whole else end)
     for ssp, span in lost.items():
-        counted[ssp] = Range(start=counted[ssp].start if ssp in counted else span.start, end=span.end)
+        counted[ssp] = OffsetRange(counted[ssp].start if ssp in counted else span.start, span.end)
         text = describe_loss(ssp, span, f"batch {intent.batch}, which was open, at ")
         context.on_event(StepEvent("lost", intent.batch, {"text": text}))
     return intent.model_copy(update={"ranges": ranges, "lost": counted, "cut": True})
 
 
-def _check_same_streams(context: StepContext, run: StepState, left_open: Intent) -> None:
-    before, app = run.logged.state.offsets.streams, context.app.name
-    for name, ssp in sorted({ssp.qualified_stream: ssp for ssp in left_open.ranges}.items()):
-        identity, info = before.get(name), context.systems[ssp.system].info(ssp.stream)
-        if info.was_recreated(identity):
-            raise OffsetOutOfRangeError(
-                f"{name} was {info.change_since(identity)} (its identity is {info.identity}, and was {identity}), and "
-                f"batch {left_open.batch} of application {app!r}, which is open, reads the former stream.",
-                f"Abandon the batch (adjunct checkpoint abandon {app} --reason …), then set a startpoint in the new "
-                f"stream: adjunct startpoint set MODULE:APP {name} --oldest --reason ….",
-                application=app,
-                stream=name,
+def lease_versions(step: StepResources, run: StepState, planned: PlannedBatch, seen: BatchSnapshot) -> PlannedBatch:
+    """Return the planned batch with the versions that it reads, leased: the served or the recorded ones.
+
+    Raises VersionDiscardedError if one was discarded since the snapshot or the recording, StaleDatasetError for a table
+    behind its allowed staleness, and ConfigurationError for a dataset that a recorded batch did not read.
+    """
+    if planned.intent.reading == RECORDED:
+        intent = _lease_recorded(step, planned.intent, seen)
+    else:
+        intent = _lease_served(step, run.logged.state, planned.intent, seen)
+    for text in planned.losses:
+        step.context.on_event(StepEvent("lost", intent.batch, {"text": text}))
+    return replace(planned, intent=intent)
+
+
+def _lease_served(step: StepResources, state: ApplicationState, intent: Intent, seen: BatchSnapshot) -> Intent:
+    """Lease the served versions, and all other versions of bounded datasets that are joined by time.
+
+    Tables that live for one run are brought up to date here, before the intent: a change that can't be applied would
+    keep an open batch from ever finishing.
+    """
+    context, app, ids = step.context, step.context.app, dict(seen.versions)
+    for name, manifest in seen.limited.items():
+        limit = app.max_staleness[name]
+        if manifest is None or manifest.version is None:
+            raise StaleDatasetError(
+                f"dataset {name!r} has no entries yet, and its allowed staleness is {limit}.",
+                f"Advance it (materialise its asset, or adjunct dataset advance {name} MODULE:APP).",
+                dataset=name,
             )
+        raise_if_stale(context.systems, app.dataset(name), as_unbounded(manifest), limit, context.lake.now())
+    matches = (operator.spec.match for operator in app.operators)
+    joined = {match.dataset for match in matches if match and match.dataset and match.as_of}
+    bounded = [name for name in sorted(joined) if not app.dataset(name).follows_changes and ids[name] is not None]
+    retained = {name: step.versions.retained_over_time(name) for name in bounded}
+    step.leases.take(ids, retained)
+    # Opened once they are leased. Of several versions with one time only the one sealed last is read.
+    over_time = {name: step.versions.over_time(name, versions).versions for name, versions in retained.items()}
+    for dataset in app.datasets:
+        if not dataset.following.persistent:
+            table = step.versions.table(dataset.name, state)
+            report = table.advance(context.spark)
+            if report.action != "up-to-date":
+                context.on_event(StepEvent("table", state.batch + 1, {"report": report}))
+            if dataset.name in app.max_staleness:
+                table.raise_if_stale(app.max_staleness[dataset.name])
+            ids[dataset.name] = report.version
+    names = (*(dataset.name for dataset in app.datasets), *step.states)
+    return intent.model_copy(update={"versions": {name: ids[name] for name in names}, "over_time": over_time})
+
+
+def _lease_recorded(step: StepResources, intent: Intent, seen: BatchSnapshot) -> Intent:
+    """Lease the versions of recorded replays, which the intent names already.
+
+    State tables are read as they are served: they leave out records that were read before.
+    """
+    names = [dataset.name for dataset in step.context.app.datasets]
+    cancel = f"Cancel it (adjunct startpoint clear MODULE:APP {min(intent.ranges)} --reason …) and ask again with "
+    lacking = [name for name in names if name not in intent.versions]
+    if lacking:
+        raise ConfigurationError(
+            f"a recorded replay can't continue: the application now has dataset {lacking[0]!r}, which the recorded "
+            "batch did not read.",
+            f"{cancel}versions=current.",
+            application=step.context.app.name,
+            dataset=lacking[0],
+        )
+    met = {name: intent.versions[name] for name in names}
+    # Versions that a discard spared for the plan may be read, although they can't be leased.
+    for name in step.leases.take(met, intent.over_time, reopened=True):
+        manifest = step.versions.stored(name).require_manifest()
+        for version in intent.met[name]:
+            if not is_readable(step.context.lake, manifest, version):
+                raise VersionDiscardedError(
+                    f"a recorded replay can't continue: dataset {name!r}: version {version} is gone, maybe erased.",
+                    f"{cancel}versions=as-of, or current.",
+                    dataset=name,
+                    version=version,
+                )
+    states = {name: seen.versions[name] for name in step.states}
+    step.leases.take(states)
+    return intent.model_copy(update={"versions": met | states})
+
+
+class VersionCache:
+    """Caches opened versions, transient tables and replay plans of one run; it leases nothing (see `VersionLeases`)."""
+
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
+        self._stored: dict[str, StoredVersions] = {}
+        self._readers: dict[tuple[str, str], VersionReader] = {}
+        self._sealed: dict[tuple[str, str], SealedVersion] = {}
+        self._tables: dict[str, TransientTable] = {}
+        self._plans: dict[str, RecordedPlan] = {}
+
+    def stored(self, name: str) -> StoredVersions:
+        """Return the stored versions of a dataset or state table."""
+        if name not in self._stored:
+            declared = next((dataset for dataset in self._context.app.datasets if dataset.name == name), name)
+            self._stored[name] = StoredVersions(self._context.lake, declared)
+        return self._stored[name]
+
+    def table(self, name: str, state: ApplicationState) -> TransientTable:
+        """Return a table that lives for this run; it continues from the version that the last batch read."""
+        if name not in self._tables:
+            last = state.last.intent.versions.get(name) if state.last else None
+            self._tables[name] = TransientTable(self._context.systems, self._context.app.dataset(name), last=last)
+        return self._tables[name]
+
+    def keep(self, readers: Mapping[str, VersionReader | None]) -> None:
+        """Add readers that are open already, by dataset."""
+        self._readers |= {(name, reader.version): reader for name, reader in readers.items() if reader is not None}
+
+    def view(self, name: str, version: str | None, state: ApplicationState) -> VersionReader | TransientVersion | None:
+        """Return a version as joins read it; None if there is none yet."""
+        if version is None:
+            return None
+        if is_transient(version):
+            return self.table(name, state).restore(version, self._context.spark)
+        if (name, version) not in self._readers:
+            self._readers[name, version] = self.stored(name).version_of_batch(version)
+        return self._readers[name, version]
+
+    def retained_over_time(self, name: str) -> tuple[str, ...]:
+        """Return the retained versions of a bounded dataset that have a time, without opening them."""
+        return as_bounded(self.stored(name).require_manifest()).versions_over_time
+
+    def over_time(self, name: str, versions: Iterable[str]) -> VersionsOverTime:
+        """Return these versions of a bounded dataset as joins by time read them."""
+        sealed = []
+        for version in versions:
+            if (name, version) not in self._sealed:
+                self._sealed[name, version] = self.stored(name).version_of_batch(version).sealed
+            sealed.append(self._sealed[name, version])
+        return VersionsOverTime(self._context.lake.store, name, sealed)
+
+    def plan_of(self, replay: Replay) -> RecordedPlan:
+        """Return the plan of a recorded replay. Raises ConfigurationError if it is gone."""
+        plan, app = replay.recorded or "", self._context.app.name
+        if plan not in self._plans:
+            try:
+                self._plans[plan] = read_plan(self._context.lake, app, plan)
+            except ObjectNotFoundError as error:
+                raise ConfigurationError(
+                    f"{replay.words()} can't continue: the plan of its versions is gone ({error.key}).",
+                    f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …) and ask again.",
+                    application=app,
+                ) from error
+        return self._plans[plan]
+
+    def close(self) -> None:
+        """Release the tables that live for one run."""
+        for table in self._tables.values():
+            table.release()
+
+
+class VersionLeases:
+    """One lease for each dataset, on the versions that the current batch reads."""
+
+    def __init__(self, lake: Lake, holder: str) -> None:
+        self._lake, self._holder = lake, holder
+        self._leases: dict[str, Lease] = {}
+
+    def take(
+        self,
+        versions: Mapping[str, str | None],
+        over_time: Mapping[str, Sequence[str]] | None = None,
+        *,
+        reopened: bool = False,
+    ) -> list[str]:
+        """Lease what a batch reads, before its intent names it; from then on the open intent retains it too.
+
+        Raises VersionDiscardedError, except for a `reopened` batch, whose intent alone may retain a version; the
+        datasets of such versions are returned.
+        """
+        left: list[str] = []
+        for name, version in versions.items():
+            if version is None or is_transient(version):
+                continue
+            held, wanted = self._leases.get(name), {version, *(over_time or {}).get(name, ())}
+            if held is not None and wanted <= set(held.versions):
+                continue
+            try:
+                self._leases[name] = Lease.acquire(self._lake, name, sorted(wanted), holder=self._holder)
+            except VersionDiscardedError:
+                if not reopened:  # a reopened version may have been rewritten by an erasure
+                    raise
+                left.append(name)
+                continue
+            if held is not None:
+                held.release()
+        return left
+
+    def check_held(self) -> None:
+        """Raise LeaseLostError if a lease on a version in use was lost."""
+        for lease in self._leases.values():
+            lease.check()
+
+    def close(self) -> None:
+        """Release all leases."""
+        for lease in self._leases.values():
+            lease.release()

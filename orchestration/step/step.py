@@ -5,48 +5,122 @@
     snapshot   the served dataset versions and the input streams                                 plan_batch.py
     start      once a run: resolve startpoints, give every partition a position                  plan_batch.py
     plan       what the batch reads                                                              plan_batch.py
-    lease      the dataset versions that it reads                                                versions.py
-    intent     commit what it reads, before anything is read                                     commit.py
-    outputs    write all outputs; streams and local tables take each batch once                  commit.py
-    close      commit the end of the batch, which is the checkpoint                              commit.py
-    positions  instead, where there is nothing to read: commit how far the inputs were read      commit.py
+    lease      the dataset versions that it reads                                                plan_batch.py
+    intent     commit what it reads, before anything is read
+    outputs    write all outputs; streams and local tables take each batch once                  compile_batch.py
+    close      commit the end of the batch, which is the checkpoint
+    positions  instead, where there is nothing to read: commit how far the inputs were read
 
-A crash leaves either a closed batch or an open intent; the next run repeats that intent as logged. compile_batch.py
-compiles what a batch does.
+A crash leaves either a closed batch or an open intent; the next run repeats that intent as logged. A commit of the
+checkpoint applies the startpoints that lie before it; only then are they removed from the fan-outs. A crash in between
+leaves them there, and the log knows that they were applied.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
 
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.unbounded.state_table import create_state
+from dagster_adjunct.assets.unbounded.transient import TransientVersion
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, ClosedBatch, Intent, add_counters
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
-from dagster_adjunct.orchestration.step.commit import close_batch, commit_intent, commit_positions, write_outputs
-from dagster_adjunct.orchestration.step.context import StepContext, StepResources, StepState
-from dagster_adjunct.orchestration.step.engine import SPARK_ENGINE, BatchEngine
+from dagster_adjunct.orchestration.step.compile_batch import BatchMetrics, run_batch
+from dagster_adjunct.orchestration.step.context import BatchInputs, Counters, StepContext, StepResources, StepState
 from dagster_adjunct.orchestration.step.plan_batch import (
     NothingToRead,
+    PlannedBatch,
+    Spans,
+    VersionCache,
+    VersionLeases,
     find_lost_ranges,
+    lease_versions,
     maintain_local_tables,
     plan_batch,
     resume_open_batch,
     snapshot_inputs,
     store_first_positions,
 )
-from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
+from dagster_adjunct.orchestration.step.progress import (
+    StepEvent,
+    StepReport,
+    measure_input_times,
+    times_at_batch_start,
+)
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables, purge_answers
 from dagster_adjunct.orchestration.step.state import iter_state_names
-from dagster_adjunct.orchestration.step.versions import LeasedBatch, VersionCache, VersionLeases, lease_versions
-from dagster_adjunct.resources.errors import CommitConflictError, OffsetOutOfRangeError, VersionDiscardedError
+from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof, analyze_batch
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    CommitConflictError,
+    NullKeyError,
+    OffsetOutOfRangeError,
+    OperatorFailedError,
+    PlanningError,
+    ProducerConflictError,
+    SchemaMismatchError,
+    StoreUnavailableError,
+    TableError,
+    VersionDiscardedError,
+)
+from dagster_adjunct.resources.spark.errors import find_adjunct_error
+from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.spark.tuning import FEW_ROWS, prewarm_workers
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 
 # How often a run begins: another one that was taken over from may come in between, once.
 _MAX_STARTS = 3
 # How often all is looked at for one batch: whoever discards versions may be faster, now and then.
 _MAX_SNAPSHOTS = 6
+# Seconds before a batch is retried after a store failure.
+_RETRY_PAUSES = (1.0, 5.0)
+# Errors that are fixed in the application, its records or its tables; the batch stays open until then.
+_APPLICATION_ERRORS = (
+    NullKeyError,
+    OperatorFailedError,
+    PlanningError,
+    ProducerConflictError,
+    SchemaMismatchError,
+    TableError,
+)
+View = VersionReader | TransientVersion | None
+
+
+class BatchEngine:
+    """Checks and computes batches with Spark; the step decides and commits what they read. Tests replace it."""
+
+    def analyze(
+        self,
+        context: StepContext,
+        views: Mapping[str, View],
+        starts: Mapping[SystemStreamPartition, str],
+        on_state: Callable[[AdjunctDataset], object],
+    ) -> PhysicalProof:
+        """Return what is proven of a batch over these versions; raise for one that could not finish.
+
+        Nothing is read or written. `on_state` receives each state table that the batch writes. Also starts the Python
+        workers that the output tasks will need.
+        """
+        prewarm_workers(resolve_session(context.spark))
+        return analyze_batch(context, views, starts, on_state)
+
+    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
+        """Write every output of a batch and return its counters; streams and local tables ignore a repeated batch.
+
+        `before_output` is called with the output's name before anything is written to it, and raises if the run may not
+        continue.
+        """
+        return run_batch(context, inputs, before_output)
+
+
+SPARK_ENGINE: Final = BatchEngine()
 
 
 def run_step(context: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepReport:
@@ -68,16 +142,16 @@ def run_step(context: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepRe
                     began = time.monotonic()
                     run, batch = _prepare_batch(step, run)
                     if isinstance(batch, NothingToRead):
-                        return commit_positions(step, run, batch).report(context, caught_up=True)
-                    opened = commit_intent(step, run, batch, began)
+                        return _commit_positions(step, run, batch).report(context, caught_up=True)
+                    opened = _commit_intent(step, run, batch, began)
                     run = opened.run
                     try:
-                        written = write_outputs(step, opened)
+                        outputs = _write_outputs(step, opened)
                     except OffsetOutOfRangeError:
                         if not find_lost_ranges(context, opened.intent):
                             raise
                         continue  # retention was faster: resume it as a batch that was left open
-                    run = close_batch(step, written)
+                    run = _close_batch(step, opened, outputs)
                 return run.report(context, caught_up=False)
             except CommitConflictError as conflict:
                 if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _MAX_STARTS:
@@ -85,31 +159,6 @@ def run_step(context: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepRe
                 context.check()
                 text = f"{conflict.problem} This run holds the lease and starts again from that commit."
                 context.on_event(StepEvent("lease", 0, {"text": text}))
-    raise AssertionError("unreachable")
-
-
-def _prepare_batch(step: StepResources, run: StepState) -> tuple[StepState, LeasedBatch | NothingToRead]:
-    """Return the open batch, or plan and lease the next one; nothing of a new batch is committed yet.
-
-    Where a version is discarded between the snapshot and its lease, the batch is planned again over a new snapshot.
-    """
-    step.context.check()
-    if run.logged.state.open is not None:
-        return run, resume_open_batch(step, run, run.logged.state.open)
-    if run.batches:
-        step.context.between_batches()
-    maintain_local_tables(step, run)
-    for attempt in range(1, _MAX_SNAPSHOTS + 1):
-        seen = snapshot_inputs(step, run)
-        run = store_first_positions(step, run, seen)
-        planned = plan_batch(step, run, seen)
-        if isinstance(planned, NothingToRead):
-            return run, planned
-        try:
-            return run, lease_versions(step, run, planned, seen)
-        except VersionDiscardedError:
-            if attempt == _MAX_SNAPSHOTS:
-                raise
     raise AssertionError("unreachable")
 
 
@@ -139,3 +188,254 @@ def _open_step(context: StepContext, engine: BatchEngine) -> Iterator[tuple[Step
             leases=leases,
         )
         yield step, run
+
+
+def _prepare_batch(step: StepResources, run: StepState) -> tuple[StepState, PlannedBatch | NothingToRead]:
+    """Return the open batch, or plan and lease the next one; nothing of a new batch is committed yet.
+
+    Where a version is discarded between the snapshot and its lease, the batch is planned again over a new snapshot.
+    """
+    step.context.check()
+    if run.logged.state.open is not None:
+        return run, resume_open_batch(step, run, run.logged.state.open)
+    if run.batches:
+        step.context.between_batches()
+    maintain_local_tables(step, run)
+    for attempt in range(1, _MAX_SNAPSHOTS + 1):
+        seen = snapshot_inputs(step, run)
+        run = store_first_positions(step, run, seen)
+        planned = plan_batch(step, run, seen)
+        if isinstance(planned, NothingToRead):
+            return run, planned
+        try:
+            return run, lease_versions(step, run, planned, seen)
+        except VersionDiscardedError:
+            if attempt == _MAX_SNAPSHOTS:
+                raise
+    raise AssertionError("unreachable")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBatch:
+    """A batch whose intent is committed: its inputs, its number of records (or offsets), and the seconds so far."""
+
+    run: StepState
+    intent: Intent
+    inputs: BatchInputs
+    records: int
+    seconds: dict[str, float]
+
+
+def _commit_intent(step: StepResources, run: StepState, batch: PlannedBatch, began: float) -> OpenBatch:
+    """Commit the intent of the batch, after a dry run has shown that its outputs accept it; nothing is read before.
+
+    `began` is when its planning began, by the monotonic clock.
+    """
+    context, app, intent, state = step.context, step.context.app, batch.intent, run.logged.state
+    met = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
+    # A resumed batch reads the versions of per-run tables that are left after retention.
+    rebuilt = {name: view.version for name, view in met.items() if isinstance(view, TransientVersion)}
+    rebuilt = {name: version for name, version in rebuilt.items() if version != intent.versions[name]}
+    for name, version in rebuilt.items():
+        text = f"dataset {name!r}: retention has deleted changes that batch {intent.batch} had read; it reads {version}"
+        context.on_event(StepEvent("lost", intent.batch, {"text": text}))
+    if rebuilt:
+        intent = intent.model_copy(update={"versions": {**intent.versions, **rebuilt}, "cut": True})
+    views = {name: view for name, view in met.items() if name not in step.states}
+    states = {name: view for name, view in met.items() if isinstance(view, VersionReader) and name not in views}
+    # Local tables are read with the columns and buckets that they are declared with, whatever is stored. Spark's plans
+    # depend on the columns and buckets of all others.
+    own = {dataset.name for dataset in app.datasets if dataset.is_owned_by(app.name)}
+    shapes: dict[str, object] = {**batch.schemas}
+    for name, view in views.items():
+        if name not in own:
+            buckets = view.sealed.partitions if isinstance(view, VersionReader) else None
+            shapes[name] = None if view is None else (view.schema, buckets)
+    if shapes != run.shapes:  # once a run, and when columns or buckets change
+        context.on_event(StepEvent("analysis", intent.batch))
+        starts = {ssp: span.start for ssp, span in intent.ranges.items()}
+        step.engine.analyze(context, views, starts, partial(create_state, context.runtime)).report_differences()
+    run = replace(run, shapes=shapes, logged=step.log.open(run.logged, intent))
+    spans = intent.ranges.items()
+    records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)
+    broadcast = {dataset.name for dataset in app.datasets if dataset.broadcast}
+    sizes = [measure_version(view, broadcast=name in broadcast) for name, view in met.items()]
+    few = is_small_batch(records, intent.tasks, app.few_records, sizes)
+    detail = {"records": records, "unit": context.unit, "versions": intent.versions, "few": few}
+    context.on_event(StepEvent("intent", intent.batch, detail))
+    inputs = BatchInputs(
+        batch=intent.batch,
+        ranges=intent.ranges,
+        views=views,
+        epochs=intent.epochs,
+        consumed=None if intent.replays else {ssp: span.end for ssp, span in spans},
+        identities=state.offsets.streams,
+        tasks=intent.tasks,
+        few=few,
+        interpreted=few and not intent.over_time and should_interpret(sizes),
+        over_time={name: step.versions.over_time(name, met) for name, met in intent.over_time.items()},
+        reading=intent.reading,
+        states=states,
+        clock=intent.clock,
+        times=times_at_batch_start(app, state, intent),
+        cut=intent.cut,
+    )
+    return OpenBatch(run, intent, inputs, records, {"intent": time.monotonic() - began})
+
+
+MAX_ROWS = 300_000
+"""The rows of all partitioned datasets that one task reads, at most: some tenths of a second."""
+_MAX_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSize:
+    """The number of rows in a dataset's version, and of bytes read for them (0 for a table in memory).
+
+    `broadcast`: every task reads all of it, however many there are.
+    """
+
+    rows: int
+    bytes: int = 0
+    broadcast: bool = False
+
+
+def measure_version(view: View, *, broadcast: bool = False) -> VersionSize:
+    """Return the size of a version, from its manifest."""
+    sealed = getattr(view, "sealed", None)
+    if sealed is None:
+        return VersionSize(0 if view is None else view.rows or 0, 0, broadcast)
+    generations = sealed.generations
+    return VersionSize(sum(part.rows for part in generations), sum(part.size for part in generations), broadcast)
+
+
+def is_small_batch(records: int, tasks: int | None, limit: int, met: Iterable[VersionSize]) -> bool:
+    """Return whether a batch of so many records, joined with versions of these sizes, runs best in one task per stage.
+
+    `limit` is the largest number of records of a small batch. `tasks` is how many tasks read each record of a broadcast
+    input; None if there is none.
+    """
+    read = [size for size in met if not size.broadcast]
+    rows, size = sum(size.rows for size in read), sum(size.bytes for size in read)
+    return records * (tasks or 1) <= limit and rows <= MAX_ROWS and size <= _MAX_BYTES
+
+
+def should_interpret(met: Iterable[VersionSize]) -> bool:
+    """Return whether Spark should interpret the plans over these versions instead of compiling them."""
+    return sum(size.rows for size in met) <= FEW_ROWS
+
+
+def _write_outputs(step: StepResources, opened: OpenBatch) -> BatchMetrics:
+    """Write every output; after a store failure start over, keeping what is already written."""
+    began, context, intent = time.monotonic(), step.context, opened.intent
+
+    def before_output(name: str) -> None:
+        context.check()
+        step.log.check_not_superseded(opened.run.logged)
+        step.leases.check_held()
+        context.on_event(StepEvent("output", intent.batch, {"output": name}))
+
+    for pause in (*_RETRY_PAUSES, None):
+        try:
+            outputs = step.engine.run(context, opened.inputs, before_output)
+        except Exception as error:
+            ours = find_adjunct_error(error)
+            if isinstance(ours, _APPLICATION_ERRORS):
+                explained = _add_next_steps(ours, context.app.name, intent.batch)
+                if explained is error:
+                    raise
+                raise explained from (error.__cause__ if ours is error else error)
+            if isinstance(ours, OffsetOutOfRangeError) and ours is not error:
+                raise ours from error  # raised in a task
+            if pause is None or not isinstance(ours, StoreUnavailableError):
+                raise
+            text = f"{ours.problem} The batch is retried in {pause:g} s"
+            context.on_event(StepEvent("again", intent.batch, {"text": text}))
+        else:
+            opened.seconds["work"] = time.monotonic() - began
+            return outputs
+        time.sleep(pause)
+    raise AssertionError("unreachable")
+
+
+def _add_next_steps(error: AdjunctError, app: str, batch: int) -> AdjunctError:
+    """Return the error with how to finish or abandon the batch that it leaves open, in its next step or as a note."""
+    give_up = f"adjunct checkpoint abandon {app} --reason …"
+    if isinstance(error, ProducerConflictError) and error.newest is not None and error.newest > batch:
+        return error.reworded(
+            error.problem,
+            f"Nothing was written. Batch {batch} is open, and the output has batches of {app!r} up to {error.newest}: "
+            "the batch log was deleted, or another application has this name. Restore the log, or choose another name.",
+        )
+    if isinstance(error, ProducerConflictError):
+        return error.reworded(
+            error.problem,
+            f"Batch {batch} is open, and this output already has it from a run with different code: finish it with "
+            f"that code and deploy again; or abandon it, and its records are sent again in another batch: {give_up}.",
+        )
+    way_out = (
+        f"Batch {batch} stays open: the next run retries it with the code deployed by then, and adds nothing to "
+        f"outputs that have it. Or abandon it: {give_up} (--skip also skips its records)."
+    )
+    if isinstance(error, OperatorFailedError):
+        return error.reworded(error.problem, f"{error.next_step} {way_out}")
+    if way_out not in getattr(error, "__notes__", ()):
+        error.add_note(way_out)
+    return error
+
+
+def _close_batch(step: StepResources, opened: OpenBatch, outputs: BatchMetrics) -> StepState:
+    """Commit the end of the batch, which applies its startpoints; then remove these from the fan-outs."""
+    began, context, intent = time.monotonic(), step.context, opened.intent
+    before = opened.run.logged.state.offsets
+    done = ClosedBatch(
+        intent=intent,
+        closed_at=context.lake.now(),
+        records=opened.records,
+        counters=add_counters(outputs.counters, _count_lost(context, intent.lost)),
+        seconds=opened.seconds,
+    )
+    context.on_event(StepEvent("outputs", intent.batch))
+    context.check()
+    logged = step.log.close(opened.run.logged, done, outputs.times)
+    step.startpoints.remove_applied(step.tasks, intent.startpoints)
+    if any((asked := operator.spec.call(context.app)) and asked.recorded for operator in context.app.operators):
+        purge_answers(context.lake, context.app.name, intent.batch)
+    state, after = logged.state, logged.state.offsets
+    texts = [f"{after.applied[ssp].words(ssp)} applied in batch {intent.batch}" for ssp in intent.startpoints]
+    texts += [f"{before.replays[key].words()} has ended" for key in before.replays if key not in after.replays]
+    run = replace(opened.run, logged=logged).with_messages(context, texts)
+    run = run.with_batch(done, time.monotonic() - began, outputs.measured, few=opened.inputs.few)
+    detail: dict[str, Any] = {"records": state.records, "unit": context.unit, "counters": outputs.counters}
+    if marks := measure_input_times(context.app, state.times, done.closed_at):
+        detail["watermarks"] = marks
+    context.on_event(StepEvent("batch", intent.batch, detail))
+    return run
+
+
+def _commit_positions(step: StepResources, run: StepState, nothing: NothingToRead) -> StepState:
+    """Commit the positions that the inputs have been read up to, with the startpoints there; nothing if none moved."""
+    context, positions = step.context, nothing.positions
+    if not (positions.startpoints or positions.lost):
+        return run
+    applied = {ssp: start.id for ssp, start in positions.startpoints.items()}
+    lost = _count_lost(context, positions.lost)
+    reached = {ssp: span.start for ssp, span in positions.unread.items()}
+    note = "; ".join(["positions moved, nothing to read there yet", *nothing.losses])
+    logged = step.log.commit_positions(run.logged, reached, applied, lost, by=context.run, note=note)
+    step.startpoints.remove_applied(step.tasks, applied)
+    after = logged.state.offsets.applied
+    texts = [f"{after[ssp].words(ssp)} applied; there is nothing to read yet" for ssp in applied]
+    run = replace(run, logged=logged, counters=add_counters(run.counters, lost)).with_messages(context, texts)
+    for text in nothing.losses:
+        context.on_event(StepEvent("lost", logged.state.batch, {"text": text}))
+    return run
+
+
+def _count_lost(context: StepContext, lost: Spans) -> Counters:
+    """Return the number of lost offsets of each stream, as counters."""
+    counters: Counters = {}
+    for ssp, span in lost.items():
+        distance = context.systems[ssp.system].distance(ssp, span.start, span.end)
+        counters = add_counters(counters, {ssp.qualified_stream: {"lost_offsets": distance}})
+    return counters

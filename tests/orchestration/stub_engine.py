@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from dagster_adjunct.orchestration.step.compile_batch import BatchMetrics
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.orchestration.step.step import BatchEngine
 from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof
 
 
-class StubEngine:
+class StubEngine(BatchEngine):
     """Computes nothing: `run` is the test's own. `rehearsed` is called before a batch is begun."""
 
     rehearsed: Callable[[], object] = staticmethod(lambda: None)

@@ -14,14 +14,13 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     ClosedBatch,
     Intent,
-    Range,
     add_counters,
     application_state,
 )
 from dagster_adjunct.orchestration.step.plan_batch import share_by_lag
 from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 TRIPS = [SystemStreamPartition("lake", "trips", partition) for partition in (0, 1)]
@@ -33,7 +32,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def intent(batch: int, start: int, end: int, run: str = "one") -> Intent:
-    spans = {TRIPS[0]: Range(start=str(start), end=str(end))}
+    spans = {TRIPS[0]: OffsetRange(start=str(start), end=str(end))}
     return Intent(batch=batch, run=run, clock=NOW, ranges=spans, versions={"planes": "v1", "none-yet": None})
 
 

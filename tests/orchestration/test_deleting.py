@@ -13,7 +13,7 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease, release_versions, retain_version
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent, Range
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
 from dagster_adjunct.orchestration.maintenance.delete import DeletionReport, delete_dataset, delete_stream
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -29,7 +29,7 @@ from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.readers import read_new, remove_reader
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, planes_in, publish, served, whole
 from tests.faulty_store import Crash, Fault, FaultyStore
@@ -73,7 +73,7 @@ def begun(
     standing = {SystemStreamPartition.parse(checkpoint): "1"} if checkpoint else {}
     logged = log.store_positions(logged, logged.state.model_copy(update={"checkpoint": standing}), by="run")
     if open_over or versions:
-        ranges = {open_over: Range(start="0", end="1")} if open_over else {}
+        ranges = {open_over: OffsetRange(start="0", end="1")} if open_over else {}
         log.open(
             logged,
             Intent(batch=1, run="run", clock=datetime.now(UTC), ranges=ranges, versions=versions or {}),

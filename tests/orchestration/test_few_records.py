@@ -10,7 +10,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.small_batches import (
+from dagster_adjunct.orchestration.step.step import (
     MAX_ROWS,
     VersionSize,
     is_small_batch,

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, Intent, OffsetState, Range
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, Intent, OffsetState
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_stream
 from dagster_adjunct.orchestration.startpoints.positions import carry_over_stream
@@ -22,7 +22,7 @@ from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.streams.lake.readers import NewRecords, read_new
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.step_world import StepWorld
 from tests.orchestration.test_deleting import sent, values
@@ -45,7 +45,11 @@ def at(lake: Lake, offsets: list[str], *, application: str = "app", open_over: s
     logged = log.store_positions(log.read(), ApplicationState(checkpoint=checkpoint, offsets=known), by="run")
     if open_over:
         intent = Intent(
-            batch=1, run="run", clock=datetime.now(UTC), ranges={open_over: Range(start="0", end="1")}, versions={}
+            batch=1,
+            run="run",
+            clock=datetime.now(UTC),
+            ranges={open_over: OffsetRange(start="0", end="1")},
+            versions={},
         )
         log.open(logged, intent)
 

@@ -17,12 +17,12 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     ClosedBatch,
     Intent,
-    Range,
     list_applications,
 )
 from dagster_adjunct.orchestration.maintenance.discard import versions_in_open_batches
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, content, planes_in, publish, served, whole
 from tests.faulty_store import Fault, FaultyStore
@@ -38,7 +38,7 @@ def planes(tmp_path: Path) -> World:
 def begin(lake: Lake, application: str, versions: dict[str, str | None], batch: int = 1) -> Intent:
     """Open a batch, as a step does before it reads anything."""
     log = BatchLog(lake, application)
-    spans = {"lake.trips.0": Range(start="0", end="5")}
+    spans = {"lake.trips.0": OffsetRange(start="0", end="5")}
     intent = Intent(batch=batch, run="a run", clock=datetime.now(UTC), ranges=spans, versions=versions)
     log.open(log.read(), intent)
     return intent

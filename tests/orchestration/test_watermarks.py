@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, PartitionTimes, Range, TimeState
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, PartitionTimes, TimeState
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
     StreamFacts,
@@ -30,7 +30,7 @@ from dagster_adjunct.orchestration.step.progress import (
 )
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.windows import Count, Session, Tumbling
 from tests.orchestration.seen_times import Seen, at, watermarks_in_order
 
@@ -49,7 +49,7 @@ def application(**options: Any) -> Application:
 
 
 def intent(number: int, clock: datetime, *partitions: SystemStreamPartition) -> Intent:
-    ranges = {one: Range(start="0", end="0") for one in partitions}
+    ranges = {one: OffsetRange(start="0", end="0") for one in partitions}
     return Intent(batch=number, run="r", clock=clock, ranges=ranges, versions={})
 
 

@@ -29,7 +29,6 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     Intent,
     OffsetState,
-    Range,
     Replay,
     ResolvedStartpoint,
 )
@@ -54,6 +53,7 @@ from dagster_adjunct.orchestration.code_location.sensors import (
     measure_backlog,
 )
 from dagster_adjunct.resources.objects.store import InMemoryStore, StoredObject
+from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.clocks import on_clock
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.ticking import Ticker
@@ -332,7 +332,7 @@ def test_a_batch_that_a_crash_left_open_is_due_whatever_the_threshold(lake: Lake
     log = BatchLog(lake, "copy")
     checkpoint = {"lake.orders.0": "0", "lake.orders.1": "0"}
     logged = log.store_positions(log.read(), ApplicationState(checkpoint=checkpoint), by="run")
-    ranges = {"lake.orders.0": Range(start="0", end="1")}
+    ranges = {"lake.orders.0": OffsetRange(start="0", end="1")}
     log.open(logged, Intent(batch=1, run="r", clock=NOW, ranges=ranges, versions={}))
     with DagsterInstance.ephemeral() as instance:
         Ticker(lake, copying(), instance, "copy_new_records", launch_when=LaunchWhen(records=99)).asked()

@@ -27,11 +27,12 @@ from dagster_adjunct.errors import (
     RunLeaseLostError,
     TransientError,
 )
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, ClosedBatch, Intent, Range
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, ClosedBatch, Intent
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.code_location.metadata import translate_errors
 from dagster_adjunct.orchestration.code_location.sensor_ticks import Skip
 from dagster_adjunct.orchestration.code_location.sensors import ApplicationRun, Restart, decide_restart
+from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.clocks import on_clock
 from tests.orchestration.dagster import small
 from tests.orchestration.dagster.ticking import Ticker
@@ -41,7 +42,7 @@ BEGAN = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 def intent(run: str, batch: int = 1) -> Intent:
-    ranges = {"lake.orders.0": Range(start="0", end="1")}
+    ranges = {"lake.orders.0": OffsetRange(start="0", end="1")}
     return Intent(batch=batch, run=run, clock=BEGAN, ranges=ranges, versions={})
 
 

@@ -6,13 +6,13 @@ import random
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, ClosedBatch, Intent, OffsetState, Range
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, ClosedBatch, Intent, OffsetState
 from dagster_adjunct.orchestration.startpoints.recorded_replay import (
     AskedOffsets,
     collect_main_batches,
     find_first_reads,
 )
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 PARTITIONS = [SystemStreamPartition("fake", "s", number) for number in range(3)]
@@ -57,7 +57,7 @@ def history(chance: random.Random) -> tuple[list[ApplicationState], Reads]:
             batch=number,
             run="me",
             clock=BEGIN,
-            ranges={ssp: Range(start=str(start), end=str(end)) for ssp, (start, end) in ranges.items()},
+            ranges={ssp: OffsetRange(start=str(start), end=str(end)) for ssp, (start, end) in ranges.items()},
             versions={"d": f"v{number}"},
             replays=replays,
         )
@@ -103,7 +103,7 @@ def test_the_log_is_read_no_further_back_than_what_is_asked_for_reaches() -> Non
     """Two commits before the batches that matter are enough, however many there are."""
     states, looked = [], []
     for number in range(1, 50):
-        span = Range(start=str(number - 1), end=str(number))
+        span = OffsetRange(start=str(number - 1), end=str(number))
         intent = Intent(batch=number, run="me", clock=BEGIN, ranges={PARTITIONS[0]: span}, versions={})
         closed = ClosedBatch(intent=intent, closed_at=BEGIN, records=1, counters={}, seconds={})
         states.append(ApplicationState(batch=number, checkpoint={PARTITIONS[0]: str(number)}, last=closed))
@@ -120,7 +120,7 @@ def test_the_log_is_read_no_further_back_than_what_is_asked_for_reaches() -> Non
 
 
 def test_offsets_of_the_stream_before_are_not_those_of_the_one_that_was_made_anew() -> None:
-    span = Range(start="0", end="5")
+    span = OffsetRange(start="0", end="5")
     intent = Intent(batch=1, run="me", clock=BEGIN, ranges={PARTITIONS[0]: span}, versions={})
     closed = ClosedBatch(intent=intent, closed_at=BEGIN, records=1, counters={}, seconds={})
     state = ApplicationState(
