@@ -5,8 +5,8 @@ from __future__ import annotations
 from dagster_adjunct._arguments import guard
 from dagster_adjunct.assets.reading.dataset import Dataset
 from dagster_adjunct.assets.reading.diff import ChangedEntry, VersionDiff
-from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
+from dagster_adjunct.assets.reading.key_lookup import FileCache
 from dagster_adjunct.assets.reading.rows_over_time import Validity
 from dagster_adjunct.assets.reading.served_version import Watch
 from dagster_adjunct.assets.reading.verify import VerifyReport

@@ -88,20 +88,18 @@ class TimedFiles:
 
     def create_view(self, connection: duckdb.DuckDBPyConnection, name: str) -> None:
         """Create or replace a DuckDB view of the rows."""
+        columns = ", ".join(map(_sql_name, self.reader.schema.names))
+        query = self._sql_over_time() if self.whole else f"SELECT {columns} FROM {_sql_name(self.name)}"
         connection.execute("SELECT 1").fetchall()  # registering fails while a result is not fully read
-        connection.register(self.name, self._all())
-        query = self._sql_over_time() if self.whole else self._sql_at()
+        connection.register(self.name, self._all() if self.whole else self.dataset())
         connection.execute(f"CREATE OR REPLACE TEMP VIEW {_sql_name(name)} AS {query}")
 
     def polars_frame(self, polars: Any) -> polars.LazyFrame:
         """Return the rows as a Polars LazyFrame."""
-        rows, pl = polars.scan_pyarrow_dataset(self._all()), polars
-        names = list(self.reader.schema.names)
+        pl, names = polars, list(self.reader.schema.names)
         if not self.whole:
-            begun, open_ended = pl.lit(True), pl.col(VALID_TO).is_null()
-            if self.moment is not None:
-                begun, open_ended = pl.col(VALID_FROM) <= self.moment, open_ended | (pl.col(VALID_TO) > self.moment)
-            return rows.filter(begun & open_ended & ~pl.col(TOMBSTONE)).select(names)  # type: ignore[no-any-return]
+            return pl.scan_pyarrow_dataset(self.dataset()).select(names)  # type: ignore[no-any-return]
+        rows = pl.scan_pyarrow_dataset(self._all())
         if self._edge is not None:
             rows = rows.filter(pl.col(VALID_TO).is_null() | (pl.col(VALID_TO) > self._edge))
         key = list(self.reader.sealed.key)
@@ -156,17 +154,6 @@ class TimedFiles:
             for span, stored in _files_with_spans(self.reader)
         ]
         return dataset.FileSystemDataset(fragments, pa.schema(fields), parquet, filesystem=filesystem)
-
-    def _sql_at(self) -> str:
-        columns = ", ".join(map(_sql_name, self.reader.schema.names))
-        valid = f"NOT {TOMBSTONE} AND ({VALID_TO} IS NULL"
-        if self.moment is None:
-            return f"SELECT {columns} FROM {_sql_name(self.name)} WHERE {valid})"
-        moment = _sql_timestamp(self.moment)
-        return (
-            f"SELECT {columns} FROM {_sql_name(self.name)} WHERE {VALID_FROM} <= {moment} AND {valid} "
-            f"OR {VALID_TO} > {moment})"
-        )
 
     def _sql_over_time(self) -> str:
         reader = self.reader
@@ -344,36 +331,6 @@ def arrow_filter(view: StreamView) -> Any:
     return ~pc.coalesce(gone, pa.scalar(False))
 
 
-def sql_filter(view: StreamView) -> str:
-    """Return the DuckDB condition for records that are not replaced."""
-    gone = [
-        f"({READER} = {_sql_text(span.reader)} AND {SOURCE} = {_sql_text(span.source)} "
-        f"AND {SOURCE_OFFSET} >= {span.start} AND {SOURCE_OFFSET} < {span.end} AND {SOURCE_EPOCH} < {span.epoch})"
-        for span in view.replaced
-    ]
-    return f"NOT coalesce({' OR '.join(gone)}, false)" if gone else "true"
-
-
-def polars_filter(view: StreamView, frame: polars.LazyFrame) -> polars.LazyFrame:
-    """Return a Polars frame without replaced records."""
-    import polars as pl
-
-    gone = pl.lit(False)
-    for span in view.replaced:
-        gone = gone | (
-            (pl.col(READER) == span.reader)
-            & (pl.col(SOURCE) == span.source)
-            & (pl.col(SOURCE_OFFSET) >= span.start)
-            & (pl.col(SOURCE_OFFSET) < span.end)
-            & (pl.col(SOURCE_EPOCH) < span.epoch)
-        )
-    return frame.filter(~gone.fill_null(False))
-
-
-def _sql_text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
-
-
 T = TypeVar("T")
 Held = VersionReader | StreamView | EntriesOverTime | EntriesAt
 View = Dataset | Held
@@ -471,24 +428,19 @@ def _create_view(connection: duckdb.DuckDBPyConnection, view: Held, name: str) -
     if (over_time := select_timed_files(view)) is not None:
         over_time.create_view(connection, name)
         return
-    files, where = _paths(view), "true"
-    if (
-        files
-        and _has_all_columns(view)
-        and not any(mark in path for path in files for mark in ("s3://", "*", "?", "["))
-    ):
+    files, query = _paths(view), None
+    columns = ", ".join(map(_sql_name, exchange_columns(view)))
+    registered = f"adjunct {view.dataset} {view.version}"
+    if isinstance(view, StreamView):
+        columns = columns.replace(_sql_name(EPOCH), f"coalesce({EPOCH}, 0) AS {EPOCH}")
+    elif files and _has_all_columns(view) and not any(mark in path for path in files for mark in ("s3://", *"*?[")):
         listed = ", ".join("'" + path.replace("'", "''") + "'" for path in files)
         # Without hive partitioning: a folder named a=b would add or replace a column.
-        source = f"read_parquet([{listed}], hive_partitioning = false)"
-    else:
-        registered = f"adjunct {view.dataset} {view.version}"
+        query = f"SELECT {columns} FROM read_parquet([{listed}], hive_partitioning = false)"
+    if query is None:
         connection.execute("SELECT 1").fetchall()  # registering fails while a result is not fully read
-        connection.register(registered, _whole_dataset(view))
-        source = _sql_name(registered)
-    columns = ", ".join(map(_sql_name, exchange_columns(view)))
-    if isinstance(view, StreamView):
-        columns, where = columns.replace(_sql_name(EPOCH), f"coalesce({EPOCH}, 0) AS {EPOCH}"), sql_filter(view)
-    query = f"SELECT {columns} FROM {source} WHERE {where}"
+        connection.register(registered, _dataset(view))
+        query = f"SELECT {columns} FROM {_sql_name(registered)}"
     connection.execute(f"CREATE OR REPLACE TEMP VIEW {_sql_name(name)} AS {query}")
 
 
@@ -506,9 +458,8 @@ def _lazy_frame(polars: Any, view: Held) -> polars.LazyFrame:
     if (over_time := select_timed_files(view)) is not None:
         return over_time.polars_frame(polars)
     if isinstance(view, StreamView):
-        records = polars_filter(view, polars.scan_pyarrow_dataset(_whole_dataset(view)))
-        records = records.with_columns(polars.col(EPOCH).fill_null(0))
-        return records.select(list(view.columns))
+        records = polars.scan_pyarrow_dataset(_dataset(view)).with_columns(polars.col(EPOCH).fill_null(0))
+        return records.select(list(view.columns))  # type: ignore[no-any-return]
     files = _files(view)
     if files and not files[0].startswith("s3://") and _has_all_columns(view):
         frame = polars.scan_parquet(files, glob=False, hive_partitioning=False).select(view.schema.names)

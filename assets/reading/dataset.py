@@ -16,9 +16,8 @@ from weakref import WeakMethod
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.diff import VersionDiff
-from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
-from dagster_adjunct.assets.reading.key_lookup import coerce_key
+from dagster_adjunct.assets.reading.key_lookup import FileCache, coerce_key
 from dagster_adjunct.assets.reading.rows_over_time import Validity
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion, Watch
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, VersionOperations

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.reading.file_cache import FileCache
+from dagster_adjunct.assets.reading.key_lookup import FileCache
 from dagster_adjunct.assets.reading.rows_over_time import Validity, merge_equal_neighbours, no_history_error
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion, datetime_from_micros

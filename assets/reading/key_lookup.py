@@ -12,17 +12,18 @@ import base64
 import datetime as dt
 import json
 import operator
+import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, conform_to_layout, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
@@ -34,6 +35,7 @@ from dagster_adjunct.resources.objects.arrow_files import RangedFile
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Field, Plain, plain_converter
 
+T = TypeVar("T")
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
@@ -403,6 +405,37 @@ def _numbers(array: pa.Array) -> Any:
     """Return an array of fixed width as a memoryview of its numbers."""
     code: Any = _CODES[str(array.type).partition("[")[0]]
     return memoryview(array.buffers()[1]).cast(code)[array.offset : array.offset + len(array)]
+
+
+class FileCache:
+    """An LRU cache of footers and decoded row groups, which never change, with at most `max_bytes` in memory.
+
+    Safe to share between readers, datasets and threads. Random lookups are fast while the decoded version fits: a row
+    of eight short columns takes about 100 bytes, so the default of 512 MiB holds some 5M such rows. The newest value is
+    kept even if it alone is larger. (A lookup takes 13% longer with the LRUCache of cachetools.)
+    """
+
+    def __init__(self, max_bytes: int = 512 * 1024 * 1024) -> None:
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
+        """Return the value of this key; if it is absent, `load` returns it with its size in bytes."""
+        with self._lock:
+            known: tuple[T, int] | None = self._values.get(key)
+            if known is not None:
+                self._values.move_to_end(key)
+                return known[0]
+        value, size = load()  # without the lock: two threads may load the same value, which only wastes work
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = (value, size)
+                self.bytes += size
+            while self.bytes > self.max_bytes and len(self._values) > 1:
+                self.bytes -= self._values.popitem(last=False)[1][1]
+        return value
 
 
 Key = tuple[Plain, ...]

@@ -17,8 +17,8 @@ from typing import Any, NoReturn, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.diff import VersionDiff
-from dagster_adjunct.assets.reading.file_cache import FileCache
 from dagster_adjunct.assets.reading.history import VersionsOverTime
+from dagster_adjunct.assets.reading.key_lookup import FileCache
 from dagster_adjunct.assets.reading.no_version_errors import (
     describe_waiting,
     is_delivered,

@@ -13,8 +13,7 @@ from itertools import groupby
 from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.assets.reading.file_cache import FileCache
-from dagster_adjunct.assets.reading.key_lookup import Key, KeyFiles, coerce_key
+from dagster_adjunct.assets.reading.key_lookup import FileCache, Key, KeyFiles, coerce_key
 from dagster_adjunct.assets.reading.rows_over_time import (
     RowsOverTime,
     Validity,

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.reading.file_cache import FileCache
-from dagster_adjunct.assets.reading.key_lookup import RowGroup
+from dagster_adjunct.assets.reading.key_lookup import FileCache, RowGroup
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, build_layout
 from dagster_adjunct.resources.bucketing import writer

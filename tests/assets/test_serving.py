@@ -15,7 +15,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
-from dagster_adjunct.assets.reading.file_cache import FileCache
+from dagster_adjunct.assets.reading.key_lookup import FileCache
 from dagster_adjunct.assets.reading.served_version import Watch
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
