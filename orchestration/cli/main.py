@@ -1,4 +1,4 @@
-"""The root command `adjunct`, and its subcommands run, demo and ui."""
+"""The root command `adjunct`, and its subcommands run, app, demo and ui."""
 
 from __future__ import annotations
 
@@ -7,37 +7,44 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from dagster_adjunct.assets.versions.reports import AdvanceReport
-from dagster_adjunct.orchestration.application.application import Application, load_application
-from dagster_adjunct.orchestration.cli import applications, datasets, streams, tables
-from dagster_adjunct.orchestration.cli import key_value as key_values
-from dagster_adjunct.orchestration.cli import startpoints as checkpoints
-from dagster_adjunct.orchestration.cli.maintenance import advance_all, has_datasets_only, line_printer, stage_printer
-from dagster_adjunct.orchestration.cli.options import parse_duration
+from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.orchestration.application.application import load_application
+from dagster_adjunct.orchestration.application.graph import describe_partitions, is_advanced_by_partition
+from dagster_adjunct.orchestration.cli import datasets, startpoints, streams, tables
+from dagster_adjunct.orchestration.cli.maintenance import show_stage
+from dagster_adjunct.orchestration.cli.options import (
+    app_reference,
+    audit_options,
+    lake_options,
+    lake_url,
+    master,
+    parse_duration,
+)
 from dagster_adjunct.orchestration.cli.output import (
     Commands,
     console,
     fail_if_rejected,
-    lake_url,
-    output_options,
     run_command,
     show_json,
     show_line,
+    show_report,
     show_table,
 )
 from dagster_adjunct.orchestration.cli.plan import show_plan
+from dagster_adjunct.orchestration.maintenance.rename import rename_application
+from dagster_adjunct.orchestration.planner.catalog import systems_for
 from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.run import advance_datasets, run_application
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from dagster_adjunct.resources.spark.in_process import session_factory
+from dagster_adjunct.resources.spark.scope import session_scope
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -46,22 +53,33 @@ def root() -> None:
     """Streams joined with versioned reference data and written as partial updates, on Dagster and Spark."""
 
 
-root.add_command(show_plan)
-root.add_command(streams.stream)
-root.add_command(datasets.dataset)
-root.add_command(tables.table)
-root.add_command(key_values.kv)
-root.add_command(checkpoints.startpoint)
-root.add_command(checkpoints.checkpoint)
-root.add_command(applications.app)
+@click.group()
+def app() -> None:
+    """Manage applications."""
+
+
+for command in (show_plan, streams.stream, datasets.dataset, tables.table, tables.kv, app):
+    root.add_command(command)
+for command in (startpoints.startpoint, startpoints.checkpoint):
+    root.add_command(command)
+
+
+@app.command()
+@click.argument("old")
+@click.argument("new")
+@audit_options
+@lake_options()
+def rename(lake: Lake, old: str, new: str, reason: str, by: str) -> None:
+    """Rename application OLD to NEW, with its checkpoint, history, startpoints and local tables.
+
+    Its outputs still know it by the old name. Deploy the code that calls it NEW afterwards.
+    """
+    show_report(rename_application(lake, old, new, reason=reason, by=by))
 
 
 @root.command()
-@click.argument("reference", metavar="MODULE:APP")
-@lake_url
-@click.option(
-    "--master", help="Spark master, such as local[4] or spark://host:7077. Default: all cores of this machine."
-)
+@app_reference
+@master
 @click.option("--max-batches", type=click.IntRange(1), help="Stop after this many batches.")
 @click.option(
     "--wait",
@@ -72,94 +90,67 @@ root.add_command(applications.app)
 )
 @click.option("--take-over", is_flag=True, help="Take over from another run at once, even if it is alive.")
 @click.option("--adopt", is_flag=True, help="Let a first run write to outputs that another application has written.")
-@output_options
+@lake_options(create=True)
 def run(
+    lake: Lake,
     reference: str,
-    lake_url: str | None,
     master: str | None,
     max_batches: int | None,
     wait: str,
     take_over: bool,
     adopt: bool,
-    json_output: bool,
 ) -> None:
     """Bring the datasets of an application up to date and run its step until it has caught up.
 
     Exits with 3 if a dataset rejected a version; batches then use the version served before.
     """
-    from dagster_adjunct.orchestration.application.graph import describe_partitions, is_advanced_by_partition
-    from dagster_adjunct.orchestration.planner.catalog import systems_for
-    from dagster_adjunct.orchestration.step.run import run_application
-    from dagster_adjunct.resources.objects.lake import open_lake
-    from dagster_adjunct.resources.spark.scope import session_scope
 
-    def print_event(event: StepEvent | AdvanceReport) -> None:
-        # Waiting for a lease is logged as a warning on stderr, with --json too.
-        if not json_output and getattr(event, "what", "") != "lease":
+    def show_event(event: StepEvent | AdvanceReport) -> None:
+        if getattr(event, "what", "") != "lease":  # waiting for a lease is logged as a warning on stderr
             show_line(event.summary())
 
-    max_wait = parse_duration(wait)
-    if max_wait is None:
-        raise ConfigurationError(
-            f"--wait {wait!r} is not a duration.", "Give for example 5m or 1h; 0m does not wait.", setting="--wait"
-        )
+    max_wait = parse_duration("--wait", wait, "for example 5m or 1h; 0m does not wait")
     app = load_application(reference)
-    lake = open_lake(lake_url)
-    run_id = f"cli-{uuid.uuid4().hex[:12]}"
-    with session_scope(master=master, lake_url=lake.url, on_start=line_printer(json_output)) as spark:
-        if has_datasets_only(app):
-            _advance_only(lake, reference, app, spark, run_id, json_output=json_output)
+    systems, run = systems_for(app, lake=lake), f"cli-{uuid.uuid4().hex[:12]}"
+    partitioned = [dataset for dataset in app.datasets if is_advanced_by_partition(dataset)]
+    with session_scope(master=master, lake_url=lake.url, on_start=show_line) as spark:
+        if app.datasets and not (app.inputs or app.outputs or app.tables):
+            runtime = Runtime(lake, systems, session_factory(spark), run)
+            reports = advance_datasets(runtime, app, on_report=show_event, on_stage=show_stage).reports
+            show_json({"datasets": [report.to_json() for report in reports], "step": None})
+            for dataset in partitioned:
+                command = f"adjunct dataset advance {dataset.name} {reference} --partition VERSION"
+                show_line(f"dataset {dataset.name}: its versions are partitions, built by: {command}")
+            show_line(f"Application {app.name} declares only datasets: there are no batches to run.")
+            fail_if_rejected(reports)
             return
         report = run_application(
             app,
             lake=lake,
-            systems=systems_for(app, lake=lake),
+            systems=systems,
             spark=spark,
-            run=run_id,
-            on_event=print_event,
-            on_stage=stage_printer(json_output),
+            run=run,
+            on_event=show_event,
+            on_stage=show_stage,
             max_batches=max_batches,
             wait=max_wait,
             take_over=take_over,
             adopt=adopt,
         )
-    if json_output:
-        show_json(report.to_json())
-    else:
-        for name, counters in report.step.counters.items():
-            show_table(name, ["counter", "value"], list(counters.items()))
-        end = "caught up" if report.step.caught_up else "stopped at the limit"
-        console.print(f"{report.step.batches} batches, {end}.")
-        for note in (describe_partitions(dataset) for dataset in app.datasets if is_advanced_by_partition(dataset)):
-            show_line(note)
+    show_json(report.to_json())
+    for name, counters in report.step.counters.items():
+        show_table(name, ["counter", "value"], list(counters.items()))
+    end = "caught up" if report.step.caught_up else "stopped at the limit"
+    console.print(f"{report.step.batches} batches, {end}.")
+    for dataset in partitioned:
+        show_line(describe_partitions(dataset))
     fail_if_rejected(report.datasets)
-
-
-def _advance_only(
-    lake: Lake, reference: str, app: Application, spark: Callable[[], SparkSession], run: str, *, json_output: bool
-) -> None:
-    """Advance the datasets of an application that declares nothing else, so it has no batches."""
-
-    def print_report(report: AdvanceReport) -> None:
-        if not json_output:
-            show_line(report.summary())
-
-    on_stage = stage_printer(json_output)
-    reports, partitioned = advance_all(lake, app, spark, by=run, on_report=print_report, on_stage=on_stage)
-    if json_output:
-        show_json({"datasets": [report.to_json() for report in reports], "step": None})
-    else:
-        for name in partitioned:
-            command = f"adjunct dataset advance {name} {reference} --partition VERSION"
-            show_line(f"dataset {name}: its versions are partitions, built by: {command}")
-        show_line(f"Application {app.name} declares only datasets: there are no batches to run.")
-    fail_if_rejected(reports)
 
 
 @root.command()
 @lake_url
 @click.option("--postgres", metavar="DSN", help="Keep the aircraft in this PostgreSQL instead of SQLite.")
-@click.option("--master", help="Spark master. Default: all cores of this machine.")
+@master
 def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None:
     """Run the main job on real data: 336,776 flights joined with planes, weather, airlines and airports."""
     try:

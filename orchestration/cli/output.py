@@ -8,10 +8,9 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import click
 from rich.console import Console
@@ -19,10 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dagster_adjunct.assets.versions.reports import AdvanceReport
-from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.checkpoints import Checkpoint
-from dagster_adjunct.resources.errors import AdjunctError, ConditionsNotMetError, ConfigurationError
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.errors import ConditionsNotMetError
+from dagster_adjunct.resources.spark.errors import find_adjunct_error
 
 _ID = re.compile(r"v(\d{6,})-([0-9a-f]{8,})")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d)?(\.\d+)?(Z|\+00:00)")
@@ -110,44 +107,13 @@ def natural_width(shown: Sequence[str], columns: Sequence[str], rows: Sequence[S
     return sum(wide) + 3 * len(shown) + 1
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
+# Prints what people read. Quiet with --json, so that commands print both forms without asking which is wanted.
 console = Console()
 _errors = Console(stderr=True)
 
-_WIDE = "adjunct.wide"
-_JSON = "adjunct.json"
+WIDE = "adjunct.wide"
 _SHOWN = "adjunct.shown"
 _OF_ERROR = "adjunct.of_error"
-
-
-def _widen(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    context.meta[_WIDE] = value
-
-
-def _ask_json(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
-    context.meta[_JSON] = value
-    return value
-
-
-def output_options(command: F) -> F:
-    """Add --json, which prints everything, and --wide, which does not fit tables to the terminal."""
-    wide = click.option(
-        "--wide", is_flag=True, expose_value=False, callback=_widen, help="Print full ids, times and texts in tables."
-    )
-    asked = click.option(
-        "--json", "json_output", is_flag=True, callback=_ask_json, help="Print one JSON document, also for an error."
-    )
-    return asked(wide(command))
-
-
-lake_url = click.option(
-    "--lake",
-    "lake_url",
-    metavar="URL",
-    help="The lake: s3://bucket/prefix or a folder. Default: ADJUNCT_LAKE, else .adjunct/lake.",
-)
-
 
 REJECTED = 3
 """Exit code if a dataset rejected a version and everything else succeeded."""
@@ -161,26 +127,25 @@ class Commands(click.Group):
     """The root command. With --json it prints errors as JSON too, unless the command already printed a document."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        console.quiet = False
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
-            if ctx.meta.get(_JSON) and not ctx.meta.get(_SHOWN):
-                show_json({"error": _error_facts(error), **ctx.meta.get(_OF_ERROR, {})})
+            if not ctx.meta.get(_SHOWN):
+                ours = find_adjunct_error(error)
+                problem, next_step = (ours.problem, ours.next_step) if ours else (_first_lines(error), "")
+                facts = {"type": type(ours or error).__name__, "problem": problem, "next_step": next_step}
+                show_json({"error": facts, **ctx.meta.get(_OF_ERROR, {})})
             raise
+        finally:
+            console.quiet = False
 
 
 def show_with_error(**facts: Any) -> None:
     """Add facts to the JSON document of the error that the running command ends with."""
     click.get_current_context().meta[_OF_ERROR] = facts
-
-
-def _error_facts(error: Exception) -> dict[str, str]:
-    ours = error if isinstance(error, AdjunctError) else _wrapped_error(error)
-    if ours is None:
-        return {"type": type(error).__name__, "problem": _first_lines(error), "next_step": ""}
-    return {"type": type(ours).__name__, "problem": ours.problem, "next_step": ours.next_step}
 
 
 def fail_if_rejected(reports: Iterable[AdvanceReport]) -> None:
@@ -195,24 +160,16 @@ def fail_if_missing(answers: Iterable[object]) -> None:
         raise click.exceptions.Exit(NOT_FOUND)
 
 
-def require_zone(option: str, text: str, moment: datetime) -> datetime:
-    """Return the time of an option. Raises ConfigurationError if it has no time zone."""
-    if moment.tzinfo is None:
-        written = text if ":" in text else f"{text}T00:00"
-        raise ConfigurationError(
-            f"{option} {text} has no time zone.",
-            f"Give {written}Z for UTC, or an offset: {written}+01:00.",
-            setting=option,
-        )
-    return moment
-
-
 def show_json(value: Any) -> None:
-    """Print a value as one JSON document, with times in ISO format, decimals as text and bytes as hex."""
-    context = click.get_current_context(silent=True)
-    if context is not None:
-        context.meta[_SHOWN] = True
-    click.echo(json.dumps(value, indent=2, default=_to_jsonable, ensure_ascii=False))
+    """Print a value as one JSON document if --json is given: times in ISO format, decimals as text, bytes as hex."""
+    if console.quiet:
+        click.get_current_context().meta[_SHOWN] = True
+        click.echo(format_json(value))
+
+
+def format_json(value: Any) -> str:
+    """Return a value as an indented JSON document."""
+    return json.dumps(value, indent=2, default=_to_jsonable, ensure_ascii=False)
 
 
 def show_line(text: str) -> None:
@@ -228,11 +185,9 @@ class Report(Protocol):
     def to_json(self) -> dict[str, Any]: ...
 
 
-def show_report(report: Report, details: Iterable[str] = (), *, json_output: bool) -> None:
-    """Print a report as one JSON document, or its summary with details indented below it."""
-    if json_output:
-        show_json(report.to_json())
-        return
+def show_report(report: Report, details: Iterable[str] = ()) -> None:
+    """Print a report as JSON, or as its summary with details indented below it."""
+    show_json(report.to_json())
     show_line(f"{report.summary().removesuffix('.')}.")
     for line in details:
         show_line(f"  {line}")
@@ -249,7 +204,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
     Otherwise version ids and times are shortened, and sentences that do not fit are printed below the table.
     """
     context = click.get_current_context(silent=True)
-    wide = context is not None and bool(context.meta.get(_WIDE))
+    wide = context is not None and bool(context.meta.get(WIDE))
     numeric = [bool(rows) and all(isinstance(row[at], int | float) for row in rows) for at in range(len(columns))]
     cells = [[format_value(cell, own=own) for cell in row] for row in (rows if own or wide else shorten_cells(rows))]
     moved = [] if own or wide else columns_below(columns, cells, console.width)
@@ -263,7 +218,8 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
         table.add_row(*[Text(row[at]) for at in shown])
     console.print(title, style="italic", markup=False, highlight=False, soft_wrap=True)
     if wide:
-        Console(width=max(console.width, natural_width(columns, columns, cells))).print(table)
+        width = max(console.width, natural_width(columns, columns, cells))
+        Console(width=width, quiet=console.quiet).print(table)
         return
     console.print(table)
     for row in cells:
@@ -286,10 +242,7 @@ def show_facts(title: str, facts: Mapping[str, Any], *, own: bool = False) -> No
 
 def show_record(title: str, record: Mapping[str, Any] | None, missing: str) -> None:
     """Print a record of user data, or `missing` if there is none."""
-    if record is None:
-        show_facts(title, {"": missing})
-        return
-    show_facts(title, record, own=True)
+    show_facts(title, {"": missing} if record is None else record, own=record is not None)
 
 
 def run_command(command: Callable[[], Any]) -> int:
@@ -306,32 +259,19 @@ def run_command(command: Callable[[], Any]) -> int:
         _errors.print("Stopped. Committed results are kept; run the same command again to continue.")
         return 130
     except Exception as error:  # noqa: BLE001 - users must not see a bare traceback
-        ours = error if isinstance(error, AdjunctError) else _wrapped_error(error)
-        if ours is not None:
-            place = ours.facts.get("declared_at")
-            problem = f"{place}: {ours.problem}" if place else ours.problem
-            _errors.print(Text.assemble((type(ours).__name__, "bold red"), f": {problem}"))
-            if ours.next_step:
-                _errors.print(ours.next_step, markup=False, highlight=False)
-            for note in getattr(ours, "__notes__", ()):
-                _errors.print(note, markup=False, highlight=False)
-            return _exit_code(CONDITIONS_NOT_MET if isinstance(ours, ConditionsNotMetError) else 1)
-        _errors.print(Text.assemble((type(error).__name__, "bold red"), f": {_first_lines(error)}"))
-        _errors.print("This error is unexpected; set ADJUNCT_DEBUG=1 for the traceback.")
-        return _exit_code(2)
-
-
-def _exit_code(code: int) -> int:
-    if os.environ.get("ADJUNCT_DEBUG"):
-        traceback.print_exc(file=sys.stderr)
-    return code
-
-
-def _wrapped_error(error: Exception) -> AdjunctError | None:
-    """Return the AdjunctError that a Spark task raised, if Spark's error contains one."""
-    from dagster_adjunct.resources.spark.errors import find_adjunct_error
-
-    return find_adjunct_error(error)
+        if os.environ.get("ADJUNCT_DEBUG"):
+            traceback.print_exc(file=sys.stderr)
+        ours = find_adjunct_error(error)
+        if ours is None:
+            _errors.print(Text.assemble((type(error).__name__, "bold red"), f": {_first_lines(error)}"))
+            _errors.print("This error is unexpected; set ADJUNCT_DEBUG=1 for the traceback.")
+            return 2
+        place = ours.facts.get("declared_at")
+        problem = f"{place}: {ours.problem}" if place else ours.problem
+        _errors.print(Text.assemble((type(ours).__name__, "bold red"), f": {problem}"))
+        for text in filter(None, [ours.next_step, *getattr(ours, "__notes__", ())]):
+            _errors.print(text, markup=False, highlight=False)
+        return CONDITIONS_NOT_MET if isinstance(ours, ConditionsNotMetError) else 1
 
 
 def _first_lines(error: BaseException) -> str:
@@ -339,73 +279,10 @@ def _first_lines(error: BaseException) -> str:
 
 
 def _to_jsonable(value: Any) -> Any:
-    if isinstance(value, datetime):
+    if isinstance(value, date):  # a datetime too
         return value.isoformat().replace("+00:00", "Z")
-    if isinstance(value, date):
-        return value.isoformat()
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, bytes):
         return value.hex()
     raise TypeError(f"{type(value).__name__} can't be converted to JSON")
-
-
-def times_to_json(lake: Lake, app: Application | None, last: Checkpoint) -> dict[str, Any]:
-    """Return watermarks and state sizes as JSON-able values; empty if no input declares event times."""
-    from dagster_adjunct.orchestration.step.progress import (
-        find_holding_partitions,
-        measure_input_times,
-        measure_state_sizes,
-    )
-
-    if not last.times.partitions:
-        return {}
-    facts: dict[str, Any] = {
-        "state": {name: asdict(size) for name, size in measure_state_sizes(lake, last.versions).items()}
-    }
-    if app is None:
-        return facts
-    waited = find_holding_partitions(app, last.times, lake.now())
-    return {
-        **facts,
-        "watermarks": [of_input.to_json() for of_input in measure_input_times(app, last.times, lake.now())],
-        "waiting_for": {name: None if ssp is None else str(ssp) for name, ssp in waited.items()},
-    }
-
-
-def show_times(lake: Lake, app: Application | None, last: Checkpoint) -> None:
-    """Print watermarks by partition and operator, and state sizes, if any input declares event times."""
-    from dagster_adjunct.orchestration.step.progress import (
-        find_holding_partitions,
-        format_time,
-        measure_input_times,
-        measure_state_sizes,
-    )
-
-    times = last.times
-    if not times.partitions:
-        return
-    inputs = () if app is None else measure_input_times(app, times, lake.now())
-    idle = {ssp for of_input in inputs for ssp in of_input.idle}
-    columns = ["partition", "newest record", "watermark", "last active", *(["idle"] if app else [])]
-    rows = [
-        [
-            str(ssp), format_time(stood.newest), format_time(stood.watermark), format_time(stood.active_at),
-            *(["yes" if str(ssp) in idle else "no"] if app else []),
-        ]
-        for ssp, stood in sorted(times.partitions.items())
-    ]  # fmt: skip
-    show_table("times of records", columns, rows)
-    for of_input in inputs:
-        show_line(f"{of_input.words()}.")
-    if times.operators:
-        waited = {} if app is None else find_holding_partitions(app, times, lake.now())
-        columns = ["operator", "watermark", *(["waits for"] if app else [])]
-        marks = [
-            [name, format_time(mark), *([str(waited.get(name) or "-")] if app else [])]
-            for name, mark in sorted(times.operators.items())
-        ]
-        show_table("watermarks of operators", columns, marks)
-    if sizes := measure_state_sizes(lake, last.versions):
-        held = [[name, size.rows, size.bytes, size.kept_for] for name, size in sizes.items()]
-        show_table("state", ["table", "rows", "bytes", "kept for"], held)

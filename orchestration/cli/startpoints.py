@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -10,29 +11,28 @@ import click
 
 from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
-from dagster_adjunct.orchestration.batch_log.batch_log import Intent
-from dagster_adjunct.orchestration.batch_log.checkpoints import Checkpoint, CheckpointChange
-from dagster_adjunct.orchestration.cli.options import audit_options
-from dagster_adjunct.orchestration.cli.output import (
-    console,
-    lake_url,
-    output_options,
-    show_facts,
-    show_json,
-    show_line,
-    show_table,
-    show_times,
-    times_to_json,
-)
+from dagster_adjunct.orchestration.batch_log.batch_log import Intent, describe_similar_names, list_applications
+from dagster_adjunct.orchestration.batch_log.checkpoints import Checkpoint, CheckpointChange, CheckpointManager
+from dagster_adjunct.orchestration.cli.options import app_reference, audit_options, lake_options
+from dagster_adjunct.orchestration.cli.output import show_facts, show_json, show_line, show_table
 from dagster_adjunct.orchestration.operators.stream_facts import JOIN_VERSIONS, JoinVersions
+from dagster_adjunct.orchestration.planner.catalog import systems_for
+from dagster_adjunct.orchestration.startpoints.request import parse_position
 from dagster_adjunct.orchestration.startpoints.startpoints import AskedStartpoints, Startpoints
-from dagster_adjunct.resources.common import resolve_user
+from dagster_adjunct.orchestration.step.progress import (
+    InputTimes,
+    find_holding_partitions,
+    format_time,
+    measure_input_times,
+    measure_state_sizes,
+)
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import Startpoint
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 _MAX_LINES = 8
+_MAX_TASKS = 3
 
 
 @click.group()
@@ -42,37 +42,30 @@ def checkpoint() -> None:
 
 @checkpoint.command("show")
 @click.argument("name", metavar="MODULE:APP|NAME")
-@lake_url
-@output_options
-def show_checkpoint(name: str, lake_url: str | None, json_output: bool) -> None:
+@lake_options()
+def show_checkpoint(lake: Lake, name: str) -> None:
     """Show the next offset and epoch of each input partition, and an open batch.
 
     For inputs with event times, also show watermarks of inputs and operators, and the size of state. With MODULE:APP,
     also show where the streams end, and which partitions hold watermarks back or are idle.
     """
-    from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
-    from dagster_adjunct.resources.objects.lake import open_lake
-
-    lake = open_lake(lake_url, create=False)
     app = load_application(name) if ":" in name else None
     application = name if app is None else app.name
-    last = CheckpointManager(lake, app or application).read_last_checkpoint()
-    if last is None:
-        raise _no_checkpoint_error(lake, application)
+    last = _read_checkpoint(lake, app or application)
     ends = {} if app is None else _stream_ends(lake, app, last)
-    if json_output:
-        facts = {"application": application, **last.to_json(), **times_to_json(lake, app, last)}
-        show_json(facts | {"behind": {str(ssp): behind for ssp, (_, behind) in ends.items()}} if ends else facts)
-        return
-    facts = {"last batch": last.batch, "left so by commit": last.number, "at": f"{last.at:%Y-%m-%d %H:%M:%S} UTC"}
-    show_facts(f"checkpoint of {application}", facts | {"by": last.by})
+    inputs = () if app is None else measure_input_times(app, last.times, lake.now())
+    times = _times_to_json(lake, app, last, inputs)
+    behind = {"behind": {str(ssp): distance for ssp, (_, distance) in ends.items()}} if ends else {}
+    show_json({"application": application, **last.to_json(), **times, **behind})
+    facts = {"last batch": last.batch, "left so by commit": last.number, "at": format_time(last.at), "by": last.by}
+    show_facts(f"checkpoint of {application}", facts)
     columns = ["partition", "next offset", "epoch", *(["stream ends at", "offsets behind"] if ends else [])]
     rows = [
         [str(ssp), offset, last.epochs.get(ssp, 0), *ends.get(ssp, ("-", "-") if ends else ())]
         for ssp, offset in last.offsets.items()
     ]
     show_table("next offsets", columns, rows)
-    show_times(lake, app, last)
+    _show_times(app, last, times, inputs)
     for ssp, start in last.resolved.items():
         show_line(
             f"{ssp}: the next batch begins at {start.position} instead, offset {start.offset} "
@@ -88,33 +81,22 @@ def show_checkpoint(name: str, lake_url: str | None, json_output: bool) -> None:
 @click.option(
     "--limit", type=click.IntRange(1), default=20, show_default=True, help="Maximum number of changes, newest first."
 )
-@lake_url
-@output_options
-def show_checkpoint_history(
-    name: str, partition: str | None, limit: int, lake_url: str | None, json_output: bool
-) -> None:
+@lake_options()
+def show_checkpoint_history(lake: Lake, name: str, partition: str | None, limit: int) -> None:
     """Show the newest changes of application NAME's offsets: who moved what, when, from where to where."""
-    from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
-    from dagster_adjunct.resources.objects.lake import open_lake
-    from dagster_adjunct.resources.streams.system import SystemStreamPartition
-
-    lake = open_lake(lake_url, create=False)
     ssp = None if partition is None else SystemStreamPartition.parse(partition)
     changes = list(CheckpointManager(lake, name).history(limit, ssp))
     if not changes:
-        if ssp is None:
-            raise _no_checkpoint_error(lake, name)
+        _read_checkpoint(lake, name)  # raises an error if there is none
         raise ConfigurationError(
             f"application {name!r} has never read {ssp}.",
             f"See the partitions that it reads: adjunct checkpoint show {name}.",
             application=name,
         )
-    if json_output:
-        show_json([change.to_json() for change in changes])
-        return
+    show_json([change.to_json() for change in changes])
     for change in changes:
         batch = "" if change.batch is None else f"  batch {change.batch}"
-        show_line(f"{change.number}  {change.at:%Y-%m-%d %H:%M:%S} UTC  {change.by}{batch}")
+        show_line(f"{change.number}  {format_time(change.at)}  {change.by}{batch}")
         for line in [*_startpoint_lines(change, ssp), *_move_lines(change, ssp)]:
             show_line(f"    {line}")
 
@@ -124,57 +106,96 @@ def show_checkpoint_history(
 @click.option("--skip", is_flag=True, help="Count its records as read: outputs that lack their results never get them.")
 @click.option("--yes", is_flag=True, help="Do not ask before.")
 @audit_options
-@lake_url
-@output_options
-def abandon_batch(
-    name: str, skip: bool, yes: bool, reason: str, by: str | None, lake_url: str | None, json_output: bool
-) -> None:
+@lake_options()
+def abandon_batch(lake: Lake, name: str, skip: bool, yes: bool, reason: str, by: str) -> None:
     """Abandon the open batch of application NAME, so that runs no longer retry it.
 
     For a batch that can't succeed. Its records are read again in another batch; with --skip they are skipped.
     """
-    from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
-    from dagster_adjunct.resources.objects.lake import open_lake
-
-    lake = open_lake(lake_url, create=False)
-    checkpoints = CheckpointManager(lake, name)
-    last = checkpoints.read_last_checkpoint()
-    if last is None:
-        raise _no_checkpoint_error(lake, name)
-    if last.open is not None and not yes:
-        explain_abandon(last.open, skip=skip)
-        click.confirm(f"{'Skip' if skip else 'Abandon'} batch {last.open.batch} of {name}?", abort=True, err=True)
-    intent = checkpoints.abandon(reason=reason, by=resolve_user(by), skip=skip)
-    if json_output:
-        show_json({"application": name, "skipped": skip, "batch": intent.model_dump(mode="json")})
-        return
+    opened = _read_checkpoint(lake, name).open
+    if opened is not None and not yes:
+        _explain_abandon(opened, skip=skip)
+        click.confirm(f"{'Skip' if skip else 'Abandon'} batch {opened.batch} of {name}?", abort=True, err=True)
+    intent = CheckpointManager(lake, name).abandon(reason=reason, by=by, skip=skip)
+    show_json({"application": name, "skipped": skip, "batch": intent.model_dump(mode="json")})
     after = "skips its records" if skip else "reads its records again, in another batch"
     show_line(f"Batch {intent.batch} of {name} is {'skipped' if skip else 'abandoned'}; the next run {after}.")
 
 
-def explain_abandon(intent: Intent, *, skip: bool) -> None:
+def _explain_abandon(intent: Intent, *, skip: bool) -> None:
     """Print what abandoning this batch means."""
-    console.print(f"{_describe_batch(intent)}:", markup=False, highlight=False)
-    for line in _range_lines(intent):
-        show_line(f"  {line}")
+    show_line(f"{_describe_batch(intent)}:")
+    for ssp, span in intent.ranges.items():
+        if span.start != span.end:
+            show_line(f"  {ssp}: offsets {span.start} to {span.end}")
     show_line("A run that is at work on it fails with CommitConflictError, and its results do not count.")
-    if skip:
-        show_line("Its records count as read: outputs and tables that do not have their results yet never get them.")
-    else:
-        show_line(
-            "Its records are read again in another batch: an output that already has their results gets them twice."
-        )
+    show_line(
+        "Its records count as read: outputs and tables that do not have their results yet never get them."
+        if skip
+        else "Its records are read again in another batch: an output that already has their results gets them twice."
+    )
 
 
 def _describe_batch(intent: Intent) -> str:
     what = "a replay" if intent.replays else f"{len(intent.ranges)} partitions"
-    return f"batch {intent.batch} of {what}, begun by {intent.run} at {intent.clock:%Y-%m-%d %H:%M:%S} UTC"
+    return f"batch {intent.batch} of {what}, begun by {intent.run} at {format_time(intent.clock)}"
 
 
-def _range_lines(intent: Intent) -> list[str]:
-    return [
-        f"{ssp}: offsets {span.start} to {span.end}" for ssp, span in intent.ranges.items() if span.start != span.end
+def _read_checkpoint(lake: Lake, application: Application | str) -> Checkpoint:
+    """Return the last checkpoint. Raises ConfigurationError if there is none."""
+    last = CheckpointManager(lake, application).read_last_checkpoint()
+    if last is None:
+        name = application if isinstance(application, str) else application.name
+        known = describe_similar_names(name, list_applications(lake))
+        raise ConfigurationError(
+            f"application {name!r} has no checkpoint in {lake.url}; {known}.",
+            "Check the name and the lake; an application's first run stores a checkpoint.",
+            application=name,
+        )
+    return last
+
+
+def _times_to_json(
+    lake: Lake, app: Application | None, last: Checkpoint, inputs: Sequence[InputTimes]
+) -> dict[str, Any]:
+    """Return watermarks and state sizes as JSON-able values; empty if no input declares event times."""
+    if not last.times.partitions:
+        return {}
+    facts: dict[str, Any] = {
+        "state": {name: asdict(size) for name, size in measure_state_sizes(lake, last.versions).items()}
+    }
+    if app is not None:
+        waited = find_holding_partitions(app, last.times, lake.now())
+        facts["watermarks"] = [times.to_json() for times in inputs]
+        facts["waiting_for"] = {name: None if ssp is None else str(ssp) for name, ssp in waited.items()}
+    return facts
+
+
+def _show_times(app: Application | None, last: Checkpoint, facts: dict[str, Any], inputs: Sequence[InputTimes]) -> None:
+    """Print watermarks by partition and operator, and state sizes, if any input declares event times."""
+    if not facts:
+        return
+    idle = {ssp for times in inputs for ssp in times.idle}
+    rows = [
+        [str(ssp), *map(format_time, (times.newest, times.watermark, times.active_at)), str(ssp) in idle]
+        for ssp, times in sorted(last.times.partitions.items())
     ]
+    columns = ["partition", "newest record", "watermark", "last active", "idle"]
+    _show_columns("times of records", columns if app else columns[:-1], rows)
+    for times in inputs:
+        show_line(f"{times.words()}.")
+    if operators := sorted(last.times.operators.items()):
+        columns = ["operator", "watermark", "waits for"]
+        marks = [[name, format_time(mark), facts.get("waiting_for", {}).get(name)] for name, mark in operators]
+        _show_columns("watermarks of operators", columns if app else columns[:-1], marks)
+    if sizes := facts["state"]:
+        rows = [[name, *size.values()] for name, size in sizes.items()]
+        show_table("state", ["table", "rows", "bytes", "kept for"], rows)
+
+
+def _show_columns(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+    """Print the first columns of these rows."""
+    show_table(title, columns, [row[: len(columns)] for row in rows])
 
 
 def _startpoint_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[str]:
@@ -223,8 +244,6 @@ def _or_none(offset: str | None) -> str:
 
 def _stream_ends(lake: Lake, app: Application, last: Checkpoint) -> dict[SystemStreamPartition, tuple[str, Any]]:
     """Return the end of each input partition, and how many offsets the checkpoint is behind it."""
-    from dagster_adjunct.orchestration.planner.catalog import systems_for
-
     systems = systems_for(app, lake=lake)
     ends: dict[SystemStreamPartition, tuple[str, Any]] = {}
     for name in app.inputs:
@@ -236,18 +255,6 @@ def _stream_ends(lake: Lake, app: Application, last: Checkpoint) -> dict[SystemS
     return ends
 
 
-def _no_checkpoint_error(lake: Lake, application: str) -> ConfigurationError:
-    from dagster_adjunct.orchestration.batch_log.batch_log import describe_similar_names, list_applications
-
-    known = describe_similar_names(application, list_applications(lake))
-    return ConfigurationError(
-        f"application {application!r} has no checkpoint in {lake.url}; {known}.",
-        "Check the name and the lake; an application's first run stores a checkpoint.",
-        application=application,
-    )
-
-
-_MAX_TASKS = 3
 _TIME = "Start at the first record at or after this time: ISO 8601 with its zone, a date (UTC), or ms since 1970."
 
 
@@ -257,7 +264,7 @@ def startpoint() -> None:
 
 
 @startpoint.command("set")
-@click.argument("reference", metavar="MODULE:APP")
+@app_reference
 @click.argument("partitions", metavar="PARTITION...", nargs=-1, required=True)
 @click.option("--oldest", is_flag=True, help="Start at the oldest record that can still be read.")
 @click.option("--upcoming", is_flag=True, help="Start at the next record that will arrive.")
@@ -286,9 +293,9 @@ def startpoint() -> None:
 @click.option("--replace", is_flag=True, help="Let a replay replace a startpoint, or a startpoint a replay.")
 @click.option("--dry-run", is_flag=True, help="Only show what would happen.")
 @audit_options
-@lake_url
-@output_options
+@lake_options(create=True)
 def set_startpoint(
+    lake: Lake,
     reference: str,
     partitions: tuple[str, ...],
     oldest: bool,
@@ -305,75 +312,76 @@ def set_startpoint(
     replace: bool,
     dry_run: bool,
     reason: str,
-    by: str | None,
-    lake_url: str | None,
-    json_output: bool,
+    by: str,
 ) -> None:
     """Set where the next run reads PARTITIONs from: lake.flights.3, lake.flights.0-3,7, or lake.flights for all.
 
     It applies once. With an --until… option the run replays that part in addition, and the checkpoint does not move.
     """
-    position = _parse_start({"oldest": oldest, "upcoming": upcoming, "timestamp": timestamp, "offset": offset})
-    until = _parse_end({"upcoming": until_upcoming, "timestamp": until_timestamp, "offset": until_offset})
-    startpoints = _startpoints(reference, lake_url, create=True)
-    app = startpoints.app
-    wanted: dict[str, Any] = {"until": until, "task": task, "on_unresolved": on_unresolved, "force": force}
+    starts = _parse_position("--", {"oldest": oldest, "upcoming": upcoming, "timestamp": timestamp, "offset": offset})
+    ends = _parse_position(
+        "--until-", {"upcoming": until_upcoming, "timestamp": until_timestamp, "offset": until_offset}
+    )
+    if not starts:
+        raise ConfigurationError(
+            "no position is given: where should reading start?",
+            "Give one of --oldest, --upcoming, --timestamp T, --offset N.",
+        )
+    app = load_application(reference)
+    startpoints = Startpoints(app, lake=lake)
+    wanted: dict[str, Any] = {"until": ends, "task": task, "on_unresolved": on_unresolved, "force": force}
     wanted["versions"] = versions
     if dry_run:
-        asked = startpoints.preview(partitions, position, **wanted)
+        asked = startpoints.preview(partitions, starts, **wanted)
     else:
-        asked = startpoints.request(partitions, position, **wanted, replace=replace, by=resolve_user(by), reason=reason)
-    if json_output:
-        show_json({**asked.to_json(), "next": _next_step(app, reference)} if asked.written else asked.to_json())
-        return
+        asked = startpoints.request(partitions, starts, **wanted, replace=replace, by=by, reason=reason)
+    next_step = (
+        f"The next run begins there: the sensor {to_dagster_name(app.name)}_startpoints starts one if it is on; "
+        f"otherwise: adjunct run {reference}."
+    )
+    show_json({**asked.to_json(), "next": next_step} if asked.written else asked.to_json())
     _show_requested(asked)
     if asked.written:
-        show_line(
-            f"{_next_step(app, reference)} Unless a run applies them, they expire in "
-            f"{_format_duration(app.startpoints_expire_after)}."
-        )
+        hours = app.startpoints_expire_after / timedelta(hours=1)
+        span = f"{hours:g} hours" if hours >= 1 else str(app.startpoints_expire_after)
+        show_line(f"{next_step} Unless a run applies them, they expire in {span}.")
     else:
         show_line("Dry run: nothing was written.")
 
 
 @startpoint.command("list")
-@click.argument("reference", metavar="MODULE:APP")
-@lake_url
-@output_options
-def list_requests(reference: str, lake_url: str | None, json_output: bool) -> None:
+@app_reference
+@lake_options()
+def list_requests(lake: Lake, reference: str) -> None:
     """List startpoints: waiting, handed to tasks, applied, expired and unreadable ones, and running bounded replays."""
-    startpoints = _startpoints(reference, lake_url)
-    facts = startpoints.list()
-    if json_output:
-        show_json({**facts, "switched_off": not startpoints.app.startpoints})
-        return
-    if not startpoints.app.startpoints:
-        show_line(f"Startpoints of {startpoints.app.name} are switched off (startpoints=False): runs ignore these.")
+    app = load_application(reference)
+    facts = Startpoints(app, lake=lake).list()
+    show_json({**facts, "switched_off": not app.startpoints})
+    if not app.startpoints:
+        show_line(f"Startpoints of {app.name} are switched off (startpoints=False): runs ignore these.")
     for what, (title, always) in _TABLES.items():
         if facts[what]:
             columns = (*always, *(["versions"] if any(fact.get("versions") for fact in facts[what]) else []))
             show_table(title, columns, [[fact[name.replace(" ", "_")] for name in columns] for fact in facts[what]])
     if not any(facts.values()):
-        show_line(f"Application {startpoints.app.name}: no startpoint waits, and none was applied.")
+        show_line(f"Application {app.name}: no startpoint waits, and none was applied.")
 
 
 @startpoint.command("clear")
-@click.argument("reference", metavar="MODULE:APP")
+@app_reference
 @click.argument("partitions", metavar="[PARTITION]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All partitions, including those of deleted streams.")
 @click.option("--task", help="Only startpoints for this task. Replays continue then.")
 @audit_options
-@lake_url
-@output_options
+@lake_options()
 def clear_requests(
+    lake: Lake,
     reference: str,
     partitions: tuple[str, ...],
     everything: bool,
     task: str | None,
     reason: str,
-    by: str | None,
-    lake_url: str | None,
-    json_output: bool,
+    by: str,
 ) -> None:
     """Remove startpoints of PARTITIONs that are not applied yet, and stop bounded replays there."""
     if everything == bool(partitions):
@@ -382,11 +390,10 @@ def clear_requests(
             "Give partitions, such as lake.flights.3, or --all.",
             setting="--all",
         )
-    startpoints, why = _startpoints(reference, lake_url), {"by": resolve_user(by), "reason": reason}
-    done = startpoints.clear(task=task, **why) if everything else startpoints.take_back(partitions, task=task, **why)
-    if json_output:
-        show_json(done.to_json())
-        return
+    startpoints = Startpoints(load_application(reference), lake=lake)
+    chosen = () if everything else (partitions,)
+    done = (startpoints.clear if everything else startpoints.take_back)(*chosen, task=task, by=by, reason=reason)
+    show_json(done.to_json())
     for held in done.startpoints:
         show_line(held.taken_back())
     for replay in done.replays:
@@ -421,50 +428,19 @@ _TABLES = {
 }
 
 
-def _startpoints(reference: str, lake_url: str | None, *, create: bool = False) -> Startpoints:
-    from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
-    from dagster_adjunct.resources.objects.lake import open_lake
-
-    return Startpoints(load_application(reference), lake=open_lake(lake_url, create=create))
-
-
-def _parse_start(given: dict[str, str | bool | None]) -> Startpoint:
-    from dagster_adjunct.orchestration.startpoints.request import parse_position
-
-    chosen = _given_options(given)
-    if len(chosen) != 1:
-        raise ConfigurationError(
-            f"{_join_options(chosen, '--') or 'no position'} {'are given' if chosen else 'is given'}: where should "
-            "reading start?",
-            "Give one of --oldest, --upcoming, --timestamp T, --offset N.",
-            setting=f"--{chosen[0]}" if chosen else None,
-        )
-    return parse_position(chosen[0], _value(given[chosen[0]]))
-
-
-def _parse_end(given: dict[str, str | bool | None]) -> Startpoint | None:
-    from dagster_adjunct.orchestration.startpoints.request import parse_position
-
-    chosen = _given_options(given)
+def _parse_position(prefix: str, given: dict[str, str | bool | None]) -> Startpoint | None:
+    """Return the position that one of these options gives, None without one."""
+    chosen = [name for name, value in given.items() if value is not None and value is not False]
     if len(chosen) > 1:
         raise ConfigurationError(
-            f"{_join_options(chosen, '--until-')} are given: where should the replay end?",
+            f"{' and '.join(f'{prefix}{name}' for name in chosen)} are given, but there can be only one position.",
             "Give only one of them.",
-            setting=f"--until-{chosen[0]}",
+            setting=f"{prefix}{chosen[0]}",
         )
-    return parse_position(chosen[0], _value(given[chosen[0]])) if chosen else None
-
-
-def _given_options(options: dict[str, str | bool | None]) -> list[str]:
-    return [name for name, value in options.items() if value is not None and value is not False]
-
-
-def _value(value: str | bool | None) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _join_options(names: Sequence[str], prefix: str) -> str:
-    return " and ".join(f"{prefix}{name}" for name in names)
+    if not chosen:
+        return None
+    value = given[chosen[0]]
+    return parse_position(chosen[0], value if isinstance(value, str) else None)
 
 
 def _show_requested(asked: AskedStartpoints) -> None:
@@ -473,7 +449,7 @@ def _show_requested(asked: AskedStartpoints) -> None:
     rows = [
         [
             str(preview.request.ssp),
-            _tasks(preview.tasks),
+            f"all {len(preview.tasks)} tasks" if len(preview.tasks) > _MAX_TASKS else ", ".join(preview.tasks) or None,
             preview.checkpoint,
             preview.start,
             *([preview.end] if bounded else []),
@@ -489,17 +465,3 @@ def _show_requested(asked: AskedStartpoints) -> None:
         show_line(f"table {table}: {becomes}")
     for note in asked.notes:
         show_line(note)
-
-
-def _tasks(names: Sequence[str]) -> str | None:
-    return f"all {len(names)} tasks" if len(names) > _MAX_TASKS else ", ".join(names) or None
-
-
-def _next_step(app: Application, reference: str) -> str:
-    sensor = to_dagster_name(f"{app.name}_startpoints")
-    return f"The next run begins there: the sensor {sensor} starts one if it is on; otherwise: adjunct run {reference}."
-
-
-def _format_duration(span: timedelta) -> str:
-    hours = span / timedelta(hours=1)
-    return f"{hours:g} hours" if hours >= 1 else str(span)

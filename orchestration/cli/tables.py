@@ -1,21 +1,53 @@
-"""`adjunct table …`: look up records of remote tables that applications of this lake have written."""
+"""`adjunct table …` looks up records of remote tables; `adjunct kv …` manages key-value tables and their entries."""
 
 from __future__ import annotations
 
-from typing import Any
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import wraps
+from typing import Any, TypeVar
 
 import click
 
+from dagster_adjunct.assets.reading.key_lookup import key_from_text
+from dagster_adjunct.orchestration.application.table_registry import open_registered_table, reset_table
+from dagster_adjunct.orchestration.cli.options import lake_options, user
 from dagster_adjunct.orchestration.cli.output import (
     fail_if_missing,
-    lake_url,
-    output_options,
+    show_facts,
+    show_items,
     show_json,
     show_line,
     show_record,
+    show_table,
+    show_with_error,
 )
-from dagster_adjunct.resources.common import resolve_user
-from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
+from dagster_adjunct.resources.backends.columns import Kind, parse_known_column
+from dagster_adjunct.resources.errors import ConditionsNotMetError, ConfigurationError
+from dagster_adjunct.resources.key_value.entries import TableEntry, TableKey
+from dagster_adjunct.resources.key_value.iterators import IteratorPage, IteratorState
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, TableInfo
+from dagster_adjunct.resources.key_value.segment import (
+    KeyValueTableConfiguration,
+    KeyVersion,
+    SegmentBackend,
+    backend_from,
+)
+from dagster_adjunct.resources.key_value.serializers import serializer_named
+from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
+from dagster_adjunct.resources.key_value.table_backends import IN_OBJECTS, resolve_lake_backend
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.schema import Field
+from dagster_adjunct.resources.tables.table import BlockingTable
+
+C = TypeVar("C", bound=Callable[..., Any])
+_TYPES = ("text", "json", "int", "bytes")
+_KEY_TYPES = {Kind.INTEGER: "bigint", Kind.DATE: "date", Kind.TIMESTAMP: "timestamp", Kind.BINARY: "binary"}
 
 
 @click.group()
@@ -26,50 +58,523 @@ def table() -> None:
 @table.command("get")
 @click.argument("name")
 @click.argument("key", nargs=-1, required=True)
-@lake_url
-@output_options
-def get_record(name: str, key: tuple[str, ...], lake_url: str | None, json_output: bool) -> None:
+@lake_options()
+def get_record(lake: Lake, name: str, key: tuple[str, ...]) -> None:
     """Look up one record by its key, one KEY for each key column. Exits with 6 if there is none."""
-    from dagster_adjunct.orchestration.application.table_registry import open_registered_table
-    from dagster_adjunct.resources.objects.lake import open_lake
-    from dagster_adjunct.resources.tables.table import BlockingTable
-
-    remote = open_registered_table(open_lake(lake_url, create=False), name)
-    values = _parse_key(key, remote)
+    remote = open_registered_table(lake, name)
+    columns = getattr(remote.read_function, "columns", None) or {}
+    kinds = {column: parse_known_column(column, kind).kind for column, kind in columns.items()}
+    fields = [Field(column, _KEY_TYPES.get(kinds.get(column, Kind.STRING), "string")) for column in remote.key]
+    values = key_from_text(f"table {remote.name!r}", fields, list(key))
     with BlockingTable(remote) as blocking:
         record = blocking.get(values[0] if len(values) == 1 else values)
-    if json_output:
-        show_json({"table": name, "key": list(key), "record": record})
-    else:
-        show_record(f"{name} {' '.join(key)}", record, "no record")
+    show_json({"table": name, "key": list(key), "record": record})
+    show_record(f"{name} {' '.join(key)}", record, "no record")
     fail_if_missing([record])
 
 
 @table.command("allow-recreate")
 @click.argument("name")
-@click.option("--by", help="Who does it. Default: the user of this machine.")
-@lake_url
-@output_options
-def allow_recreate(name: str, by: str | None, lake_url: str | None, json_output: bool) -> None:
+@user
+@lake_options()
+def allow_recreate(lake: Lake, name: str, by: str) -> None:
     """Let the next run create a table again whose file is gone. Deletes nothing."""
-    from dagster_adjunct.orchestration.application.table_registry import reset_table
-    from dagster_adjunct.resources.objects.lake import open_lake
+    reset_table(lake, name, by=by)
+    show_json({"table": name, "forgotten": True})
+    show_line(f"Table {name} may be created again: the next run that writes it creates it where it is declared.")
 
-    reset_table(open_lake(lake_url, create=False), name, by=resolve_user(by))
-    if json_output:
-        show_json({"table": name, "forgotten": True})
+
+@click.group()
+def kv() -> None:
+    """Manage key-value tables: entries with versions, conditional and atomic writes."""
+
+
+@kv.group()
+def scope() -> None:
+    """Manage scopes, which hold key-value tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class _EntryFormat:
+    """How commands read and print the keys and values of entries."""
+
+    key_type: str
+    value_type: str
+
+    def parse_key(self, text: str, what: str = "key") -> Any:
+        return _parse_value(self.key_type, text, what)
+
+    def open(self, lake: Lake, table: str) -> BlockingKeyValueTable[Any, Any]:
+        """Open a table with the serializers of these types."""
+        key, value = serializer_named(self.key_type), serializer_named(self.value_type)
+        return BlockingKeyValueTable(KeyValueTableManager(lake).open(*_split_table_name(table), key=key, value=value))
+
+    def key_to_json(self, key: Any) -> Any:
+        return _to_json_value(self.key_type, key)
+
+    def to_json(self, key: TableKey[Any], entry: TableEntry[Any, Any] | None = None) -> dict[str, Any]:
+        """Convert an entry, or a key alone, to JSON."""
+        value = {} if entry is None else {"value": _to_json_value(self.value_type, entry.value)}
+        version = None if key.version is None else str(key.version)
+        return {"family": key.family, "key": self.key_to_json(key.key), **value, "version": version}
+
+    @contextmanager
+    def report_failed_keys(self) -> Iterator[None]:
+        """With --json, report which keys failed if a conditional write fails."""
+        try:
+            yield
+        except ConditionsNotMetError as error:
+            failures = [
+                {
+                    "family": failure.family,
+                    "key": self.key_to_json(failure.key),
+                    "expected": None if failure.expected is None else str(failure.expected),
+                    "found": None if failure.found is None else str(failure.found),
+                }
+                for failure in error.failures
+            ]
+            show_with_error(failures=failures)
+            raise
+
+
+def _entry_options(command: C) -> C:
+    """Add --key-type and --value-type, which must be those that the entries were written with."""
+    choice: dict[str, Any] = {"type": click.Choice(_TYPES), "default": "text", "show_default": True}
+
+    @click.option("--key-type", **choice, help="Type of the keys.")
+    @click.option("--value-type", **choice, help="Type of the values.")
+    @wraps(command)
+    def run(key_type: str, value_type: str, **given: Any) -> Any:
+        return command(entries=_EntryFormat(key_type, value_type), **given)
+
+    return run  # type: ignore[return-value]
+
+
+_table_name = click.argument("table", metavar="SCOPE/TABLE")
+_family = click.option("--family", metavar="FAMILY", help="The family of the keys. Default: keys without one.")
+
+
+def _backend_options(command: C) -> C:
+    """Add the options that choose a table's backend instead of the lake's default."""
+    options = [
+        click.option("--sqlite", metavar="FILE", help="Store it in this SQLite file."),
+        click.option(
+            "--postgres",
+            metavar="VARIABLE",
+            help="Store it in PostgreSQL; names the environment variable with its DSN.",
+        ),
+        click.option("--schema", metavar="NAME", help="With --postgres: the schema."),
+        click.option("--dynamodb", is_flag=True, help="Store it in DynamoDB; credentials come from boto3."),
+        click.option("--region", metavar="NAME", help="With --dynamodb: the region."),
+        click.option("--endpoint-url", metavar="URL", help="With --dynamodb: the endpoint URL."),
+        click.option("--prefix", metavar="TEXT", help="With --dynamodb: prefix of its table names."),
+        click.option("--objects", is_flag=True, help="Store it in objects of the lake."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+# By backend, the name of the setting that its own option gives, and the settings of its other options.
+_BACKENDS = {
+    "sqlite": ("path", ()),
+    "postgres": ("dsn_env", ("schema",)),
+    "dynamodb": (None, ("region", "endpoint_url", "prefix")),
+    "objects": (None, ()),
+}
+
+
+def _backend_from_options(lake: Lake, given: dict[str, Any]) -> SegmentBackend | None:
+    """Return the chosen backend, None for the lake's default. Raises ConfigurationError if two are chosen."""
+    chosen = [backend for backend in _BACKENDS if given[backend]]
+    if len(chosen) > 1:
+        raise ConfigurationError(
+            f"{' and '.join(f'--{name}' for name in chosen)} name more than one backend.",
+            "Give only one of them.",
+            setting=f"--{chosen[1]}",
+        )
+    for backend, (_, details) in _BACKENDS.items():
+        for option in (f"--{name.replace('_', '-')}" for name in details if given[name] is not None):
+            if backend not in chosen:
+                raise ConfigurationError(f"{option} needs --{backend}.", f"Add --{backend}.", setting=option)
+    if not chosen:
+        return None
+    (backend,) = chosen
+    if backend == "objects":
+        return backend_from(resolve_lake_backend(lake, IN_OBJECTS))
+    own, details = _BACKENDS[backend]
+    settings = {name: given[name] for name in details if given[name] is not None}
+    return backend_from({"backend": backend, **({} if own is None else {own: given[backend]}), **settings})
+
+
+def _split_table_name(table: str) -> tuple[str, str]:
+    """Split SCOPE/TABLE into the scope and the table name."""
+    scope, slash, name = table.partition("/")
+    if not slash:
+        raise ConfigurationError(
+            f"{table!r} has no scope: expected SCOPE/TABLE.",
+            "List scopes with adjunct kv scope list, and their tables with adjunct kv list SCOPE.",
+            argument="table",
+        )
+    return scope, name
+
+
+def _parse_value(kind: str, text: str, what: str) -> Any:
+    """Parse a command-line value of this type; bytes are given in base64."""
+    try:
+        if kind == "int":
+            return int(text)
+        if kind == "json":
+            return json.loads(text)
+        return base64.b64decode(text, validate=True) if kind == "bytes" else text
+    except (ValueError, binascii.Error, RecursionError) as error:
+        expected = {"int": "a whole number", "json": "JSON", "bytes": "base64"}[kind]
+        raise ConfigurationError(
+            f"{what} {text!r:.80} is not {expected}: {error}.",
+            f"Give {expected}, or choose another type (--key-type, --value-type).",
+            setting=what,
+        ) from error
+
+
+def _to_json_value(kind: str, value: Any) -> Any:
+    """Convert a key or a value to JSON, with bytes as base64."""
+    return base64.b64encode(value).decode() if kind == "bytes" else value
+
+
+def _format_cell(kind: str, value: Any) -> str:
+    """Format a key or value for a table cell."""
+    return json.dumps(value, ensure_ascii=False) if kind == "json" else str(value)
+
+
+def _parse_version(text: str) -> KeyVersion:
+    """Parse a version in the format that commands print."""
+    try:
+        return KeyVersion.from_bytes(bytes.fromhex(text))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--version {text!r:.80} is not a version: expected 32 hexadecimal digits.",
+            "Give a version that get, put or iterate printed.",
+            setting="--version",
+        ) from error
+
+
+def _parse_state(text: str) -> IteratorState:
+    try:
+        return IteratorState.from_bytes(base64.b64decode(text, altchars=b"-_", validate=True))
+    except (ValueError, binascii.Error) as error:
+        raise ConfigurationError(
+            f"--state {text!r:.80} is not a state: {error}.", "Give a state that iterate printed.", setting="--state"
+        ) from error
+
+
+@kv.command("get")
+@_table_name
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@_family
+@lake_options()
+@_entry_options
+def get_entries(lake: Lake, entries: _EntryFormat, table: str, keys: tuple[str, ...], family: str | None) -> None:
+    """Look up entries by key, with their versions. Exits with 6 if a key does not exist."""
+    wanted = [entries.parse_key(key) for key in keys]
+    with entries.open(lake, table) as reading:
+        found = reading.get_all(wanted, family=family)
+    shown = [None if one is None else entries.to_json(one.key, one) for one in found]
+    show_json({"table": table, "family": family, "entries": shown})
+    rows = [
+        [key, "", "no entry"] if one is None else [key, _format_cell(entries.value_type, one["value"]), one["version"]]
+        for key, one in zip(keys, shown, strict=True)
+    ]
+    show_table(_title(table, family), ["key", "value", "version"], rows, own=True)
+    fail_if_missing(shown)
+
+
+@kv.command("put")
+@_table_name
+@click.argument("key", metavar="KEY")
+@click.argument("value", metavar="VALUE")
+@_family
+@click.option("--if-absent", is_flag=True, help="Only if the key does not exist.")
+@click.option("--version", metavar="VERSION", help="Only if the key has this version.")
+@lake_options()
+@_entry_options
+def put_entry(
+    lake: Lake,
+    entries: _EntryFormat,
+    table: str,
+    key: str,
+    value: str,
+    family: str | None,
+    if_absent: bool,
+    version: str | None,
+) -> None:
+    """Write an entry, and print its new version."""
+    if if_absent and version is not None:
+        raise ConfigurationError(
+            "--if-absent and --version can't both hold.", "Give only one of them.", setting="--if-absent"
+        )
+    name, content = entries.parse_key(key), _parse_value(entries.value_type, value, "value")
+    with entries.open(lake, table) as writing, entries.report_failed_keys():
+        if version is not None:
+            written = writing.replace(name, content, _parse_version(version), family=family)
+        else:
+            written = (writing.put_if_absent if if_absent else writing.put)(name, content, family=family)
+    show_json({"table": table, "family": family, "key": entries.key_to_json(name), "version": str(written)})
+    show_line(f"{key} has version {written}.")
+
+
+@kv.command("remove")
+@_table_name
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@_family
+@click.option("--version", metavar="VERSION", help="Only if the key has this version.")
+@lake_options()
+@_entry_options
+def remove_entries(
+    lake: Lake, entries: _EntryFormat, table: str, keys: tuple[str, ...], family: str | None, version: str | None
+) -> None:
+    """Remove entries, or one entry of a given version. Several keys of one family are removed atomically."""
+    if len(keys) > 1 and (version is not None or family is None):
+        raise ConfigurationError(
+            f"{len(keys)} keys with {'--version' if version is not None else 'no --family'}: expected one key.",
+            "Give one key, or several keys of one --family without --version.",
+            setting="--family" if version is None else "--version",
+        )
+    wanted = [entries.parse_key(key) for key in keys]
+    with entries.open(lake, table) as writing, entries.report_failed_keys():
+        if len(wanted) > 1 and family is not None:
+            writing.remove_all(wanted, family=family)
+        else:
+            writing.remove(wanted[0], version=None if version is None else _parse_version(version), family=family)
+    show_json({"table": table, "family": family, "removed": [entries.key_to_json(key) for key in wanted]})
+    show_line(f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} removed.")
+
+
+@kv.command("iterate")
+@_table_name
+@click.option("--family", metavar="FAMILY", help="Only entries of this family, in key order. Default: the whole table.")
+@click.option(
+    "--prefix",
+    metavar="TEXT",
+    help="With --family: keys with this prefix (JSON as stored; bytes in base64).",
+)
+@click.option("--start", metavar="KEY", help="With --family: the first key (inclusive).")
+@click.option("--end", metavar="KEY", help="With --family: the end key (exclusive).")
+@click.option("--keys-only", is_flag=True, help="Omit values.")
+@click.option("--page-size", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of entries.")
+@click.option("--state", metavar="STATE", help="Continue after the page that printed this state.")
+@click.option("--all", "whole", is_flag=True, help="Print all remaining pages.")
+@lake_options()
+@_entry_options
+def iterate_entries(
+    lake: Lake,
+    entries: _EntryFormat,
+    table: str,
+    family: str | None,
+    prefix: str | None,
+    start: str | None,
+    end: str | None,
+    keys_only: bool,
+    page_size: int,
+    state: str | None,
+    whole: bool,
+) -> None:
+    """Print a page of entries, and the state from which the same command continues."""
+    within: dict[str, Any] = {
+        "prefix": prefix.encode()
+        if prefix and entries.key_type == "json"
+        else prefix and entries.parse_key(prefix, "--prefix"),
+        "start": None if start is None else entries.parse_key(start, "--start"),
+        "end": None if end is None else entries.parse_key(end, "--end"),
+    }
+    bounds = [f"--{name}" for name, bound in within.items() if bound is not None]
+    if family is None and bounds:
+        raise ConfigurationError(
+            f"{bounds[0]} needs --family: only the keys within a family are ordered.",
+            "Add --family.",
+            setting=bounds[0],
+        )
+    behind = None if state is None else _parse_state(state)
+    found: list[dict[str, Any]] = []
+    at, ended = None, False
+    with entries.open(lake, table) as reading:
+
+        def pages(most: int) -> Iterator[IteratorPage[Any]]:
+            if family is None:
+                return (reading.all_keys if keys_only else reading.all_entries)(page_size=most, state=behind)
+            return (reading.keys if keys_only else reading.entries)(family, **within, page_size=most, state=behind)
+
+        # A table's page ends with its partition; a printed page spans partitions, which may be nearly empty.
+        while not ended and (whole or len(found) < page_size):
+            page = next(pages(page_size if whole else page_size - len(found)), None)
+            ended = page is None
+            if page is not None:
+                behind = page.state
+                at = base64.urlsafe_b64encode(behind.to_bytes()).decode()
+                keys = [(item, None) if keys_only else (item.key, item) for item in page.items]
+                found += [entries.to_json(key, entry) for key, entry in keys]
+    show_json({"table": table, "entries": found, "state": at})
+    if found:
+        columns = ["family", "key", *(() if keys_only else ("value",)), "version"]
+        rows = [
+            [
+                one["family"] or "",
+                _format_cell(entries.key_type, one["key"]),
+                *(() if keys_only else (_format_cell(entries.value_type, one["value"]),)),
+                one["version"],
+            ]
+            for one in found
+        ]
+        show_table(_title(table, family), columns, rows, own=True)
+    if not found:
+        show_line("No entries." if state is None else "No more entries.")
     else:
-        show_line(f"Table {name} may be created again: the next run that writes it creates it where it is declared.")
+        show_line("End of entries." if ended else f"Continue with --state {at}")
 
 
-def _parse_key(key: tuple[str, ...], remote: RemoteTable[Any, Any, Any]) -> tuple[Any, ...]:
-    """Convert the texts of a key to the types that the table's declaration gives its key columns."""
-    from dagster_adjunct.assets.reading.key_lookup import key_from_text
-    from dagster_adjunct.resources.backends.columns import Kind, parse_known_column
-    from dagster_adjunct.resources.schemas.schema import Field
+def _title(table: str, family: str | None) -> str:
+    return f"key-value table {table}" + ("" if family is None else f", family {family}")
 
-    types = {Kind.INTEGER: "bigint", Kind.DATE: "date", Kind.TIMESTAMP: "timestamp", Kind.BINARY: "binary"}
-    columns = getattr(remote.read_function, "columns", None) or {}
-    kinds = {name: parse_known_column(name, kind).kind for name, kind in columns.items()}
-    fields = tuple(Field(name, types.get(kinds.get(name, Kind.STRING), "string")) for name in remote.key)
-    return key_from_text(f"table {remote.name!r}", fields, list(key))
+
+_after = click.option("--after", metavar="NAME", help="Start after this name.")
+_limit = click.option("--limit", type=click.IntRange(1), help="Maximum number.")
+_longest_key = click.option("--longest-key", type=int, metavar="BYTES", help="Maximum size of a serialized key.")
+_longest_value = click.option("--longest-value", type=int, metavar="BYTES", help="Maximum size of a serialized value.")
+
+
+@scope.command("create")
+@click.argument("scope", metavar="SCOPE")
+@lake_options(create=True)
+def create_scope(lake: Lake, scope: str) -> None:
+    """Create a scope."""
+    created = KeyValueTableManager(lake).create_scope(scope)
+    _show_change({"scope": scope, "created": created}, f"Scope {scope}", "created" if created else "exists already")
+
+
+@scope.command("list")
+@_after
+@_limit
+@lake_options()
+def list_scopes(lake: Lake, after: str | None, limit: int | None) -> None:
+    """List the scopes, ordered by name."""
+    scopes = KeyValueTableManager(lake).list_scopes(after=after, limit=limit)
+    show_json(list(scopes))
+    show_table("scopes", ["scope"], [[name] for name in scopes], own=True)
+
+
+@scope.command("delete")
+@click.argument("scope", metavar="SCOPE")
+@lake_options()
+def delete_scope(lake: Lake, scope: str) -> None:
+    """Delete an empty scope."""
+    deleted = KeyValueTableManager(lake).delete_scope(scope)
+    _show_change({"scope": scope, "deleted": deleted}, f"Scope {scope}", "deleted" if deleted else "does not exist")
+
+
+@kv.command()
+@_table_name
+@click.option(
+    "--partitions", type=click.IntRange(1), required=True, help="Number of partitions; it can't be changed later."
+)
+@_longest_key
+@_longest_value
+@click.option("--create-scope", is_flag=True, help="Create the scope if it does not exist.")
+@_backend_options
+@lake_options(create=True)
+def create(
+    lake: Lake,
+    table: str,
+    partitions: int,
+    longest_key: int | None,
+    longest_value: int | None,
+    create_scope: bool,
+    **backend: Any,
+) -> None:
+    """Create a table; an existing one must have the same configuration.
+
+    By default it is stored in SQLite next to a local lake, and in objects of any other lake.
+    """
+    names = _split_table_name(table)
+    manager = KeyValueTableManager(lake, _backend_from_options(lake, backend))
+    if create_scope:
+        manager.create_scope(names[0])
+    created = manager.create(*names, KeyValueTableConfiguration(partitions, longest_key, longest_value))
+    facts = {"table": table, "created": created, **_facts(manager.describe(*names))}
+    _show_change(facts, f"Key-value table {table}", "created" if created else "exists already")
+
+
+@kv.command("list")
+@click.argument("scope", metavar="SCOPE")
+@_after
+@_limit
+@lake_options()
+def list_tables(lake: Lake, scope: str, after: str | None, limit: int | None) -> None:
+    """List the tables of a scope, ordered by name."""
+    tables = [_facts(table) for table in KeyValueTableManager(lake).list(scope, after=after, limit=limit)]
+    show_json(tables)
+    columns = ["name", "state", "partitions", "backend", "created_at"]
+    show_items(f"key-value tables of {scope}", columns + ["problem"] * any(one["problem"] for one in tables), tables)
+
+
+@kv.command("show")
+@_table_name
+@lake_options()
+def show_key_value_table(lake: Lake, table: str) -> None:
+    """Show a table's configuration and state, and where its partitions are stored."""
+    manager, names = KeyValueTableManager(lake), _split_table_name(table)
+    facts = _facts(manager.describe(*names))
+    segments = [asdict(segment) for segment in manager.segments(*names)]
+    show_json({**facts, "segments": segments})
+    show_facts(f"key-value table {table}", {name: value for name, value in facts.items() if name != "problem"})
+    show_items("segments", ["partition", "location"], segments)
+
+
+@kv.command()
+@_table_name
+@_longest_key
+@_longest_value
+@lake_options()
+def update(lake: Lake, table: str, longest_key: int | None, longest_value: int | None) -> None:
+    """Set a table's limits; an omitted option removes its limit. Partitions can't be changed."""
+    manager, names = KeyValueTableManager(lake), _split_table_name(table)
+    partitions = manager.get_configuration(*names).partitions
+    updated = manager.update(*names, KeyValueTableConfiguration(partitions, longest_key, longest_value))
+    facts = {"table": table, "updated": updated, **_facts(manager.describe(*names))}
+    _show_change(facts, f"Key-value table {table}", "updated" if updated else "has these limits already")
+
+
+@kv.command()
+@_table_name
+@lake_options()
+def seal(lake: Lake, table: str) -> None:
+    """Make a table read-only, permanently."""
+    sealed = KeyValueTableManager(lake).seal(*_split_table_name(table))
+    what = "sealed" if sealed else "is sealed already"
+    _show_change({"table": table, "sealed": sealed}, f"Key-value table {table}", what)
+
+
+@kv.command()
+@_table_name
+@click.option("--unregister", is_flag=True, help="Only remove the lake's entry; the backend keeps the table's data.")
+@click.option("--yes", is_flag=True, help="Do not ask before.")
+@lake_options()
+def delete(lake: Lake, table: str, unregister: bool, yes: bool) -> None:
+    """Delete a table and all its entries permanently."""
+    manager, names = KeyValueTableManager(lake), _split_table_name(table)
+    if not yes:
+        what = "the lake's entry for key-value table" if unregister else "key-value table"
+        click.confirm(f"Delete {what} {table} permanently?", abort=True, err=True)
+    deleted = (manager.forget if unregister else manager.delete)(*names)
+    done = "forgotten" if unregister else "deleted"
+    _show_change({"table": table, done: deleted}, f"Key-value table {table}", done if deleted else "does not exist")
+
+
+def _show_change(facts: dict[str, Any], what: str, outcome: str) -> None:
+    show_json(facts)
+    show_line(f"{what} {outcome}.")
+
+
+def _facts(table: TableInfo) -> dict[str, Any]:
+    """Return a table's description with its configuration merged in."""
+    facts = asdict(table)
+    configuration = facts.pop("configuration") or {"partitions": None, "longest_key": None, "longest_value": None}
+    return {**facts, **configuration}

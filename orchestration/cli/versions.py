@@ -3,47 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Any, TypedDict
+from datetime import UTC
+from typing import Any
 
 import click
 
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
+from dagster_adjunct.assets.bounded.advance import abandon_version
+from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.reading.key_lookup import key_from_text
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions, open_stored_versions
+from dagster_adjunct.assets.versions.actions import describe_unserved_version
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, as_bounded
 from dagster_adjunct.assets.versions.version import VersionRef
-from dagster_adjunct.orchestration.cli.options import audit_options, parse_expiry, split_keys
+from dagster_adjunct.orchestration.cli.options import audit_options, lake_options, parse_expiry, split_keys
 from dagster_adjunct.orchestration.cli.output import (
     fail_if_missing,
-    lake_url,
-    output_options,
     show_facts,
     show_items,
     show_json,
     show_line,
     show_table,
 )
-from dagster_adjunct.resources.common import resolve_user, utc_now
+from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects.lake import Lake
 
 
 @click.command("versions")
 @click.argument("name")
-@lake_url
-@output_options
-def list_versions(name: str, lake_url: str | None, json_output: bool) -> None:
+@lake_options()
+def list_versions(lake: Lake, name: str) -> None:
     """List the retained versions with their states (served, pinned, rejected, withdrawn) and reasons."""
-    store = open_versions(lake_url, name)
-    if json_output:
-        manifest = store.require_manifest()
-        show_json(_list_facts(manifest))
-    else:
-        show_versions(store)
+    store = open_stored_versions(lake, name)
+    show_json(_list_facts(store.require_manifest()))
+    show_versions(store)
 
 
 def show_versions(store: StoredVersions) -> None:
     """Print the retained versions as a table, oldest first."""
-    manifest = store.require_manifest()
-    facts = _list_facts(manifest)
+    facts = _list_facts(store.require_manifest())
     dated = ["valid from"] if any(fact.get("valid_from") for fact in facts) else []
     columns = ["id", "name", *dated, "rows", "bytes", "sealed at", "state", "reason"]
     marked = [fact | {"state": ", ".join([fact["state"], *fact["marks"]])} for fact in facts]
@@ -51,7 +49,7 @@ def show_versions(store: StoredVersions) -> None:
     show_table(f"versions of {store.name}, sealed in UTC", columns, rows)
 
 
-def show_version(store: StoredVersions, version: str, *, json_output: bool) -> None:
+def show_version(store: StoredVersions, version: str) -> None:
     """Print one version: its content, offsets and validator results."""
     manifest = store.require_manifest()
     ref = manifest.ref(version)
@@ -66,9 +64,7 @@ def show_version(store: StoredVersions, version: str, *, json_output: bool) -> N
             sealed = store.log.read_version(ref)
             verdicts = [verdict.model_dump(mode="json") for verdict in sealed.verdicts]
             facts |= {"columns": sealed.columns.to_json(), "offsets": sealed.offsets, "counters": sealed.counters}
-    if json_output:
-        show_json(facts | {"verdicts": verdicts})
-        return
+    show_json(facts | {"verdicts": verdicts})
     schema = facts.pop("columns", [])
     show_facts(
         f"version {facts['id']} of {store.name}", {k: v for k, v in facts.items() if v not in ({}, [], "", None)}
@@ -89,20 +85,17 @@ def show_version(store: StoredVersions, version: str, *, json_output: bool) -> N
     show_default=True,
     help="Maximum number of commits or intervals, newest first.",
 )
-@lake_url
-@output_options
-def show_history(name: str, key: tuple[str, ...], limit: int, lake_url: str | None, json_output: bool) -> None:
+@lake_options()
+def show_history(lake: Lake, name: str, key: tuple[str, ...], limit: int) -> None:
     """Show the newest commits: what was done to which version, by whom, when and why. With KEY, show one entry.
 
     Exits with 6 if there was never an entry of KEY.
     """
     if key:
-        _show_entry_over_time(name, key, limit, lake_url, json_output)
+        _show_entry_over_time(lake, name, key, limit)
         return
-    entries = [entry.to_json() for entry in open_versions(lake_url, name).history(limit)]
-    if json_output:
-        show_json(entries)
-        return
+    entries = [entry.to_json() for entry in open_stored_versions(lake, name).history(limit)]
+    show_json(entries)
     columns = ["number", "at", "action", "version", "served", "readable", "by", "reason"]
     show_items(f"history of {name}, in UTC", columns, entries)
 
@@ -114,14 +107,11 @@ def show_history(name: str, key: tuple[str, ...], limit: int, lake_url: str | No
 @click.option(
     "--sample", type=click.IntRange(0), default=20, show_default=True, help="Maximum number of keys of each kind."
 )
-@lake_url
-@output_options
-def show_diff(name: str, old: str, new: str, sample: int, lake_url: str | None, json_output: bool) -> None:
+@lake_options()
+def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
     """Compare two versions: count and sample the keys that were added, removed and changed."""
-    differences = open_versions(lake_url, name).diff(old, new, sample=sample)
-    if json_output:
-        show_json(differences.to_json())
-        return
+    differences = open_stored_versions(lake, name).diff(old, new, sample=sample)
+    show_json(differences.to_json())
     counts = {what: getattr(differences, what) for what in ("added", "removed", "changed", "unchanged")}
     columns = {f"columns {what}": getattr(differences, f"columns_{what}") for what in ("added", "removed", "retyped")}
     retyped = [f"{column} ({before} to {after})" for column, before, after in differences.columns_retyped]
@@ -135,16 +125,9 @@ def show_diff(name: str, old: str, new: str, sample: int, lake_url: str | None, 
         show_facts(f"changed: {', '.join(map(str, entry.key.values()))}", values, own=True)
 
 
-COMMANDS = (list_versions, show_history, show_diff)
-
-
-def _show_entry_over_time(name: str, key: tuple[str, ...], limit: int, lake_url: str | None, json_output: bool) -> None:
+def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: int) -> None:
     """Print the values of one key over time, newest last."""
-    from dagster_adjunct.assets.reading.dataset import open_dataset
-    from dagster_adjunct.assets.reading.key_lookup import key_from_text
-    from dagster_adjunct.resources.objects.lake import open_lake
-
-    with open_dataset(open_lake(lake_url, create=False), name) as opened:
+    with open_dataset(lake, name) as opened:
         texts = split_keys(name, opened.sealed.key, key)
         if len(texts) > 1:
             raise ConfigurationError(
@@ -156,34 +139,24 @@ def _show_entry_over_time(name: str, key: tuple[str, ...], limit: int, lake_url:
         every = opened.history_of(key_from_text(f"dataset {name!r}", fields, texts[0]))
         values = [column for column in opened.schema.names if column not in opened.sealed.key]
     newest = every[-limit:]
-    if json_output:
-        slots = ("valid_from", "valid_to", "is_current", "entry")
-        show_json([{slot: getattr(part, slot) for slot in slots} for part in newest])
-    elif not every:
+    slots = ("valid_from", "valid_to", "is_current", "entry")
+    show_json([{slot: getattr(part, slot) for slot in slots} for part in newest])
+    if not every:
         show_line(f"{name} has no entry {', '.join(texts[0])} in its retained history")
     else:
-        rows = []
-        for part in newest:
-            cells = ["deleted"] if part.entry is None else [part.entry[column] for column in values]
-            rows.append(
-                [_format_time(part.valid_from), _format_time(part.valid_to), *cells, *[""] * (len(values) - len(cells))]
-            )
+        deleted = ["deleted", *[""] * (len(values) - 1)]
+        rows = [
+            [
+                *("" if time is None else str(time.astimezone(UTC).replace(tzinfo=None)) for time in interval),
+                *(deleted if part.entry is None else [part.entry[column] for column in values]),
+            ]
+            for part in newest
+            for interval in [(part.valid_from, part.valid_to)]
+        ]
         part_of_all = f", the newest {len(newest)} of {len(every)} (--limit)" if len(newest) < len(every) else ""
         title = f"{name} {', '.join(texts[0])} over time, in UTC{part_of_all}"
         show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
     fail_if_missing([every or None])
-
-
-def _format_time(moment: datetime | None) -> str:
-    """Format a time in UTC, without losing precision."""
-    return "" if moment is None else str(moment.astimezone(UTC).replace(tzinfo=None))
-
-
-def open_versions(lake_url: str | None, name: str) -> StoredVersions:
-    from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
-    from dagster_adjunct.resources.objects.lake import open_lake
-
-    return open_stored_versions(open_lake(lake_url, create=False), name)
 
 
 def _list_facts(manifest: DatasetManifest) -> list[dict[str, Any]]:
@@ -203,33 +176,21 @@ def _facts(manifest: DatasetManifest, ref: VersionRef) -> dict[str, Any]:
 _VERSION = click.argument("version")
 
 
-class AuditFields(TypedDict):
-    """Why a change was made and by whom, as recorded with it."""
-
-    reason: str
-    by: str
-
-
 def _change_command(
-    action: str,
-    *options: Callable[[Any], Any],
+    action: str, *options: Callable[[Any], Any]
 ) -> Callable[[Callable[..., BoundedManifest]], click.Command]:
     """Turn a change of a dataset's versions into a command that prints the version served afterwards.
 
-    The function receives the stored versions, the audit fields, and the options as keyword arguments.
+    The function receives the stored versions; the options, `reason` and `by` are keyword arguments.
     """
 
     def command_of(change: Callable[..., BoundedManifest]) -> click.Command:
         @audit_options
-        @lake_url
-        @output_options
-        def command(
-            name: str, reason: str, by: str | None, lake_url: str | None, json_output: bool, **given: Any
-        ) -> None:
-            store, audit = open_versions(lake_url, name), AuditFields(reason=reason, by=resolve_user(by))
+        @lake_options()
+        def command(lake: Lake, name: str, **given: Any) -> None:
+            store = open_stored_versions(lake, name)
             before = store.require_manifest()
-            after = change(store, audit, **given)
-            _show_change(store, action, before, after, json_output=json_output)
+            _show_change(store, action, before, change(store, **given))
 
         for option in reversed((click.argument("name"), *options)):
             command = option(command)
@@ -245,25 +206,26 @@ def _change_command(
         "--expires", metavar="TIME", help="When the pin ends: a duration (2h, 7d) or an ISO time with its zone."
     ),
 )
-def pin(store: StoredVersions, audit: AuditFields, version: str, expires: str | None) -> BoundedManifest:
+def pin(store: StoredVersions, version: str, expires: str | None, **audit: str) -> BoundedManifest:
     """Serve VERSION until it is unpinned or the pin expires, even if newer versions are published."""
-    return store.pin(version, **audit, expires_at=parse_expiry(expires, utc_now()))
+    expires_at = None if expires is None else parse_expiry(expires, utc_now())
+    return store.pin(version, **audit, expires_at=expires_at)
 
 
 @_change_command("unpin")
-def unpin(store: StoredVersions, audit: AuditFields) -> BoundedManifest:
+def unpin(store: StoredVersions, **audit: str) -> BoundedManifest:
     """Remove the pin: serve the version of the last publication or rollback."""
     return store.unpin(**audit)
 
 
 @_change_command("rollback", click.argument("version", required=False))
-def rollback(store: StoredVersions, audit: AuditFields, version: str | None) -> BoundedManifest:
+def rollback(store: StoredVersions, version: str | None, **audit: str) -> BoundedManifest:
     """Serve VERSION (default: the previous one) until the next version is published."""
     return store.rollback(version, **audit)
 
 
 @_change_command("revoke", _VERSION)
-def revoke(store: StoredVersions, audit: AuditFields, version: str) -> BoundedManifest:
+def revoke(store: StoredVersions, version: str, **audit: str) -> BoundedManifest:
     """Never serve VERSION again; serve the version before it instead."""
     return store.withdraw(version, **audit)
 
@@ -273,57 +235,51 @@ def revoke(store: StoredVersions, audit: AuditFields, version: str) -> BoundedMa
     _VERSION,
     click.option("--make-current", is_flag=True, help="Serve it even if a newer version is served."),
 )
-def accept(store: StoredVersions, audit: AuditFields, version: str, make_current: bool) -> BoundedManifest:
+def accept(store: StoredVersions, version: str, make_current: bool, **audit: str) -> BoundedManifest:
     """Publish a rejected VERSION after all; if it is older than the served one, it is only kept."""
     return store.force(version, **audit, make_current=make_current)
 
 
 @_change_command("remove-version", _VERSION)
-def remove_version(store: StoredVersions, audit: AuditFields, version: str) -> BoundedManifest:
+def remove_version(store: StoredVersions, version: str, **audit: str) -> BoundedManifest:
     """Remove a rejected or withdrawn VERSION; the next `dataset expire` deletes its files."""
     return store.drop(version, **audit)
 
 
 @_change_command("abandon", _VERSION)
-def abandon_incomplete(store: StoredVersions, audit: AuditFields, version: str) -> BoundedManifest:
+def abandon(store: StoredVersions, version: str, **audit: str) -> BoundedManifest:
     """End an incomplete VERSION that can't be completed, so that the next one can follow."""
-    from dagster_adjunct.assets.bounded.advance import abandon_version
-    from dagster_adjunct.assets.versions.manifest import as_bounded
-
     abandon_version(store.log.lake, store.name, version, **audit)
     return as_bounded(store.require_manifest())
 
 
-CHANGE_COMMANDS = (pin, unpin, rollback, revoke, accept, remove_version, abandon_incomplete)
+COMMANDS = (list_versions, show_history, show_diff, pin, unpin, rollback, revoke, accept, remove_version, abandon)
 
 
-def _show_change(
-    store: StoredVersions, action: str, before: DatasetManifest, after: BoundedManifest, *, json_output: bool
-) -> None:
-    from dagster_adjunct.assets.versions.actions import describe_unserved_version
-
-    served, changed = after.version, after.change.version if after.change and after != before else None
+def _show_change(store: StoredVersions, action: str, before: DatasetManifest, after: BoundedManifest) -> None:
+    changed = after != before
+    served, pin = after.version, after.pin
+    version = after.change.version if after.change and changed else None
     others = sorted(set(store.log.read_all()[1]) - {store.name})
-    note = describe_unserved_version(after) if changed else ""
-    if json_output:
-        facts = {
+    note = describe_unserved_version(after) if version else ""
+    show_json(
+        {
             "dataset": store.name,
             "action": action,
-            "changed": after != before,
-            "version": changed,
+            "changed": changed,
+            "version": version,
             "served": served.id if served else None,
             "others": others,
             "head": after.head,
-            "pin": after.pin.model_dump(mode="json") if after.pin else None,
+            "pin": pin.model_dump(mode="json") if pin else None,
             "note": note,
         }
-        show_json(facts)
-        return
-    what = f"{action} {changed}" if after != before else f"{action}: nothing to do"
+    )
+    what = f"{action} {version}" if changed else f"{action}: nothing to do"
     serves = f"{served.id} ({served.name}) is served now" if served else "no version is served now"
-    until = f" until {after.pin.expires_at:%Y-%m-%d %H:%M} UTC" if after.pin and after.pin.expires_at else ""
-    show_line(f"{store.name}: {what}; {serves}{', pinned' + until if after.pin else ''}.")
+    until = f" until {pin.expires_at:%Y-%m-%d %H:%M} UTC" if pin and pin.expires_at else ""
+    show_line(f"{store.name}: {what}; {serves}{', pinned' + until if pin else ''}.")
     if note:
         show_line(f"{note}.")
-    elif others and after != before and action != "abandon":
+    elif others and changed and action != "abandon":
         show_line(f"{', '.join(others)} changed with it, as members of the same version set.")

@@ -21,7 +21,13 @@ from dagster_adjunct.orchestration.code_location.dataset_assets import (
     partitioned_dataset_asset,
 )
 from dagster_adjunct.orchestration.code_location.metadata import code_references
-from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator, node_kind
+from dagster_adjunct.orchestration.code_location.nodes import (
+    NODE_KINDS,
+    AdjunctTranslator,
+    asset_subject,
+    find_declaration,
+    freshness_policy,
+)
 from dagster_adjunct.orchestration.code_location.output_assets import outputs_asset
 from dagster_adjunct.orchestration.code_location.sensors import has_delivered_versions
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
@@ -79,9 +85,8 @@ class AssetGraph:
         """Return the assets that Dagster shows but does not build: streams, files and tables that none of the
         applications writes, and datasets of one run.
         """
-        made = (asset for asset, _ in self._datasets.values() if not _has_own_asset(asset.dataset))
-        passing = [asset.spec for asset in made if asset.key not in self._writers]
-        return [*(spec for key, spec in self._read.items() if key not in self._writers), *passing]
+        passing = [asset.spec for asset, _ in self._datasets.values() if not _has_own_asset(asset.dataset)]
+        return [spec for spec in (*self._read.values(), *passing) if spec.key not in self._writers]
 
     def built_assets(self) -> list[AssetsDefinition]:
         """Return the assets that are built here: datasets (each version set as one) and the applications' outputs."""
@@ -89,13 +94,11 @@ class AssetGraph:
         stored = (asset.dataset for asset, _ in self._datasets.values() if _has_own_asset(asset.dataset))
         for unit in group_datasets(stored, "build_definitions"):
             members = [self._datasets[dataset.name][0] for dataset in unit]
-            partitioned = members[0].dataset.versions is not None
             applications = {app.name: app for dataset in unit for app in self._declared_by[dataset.name]}
-            made.append(
-                partitioned_dataset_asset(members[0])
-                if partitioned
-                else dataset_assets(members, tuple(applications.values()))
-            )
+            if members[0].dataset.versions is not None:
+                made.append(partitioned_dataset_asset(members[0]))
+            else:
+                made.append(dataset_assets(members, tuple(applications.values())))
         return [*made, *self._outputs]
 
     def partitioned_datasets(self) -> list[DatasetAsset]:
@@ -112,13 +115,14 @@ class AssetGraph:
         Only groups that this application's job is the first to build are returned.
         """
         units = group_datasets((asset.dataset for asset, _ in self._datasets.values()), "build_definitions")
-        delivered = (unit for unit in units if all(map(has_delivered_versions, unit)))
-        members = ([self._datasets[dataset.name][0] for dataset in unit] for unit in delivered)
-        return [unit for unit in members if self._first_to_make(unit) == application]
-
-    def _first_to_make(self, unit: list[DatasetAsset]) -> str | None:
-        keys = {member.key for member in unit}
-        return next((name for name, made in self._made.items() if keys <= {*made}), None)
+        groups = []
+        for unit in units:
+            members = [self._datasets[dataset.name][0] for dataset in unit]
+            keys = {member.key for member in members}
+            first = next((name for name, made in self._made.items() if keys <= {*made}), None)
+            if first == application and all(map(has_delivered_versions, unit)):
+                groups.append(members)
+        return groups
 
     def stored_datasets(self, application: str) -> list[DatasetAsset]:
         """Return the stored datasets that this application is the first to declare."""
@@ -144,7 +148,7 @@ class AssetGraph:
         return known.key
 
     def _key(self, app: "Application", node: LineageNode) -> AssetKey:
-        key = self._names.get_asset_key(node_kind(node.kind).subject(app, node.name))
+        key = self._names.get_asset_key(asset_subject(app, node))
         known = self._nodes.setdefault(key, node)
         if known != node:
             raise ConfigurationError(
@@ -161,12 +165,12 @@ class AssetGraph:
         """Return the asset of a node. An external one does not depend on the application, because Definitions.merge
         accepts several assets of one key only if they are equal.
         """
-        names, kind = self._names, node_kind(node.kind)
-        subject, metadata = kind.subject(app, node.name), kind.declared_metadata(app, node.name)
+        names, subject = self._names, asset_subject(app, node)
+        metadata = NODE_KINDS[node.kind].declared(app, node.name)
         if external:
             subject = replace(subject, owners=(), external=True)
         elif self._link_code:
-            metadata |= code_references(kind.declared_at(app, node.name))
+            metadata |= code_references(find_declaration(app, node))
         owners = names.get_owners(subject)
         return AssetSpec(
             key=self._key(app, node),
@@ -177,7 +181,7 @@ class AssetGraph:
             kinds=names.get_kinds(subject),
             tags=dict(names.get_tags(subject)),
             metadata=metadata,
-            freshness_policy=kind.freshness(app, node.name),
+            freshness_policy=freshness_policy(app, node),
         )
 
 

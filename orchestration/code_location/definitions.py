@@ -1,12 +1,19 @@
 """Build Dagster definitions from applications: assets, jobs, schedules, sensors and resources."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster import AssetKey, Definitions, ScheduleDefinition, SensorDefinition, define_asset_job, in_process_executor
+from dagster import (
+    AssetKey,
+    Definitions,
+    JobDefinition,
+    ScheduleDefinition,
+    SensorDefinition,
+    define_asset_job,
+    in_process_executor,
+)
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
@@ -15,7 +22,7 @@ from dagster_adjunct.orchestration.application.graph import (
     to_dagster_name,
 )
 from dagster_adjunct.orchestration.code_location.asset_graph import AssetGraph
-from dagster_adjunct.orchestration.code_location.dataset_assets import partition_job
+from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, partition_job
 from dagster_adjunct.orchestration.code_location.jobs import (
     compact_job,
     compact_schedule,
@@ -91,79 +98,75 @@ def build_definitions(
     apps = (app, *more)
     _reject_duplicate_names(apps)
     rules = launch_rules(launch_when, tuple(application.name for application in apps))
-    names = translator or AdjunctTranslator()
     if isinstance(preview_rows, bool) or not isinstance(preview_rows, int) or not 0 <= preview_rows <= MAX_PREVIEW_ROWS:
         raise ConfigurationError(
             f"build_definitions(): preview_rows must be an integer from 0 to {MAX_PREVIEW_ROWS}, not {preview_rows!r}.",
             argument="preview_rows",
         )
-    graph = AssetGraph(names, preview_rows, link_code)
+    graph = AssetGraph(translator or AdjunctTranslator(), preview_rows, link_code)
     own = {application.name: graph.add(application) for application in apps}
-    parts = [_JobSet.of_application(graph, one, own[one.name], rules[one.name]) for one in apps]
-    parts.append(_JobSet.of_partitioned(graph))
-    handed_over = iceberg_jobs(
-        {application.name: graph.stored_datasets(application.name) for application in apps}, iceberg or {}
-    )
+    launched = [
+        _launched_jobs(graph, application, own[application.name], rules[application.name]) for application in apps
+    ]
+    launched.append(_partition_jobs(graph))
+    stored = {application.name: graph.stored_datasets(application.name) for application in apps}
+    upkeep = [scheduled for application in apps for scheduled in _upkeep_jobs(application, stored[application.name])]
+    upkeep += [(job, iceberg_schedule(job)) for job in iceberg_jobs(stored, iceberg or {})]
     lake_resource, spark_resource = _resources(lake)
     return Definitions(
         assets=[*graph.external_specs(), *graph.built_assets()],
-        jobs=[*(job for part in parts for job in part.jobs), *handed_over],
-        schedules=[*(schedule for part in parts for schedule in part.schedules), *map(iceberg_schedule, handed_over)],
-        sensors=[sensor for part in parts for sensor in part.sensors],
+        jobs=[*(job for jobs, _ in launched for job in jobs), *(job for job, _ in upkeep)],
+        schedules=[schedule for _, schedule in upkeep if schedule is not None],
+        sensors=[sensor for _, sensors in launched for sensor in sensors],
         resources={"adjunct_lake": lake_resource, "adjunct_spark": spark or spark_resource},
         executor=in_process_executor,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _JobSet:
-    """The jobs of an application, or of partitioned datasets, with their schedules and sensors."""
+def _launched_jobs(
+    graph: AssetGraph, app: Application, own: list[AssetKey], rule: LaunchWhen
+) -> "tuple[list[LaunchedJob], list[SensorDefinition]]":
+    """Return the jobs that run an application and set its startpoints, with their sensors.
 
-    jobs: "list[LaunchedJob]" = field(default_factory=list)
-    schedules: list[ScheduleDefinition] = field(default_factory=list)
-    sensors: list[SensorDefinition] = field(default_factory=list)
+    `own` are the assets that its main job materializes. Without any, an application has only partitioned datasets, so
+    there is no main job.
+    """
+    if not own:
+        return [], []
+    job = _application_job(app, own)
+    followed = any(member.dataset.follows_changes for member in graph.stored_datasets(app.name))
+    sensors = [new_records_sensor(app, job, own, rule), restart_sensor(app, job, own, graph.output_keys(app.name))]
+    sensors += delivered_sensors(app.name, graph.delivered_groups(app.name), job)
+    if not app.inputs and not followed:
+        return [job], sensors
+    if app.startpoints:
+        sensors.append(startpoint_sensor(app, job, own))
+    return [job, startpoint_job(app)], sensors
 
-    @classmethod
-    def of_application(cls, graph: AssetGraph, app: "Application", own: list[AssetKey], rule: LaunchWhen) -> "_JobSet":
-        """Return the jobs of an application; `own` are the assets that its main job materializes."""
-        members = graph.stored_datasets(app.name)
-        bounded = [member for member in members if not member.dataset.follows_changes]
-        followed = [member for member in members if member.dataset.follows_changes]
-        # Without assets of its own, an application has only partitioned datasets, so there is no main job.
-        job = _application_job(app, own) if own else None
-        movable = job is not None and bool(app.inputs or followed)
-        parts = cls()
-        if job is not None:
-            parts.jobs.append(job)
-            parts.sensors.append(new_records_sensor(app, job, own, rule))
-            if movable and app.startpoints:
-                parts.sensors.append(startpoint_sensor(app, job, own))
-            parts.sensors.append(restart_sensor(app, job, own, graph.output_keys(app.name)))
-            parts.sensors.extend(delivered_sensors(app.name, graph.delivered_groups(app.name), job))
-        if members:
-            discarding = discard_job(app.name, members)
-            parts.jobs.append(discarding)
-            parts.schedules.append(discard_schedule(discarding))
-        if followed:
-            compacting = compact_job(app.name, followed)
-            parts.jobs.append(compacting)
-            parts.schedules.append(compact_schedule(compacting))
-        if bounded:
-            parts.jobs.append(version_job(app.name, bounded))
-        if movable:
-            parts.jobs.append(startpoint_job(app))
-        return parts
 
-    @classmethod
-    def of_partitioned(cls, graph: AssetGraph) -> "_JobSet":
-        """Return the jobs of the datasets whose versions are partitions."""
-        parts = cls()
-        for member in graph.partitioned_datasets():
-            job = partition_job(member)
-            parts.jobs.append(job)
-            if not is_advanced_by_partition(member.dataset):
-                parts.sensors.append(new_versions_sensor(member, job))
-        return parts
+def _upkeep_jobs(
+    app: Application, members: Sequence[DatasetAsset]
+) -> Iterator[tuple[JobDefinition, ScheduleDefinition | None]]:
+    """Yield the jobs that maintain an application's stored datasets, with their schedules."""
+    if members:
+        job = discard_job(app.name, members)
+        yield job, discard_schedule(job)
+    if followed := [member for member in members if member.dataset.follows_changes]:
+        job = compact_job(app.name, followed)
+        yield job, compact_schedule(job)
+    if bounded := [member for member in members if not member.dataset.follows_changes]:
+        yield version_job(app.name, bounded), None
+
+
+def _partition_jobs(graph: AssetGraph) -> "tuple[list[LaunchedJob], list[SensorDefinition]]":
+    """Return the jobs of the datasets whose versions are partitions, with their sensors."""
+    jobs: list[LaunchedJob] = []
+    sensors = []
+    for member in graph.partitioned_datasets():
+        jobs.append(partition_job(member))
+        if not is_advanced_by_partition(member.dataset):
+            sensors.append(new_versions_sensor(member, jobs[-1]))
+    return jobs, sensors
 
 
 def _application_job(app: "Application", own: list[AssetKey]) -> "UnresolvedAssetJobDefinition":

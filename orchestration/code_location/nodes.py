@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from dagster import AssetKey, FreshnessPolicy
 
 from dagster_adjunct.assets.declaration.sources import FileSource
+from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.metadata import (
@@ -28,7 +29,7 @@ from dagster_adjunct.orchestration.code_location.metadata import (
     stream_preview,
     table_metadata,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, Kind
+from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, Kind, LineageNode
 from dagster_adjunct.orchestration.planner.plan import PlannedTable
 from dagster_adjunct.resources.common import CodeLine, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -66,206 +67,143 @@ class RunOutputs:
     tables: tuple[PlannedTable, ...] = ()
 
 
-class NodeKind(ABC):
-    """A kind of node. Subclasses must implement two methods; the others have defaults.
+@dataclass(frozen=True, slots=True)
+class NodeKind:
+    """A kind of node: its default asset key and icons, what an application declares about it, and what a run wrote.
 
-    `app` is an application that has a node of this kind, and `name` the node's.
+    The asset key is the same for all applications that share the node. `declared` returns metadata that is known before
+    the first run, `written` that of a run, given the sources of each column.
     """
 
-    kind: ClassVar[Kind]
-
-    # -- how AdjunctTranslator names assets
-
-    @abstractmethod
-    def asset_key(self, subject: AssetSubject) -> AssetKey:
-        """Return the asset key, which is the same for all applications that share the node."""
-
-    @abstractmethod
-    def dagster_kinds(self, subject: AssetSubject) -> set[str]:
-        """Return the technologies that Dagster's graph shows as icons."""
-
-    # -- what the application declares
-
-    def subject(self, app: Application, name: str) -> AssetSubject:
-        """Return the subject that is passed to the translator."""
-        return AssetSubject(self.kind, name, app.name, owners=app.owners)
-
-    def declared_metadata(self, app: Application, name: str) -> dict[str, Any]:
-        """Return the metadata that is known before the first run."""
-        return {}
-
-    def declared_at(self, app: Application, name: str) -> CodeLine | None:
-        """Return the line of the user's code that declares the node."""
-        return app.declared_at
-
-    def freshness(self, app: Application, name: str) -> FreshnessPolicy | None:
-        """Return the policy by which Dagster warns about a stale asset."""
-        return None
-
-    # -- what a run has written
-
-    def output_metadata(self, outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
-        """Return the metadata after a run that wrote it; `columns` maps its columns to their sources."""
-        return {}
+    key: Callable[[AssetSubject], AssetKey]
+    icons: Callable[[AssetSubject], set[str]]
+    subject: Callable[[Application, str], Mapping[str, Any]] = lambda app, name: {}
+    declared: Callable[[Application, str], dict[str, Any]] = lambda app, name: {}
+    written: Callable[[RunOutputs, str, ColumnSources], dict[str, Any]] = lambda outputs, name, columns: {}
 
 
 VERSION_KEY = "adjunct/data_version"
 """Metadata key of an output's own data version; it is removed before the metadata is shown."""
 _SHORTEST_WINDOW = timedelta(minutes=1)
-
-
-class DatasetNode(NodeKind):
-    """A dataset that an application declares."""
-
-    kind = "dataset"
-
-    def asset_key(self, subject: AssetSubject) -> AssetKey:
-        return AssetKey(["datasets", f"{to_dagster_name(subject.name)}_dataset"])
-
-    def dagster_kinds(self, subject: AssetSubject) -> set[str]:
-        return {"spark", "parquet"}
-
-    def subject(self, app: Application, name: str) -> AssetSubject:
-        dataset = app.dataset(name)
-        owners = dataset.owners or app.owners
-        return AssetSubject(self.kind, name, app.name, dataset.description, owners, dataset.group)
-
-    def declared_metadata(self, app: Application, name: str) -> dict[str, Any]:
-        return declared_metadata(app.dataset(name))
-
-    def declared_at(self, app: Application, name: str) -> CodeLine | None:
-        return app.dataset(name).declared_at
-
-    def output_metadata(self, outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
-        """Return the metadata of a local table, with its data version under VERSION_KEY."""
-        from dagster_adjunct.assets.reading.dataset import open_dataset
-        from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-
-        dataset = outputs.app.dataset(name)
-        manifest = StoredVersions(outputs.lake, dataset).manifest()
-        if manifest is None or manifest.version is None:
-            return {}
-        shown = served_metadata(manifest, f"{outputs.lake.url}/{outputs.lake.dataset_prefix(name)}")
-        descriptions = dict(dataset.column_descriptions)
-        shown["dagster/column_schema"] = column_schema(manifest.version.columns, descriptions)
-        shown["adjunct/stored_rows"] = manifest.version.stored_rows
-        if outputs.preview_rows:
-            with open_dataset(outputs.lake, name, version=manifest.version.id, lease=False) as version:
-                shown |= dataset_preview(version, outputs.preview_rows, dataset.sensitive)
-        return shown | {VERSION_KEY: manifest.version.id}
-
-    def freshness(self, app: Application, name: str) -> FreshnessPolicy | None:
-        """Return a policy that fails if the dataset was not checked for changes within its declared window."""
-        window = app.dataset(name).following.freshness
-        if window is None:
-            return None
-        if window < _SHORTEST_WINDOW:
-            raise ConfigurationError(
-                f"dataset {name!r} declares freshness={window}, but Dagster's shortest window is {_SHORTEST_WINDOW}.",
-                "Declare a longer window, or use max_staleness= of app.table(…), which takes any.",
-                argument="freshness",
-                dataset=name,
-            )
-        return FreshnessPolicy.time_window(fail_window=window)
-
-
-class FilesNode(NodeKind):
-    """Files that are only read, by their URL."""
-
-    kind = "files"
-
-    def asset_key(self, subject: AssetSubject) -> AssetKey:
-        path = subject.name.partition("://")[2] or subject.name
-        return AssetKey(["files", *(to_dagster_name(part) for part in path.split("/") if part not in ("", "."))])
-
-    def dagster_kinds(self, subject: AssetSubject) -> set[str]:
-        return {subject.storage}
-
-    def subject(self, app: Application, name: str) -> AssetSubject:
-        inputs = [dataset.input for dataset in app.datasets]
-        formats = (source.format for source in inputs if isinstance(source, FileSource) and source.url == name)
-        return AssetSubject(self.kind, name, app.name, owners=app.owners, storage=next(formats))
-
-    def declared_metadata(self, app: Application, name: str) -> dict[str, Any]:
-        return {"dagster/uri": name}
-
-
-class RemoteTableNode(NodeKind):
-    """A remote table, by its declared name."""
-
-    kind = "table"
-
-    def asset_key(self, subject: AssetSubject) -> AssetKey:
-        return AssetKey(["tables", to_dagster_name(subject.name)])
-
-    def dagster_kinds(self, subject: AssetSubject) -> set[str]:
-        return {subject.storage or "table"}
-
-    def subject(self, app: Application, name: str) -> AssetSubject:
-        return AssetSubject(self.kind, name, app.name, owners=app.owners, storage=backend_name(app.tables[name]))
-
-    def declared_metadata(self, app: Application, name: str) -> dict[str, Any]:
-        return table_metadata(app.tables[name])
-
-    def output_metadata(self, outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
-        sends = [table for table in outputs.tables if table.table == name]
-        planned = {
-            "adjunct/order": "; ".join(dict.fromkeys(f"{send.order}: {send.why}" for send in sends)),
-            "adjunct/after_replay": "; ".join(dict.fromkeys(send.replay for send in sends)),
-        }
-        return table_metadata(outputs.app.tables[name], inherited_descriptions(outputs.app, columns)) | planned
-
-
 _NON_WORD = re.compile(r"\W")
 
 
-class SinkNode(NodeKind):
-    """A function that records are sent to, by application and function name: "alerts/notify"."""
-
-    kind = "sink"
-
-    def asset_key(self, subject: AssetSubject) -> AssetKey:
-        application, _, function = subject.name.partition("/")
-        return AssetKey(["sinks", to_dagster_name(application), _NON_WORD.sub("_", function)])
-
-    def dagster_kinds(self, subject: AssetSubject) -> set[str]:
-        return {"python"}
+def asset_subject(app: Application, node: LineageNode) -> AssetSubject:
+    """Return the subject of a node, which is passed to the translator."""
+    facts = {"owners": app.owners, **NODE_KINDS[node.kind].subject(app, node.name)}
+    return AssetSubject(node.kind, node.name, app.name, **facts)
 
 
-class StreamNode(NodeKind):
-    """A stream, "lake.flights"."""
-
-    kind = "stream"
-
-    def asset_key(self, subject: AssetSubject) -> AssetKey:
-        return AssetKey([to_dagster_name(part) for part in split_stream_name(subject.name)])
-
-    def dagster_kinds(self, subject: AssetSubject) -> set[str]:
-        system = split_stream_name(subject.name)[0]
-        return {"stream", "parquet" if system == "lake" else system}
-
-    def subject(self, app: Application, name: str) -> AssetSubject:
-        subject = super().subject(app, name)
-        return replace(subject, description=app.outputs[name].description) if name in app.outputs else subject
-
-    def declared_metadata(self, app: Application, name: str) -> dict[str, Any]:
-        return output_stream_metadata(app.outputs[name]) if name in app.outputs else {}
-
-    def output_metadata(self, outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
-        held = stream_metadata(outputs.lake, outputs.systems, name, inherited_descriptions(outputs.app, columns))
-        if held is None:
-            return {}
-        masked = partial(masked_columns, outputs.app, columns)
-        return held | stream_preview(outputs.systems, name, outputs.preview_rows, masked)
+def find_declaration(app: Application, node: LineageNode) -> CodeLine | None:
+    """Return the line of the user's code that declares the node."""
+    return app.dataset(node.name).declared_at if node.kind == "dataset" else app.declared_at
 
 
-_KINDS: tuple[NodeKind, ...] = (StreamNode(), FilesNode(), DatasetNode(), RemoteTableNode(), SinkNode())
-_BY_NAME = {kind.kind: kind for kind in _KINDS}
+def freshness_policy(app: Application, node: LineageNode) -> FreshnessPolicy | None:
+    """Return a policy that fails if a dataset was not checked for changes within its declared window."""
+    window = app.dataset(node.name).following.freshness if node.kind == "dataset" else None
+    if window is None:
+        return None
+    if window < _SHORTEST_WINDOW:
+        raise ConfigurationError(
+            f"dataset {node.name!r} declares freshness={window}, but Dagster's shortest window is {_SHORTEST_WINDOW}.",
+            "Declare a longer window, or use max_staleness= of app.table(…), which takes any.",
+            argument="freshness",
+            dataset=node.name,
+        )
+    return FreshnessPolicy.time_window(fail_window=window)
 
 
-def node_kind(name: Kind) -> NodeKind:
-    """Return the kind of this name."""
-    return _BY_NAME[name]
+def _dataset_subject(app: Application, name: str) -> dict[str, Any]:
+    dataset = app.dataset(name)
+    return {
+        "description": dataset.description,
+        "owners": dataset.owners or app.owners,
+        "group": dataset.group,
+    }
+
+
+def _written_local_table(outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
+    """Return the metadata of a local table, with its data version under VERSION_KEY."""
+    dataset = outputs.app.dataset(name)
+    manifest = StoredVersions(outputs.lake, dataset).manifest()
+    if manifest is None or manifest.version is None:
+        return {}
+    shown = served_metadata(manifest, f"{outputs.lake.url}/{outputs.lake.dataset_prefix(name)}")
+    shown["dagster/column_schema"] = column_schema(manifest.version.columns, dict(dataset.column_descriptions))
+    shown["adjunct/stored_rows"] = manifest.version.stored_rows
+    if outputs.preview_rows:
+        with open_dataset(outputs.lake, name, version=manifest.version.id, lease=False) as version:
+            shown |= dataset_preview(version, outputs.preview_rows, dataset.sensitive)
+    return shown | {VERSION_KEY: manifest.version.id}
+
+
+def _files_key(subject: AssetSubject) -> AssetKey:
+    path = subject.name.partition("://")[2] or subject.name
+    return AssetKey(["files", *(to_dagster_name(part) for part in path.split("/") if part not in ("", "."))])
+
+
+def _files_subject(app: Application, name: str) -> dict[str, Any]:
+    inputs = [dataset.input for dataset in app.datasets]
+    return {"storage": next(one.format for one in inputs if isinstance(one, FileSource) and one.url == name)}
+
+
+def _written_table(outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
+    sends = [table for table in outputs.tables if table.table == name]
+    return table_metadata(outputs.app.tables[name], inherited_descriptions(outputs.app, columns)) | {
+        "adjunct/order": "; ".join(dict.fromkeys(f"{send.order}: {send.why}" for send in sends)),
+        "adjunct/after_replay": "; ".join(dict.fromkeys(send.replay for send in sends)),
+    }
+
+
+def _sink_key(subject: AssetSubject) -> AssetKey:
+    application, _, function = subject.name.partition("/")
+    return AssetKey(["sinks", to_dagster_name(application), _NON_WORD.sub("_", function)])
+
+
+def _stream_icons(subject: AssetSubject) -> set[str]:
+    system = split_stream_name(subject.name)[0]
+    return {"stream", "parquet" if system == "lake" else system}
+
+
+def _written_stream(outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
+    held = stream_metadata(outputs.lake, outputs.systems, name, inherited_descriptions(outputs.app, columns))
+    if held is None:
+        return {}
+    masked = partial(masked_columns, outputs.app, columns)
+    return held | stream_preview(outputs.systems, name, outputs.preview_rows, masked)
+
+
+NODE_KINDS: dict[Kind, NodeKind] = {
+    "stream": NodeKind(
+        key=lambda subject: AssetKey([to_dagster_name(part) for part in split_stream_name(subject.name)]),
+        icons=_stream_icons,
+        subject=lambda app, name: {"description": app.outputs[name].description} if name in app.outputs else {},
+        declared=lambda app, name: output_stream_metadata(app.outputs[name]) if name in app.outputs else {},
+        written=_written_stream,
+    ),
+    "files": NodeKind(
+        key=_files_key,
+        icons=lambda subject: {subject.storage},
+        subject=_files_subject,
+        declared=lambda app, name: {"dagster/uri": name},
+    ),
+    "dataset": NodeKind(
+        key=lambda subject: AssetKey(["datasets", f"{to_dagster_name(subject.name)}_dataset"]),
+        icons=lambda subject: {"spark", "parquet"},
+        subject=_dataset_subject,
+        declared=lambda app, name: declared_metadata(app.dataset(name)),
+        written=_written_local_table,
+    ),
+    "table": NodeKind(
+        key=lambda subject: AssetKey(["tables", to_dagster_name(subject.name)]),
+        icons=lambda subject: {subject.storage or "table"},
+        subject=lambda app, name: {"storage": backend_name(app.tables[name])},
+        declared=lambda app, name: table_metadata(app.tables[name]),
+        written=_written_table,
+    ),
+    "sink": NodeKind(key=_sink_key, icons=lambda subject: {"python"}),
+}
 
 
 _TAG = re.compile(r"[A-Za-z0-9_.-]{1,63}")
@@ -281,7 +219,7 @@ class AdjunctTranslator:
     """
 
     def get_asset_key(self, subject: AssetSubject) -> AssetKey:
-        return node_kind(subject.kind).asset_key(subject)
+        return NODE_KINDS[subject.kind].key(subject)
 
     def get_group_name(self, subject: AssetSubject) -> str:
         return subject.group or ("inputs" if subject.external else to_dagster_name(subject.application))
@@ -293,7 +231,7 @@ class AdjunctTranslator:
         return subject.description or None
 
     def get_kinds(self, subject: AssetSubject) -> set[str]:
-        return node_kind(subject.kind).dagster_kinds(subject)
+        return NODE_KINDS[subject.kind].icons(subject)
 
     def get_tags(self, subject: AssetSubject) -> Mapping[str, str]:
         tags = {"adjunct/kind": subject.kind}

@@ -49,7 +49,7 @@ from dagster_adjunct.orchestration.code_location.metadata import (
     trace_origins,
     translate_errors,
 )
-from dagster_adjunct.orchestration.code_location.nodes import VERSION_KEY, RunOutputs, node_kind
+from dagster_adjunct.orchestration.code_location.nodes import NODE_KINDS, VERSION_KEY, RunOutputs
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
@@ -155,8 +155,7 @@ def _run_batches(
     from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease, validate_wait
     from dagster_adjunct.orchestration.planner.catalog import plan_application
     from dagster_adjunct.orchestration.planner.notes import note_table_order
-    from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
-    from dagster_adjunct.orchestration.startpoints.other_writers import check_first_run
+    from dagster_adjunct.orchestration.startpoints.coordinator import check_first_run, fan_out_for_run
     from dagster_adjunct.orchestration.step.context import StepContext
     from dagster_adjunct.orchestration.step.progress import new_planned_event
     from dagster_adjunct.orchestration.step.run import advance_followed_datasets, advance_unit
@@ -231,7 +230,7 @@ def _describe_outputs(
     made = output_columns(written.app, planned)
     whence = trace_origins(made)
     return {
-        node: node_kind(node.kind).output_metadata(written, node.name, whence.get(node, {}))
+        node: NODE_KINDS[node.kind].written(written, node.name, whence.get(node, {}))
         | lineage_metadata(made.get(node, {}), key_of)
         for node in outputs
     }

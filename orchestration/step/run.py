@@ -27,10 +27,10 @@ from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.coordinator import (
     DatasetOutcome,
     apply_dataset_startpoints,
+    check_first_run,
     fan_out_for_run,
 )
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.other_writers import check_first_run
 from dagster_adjunct.orchestration.startpoints.request import list_rewindable_datasets
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import StepContext

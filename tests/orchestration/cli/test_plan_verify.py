@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from dagster_adjunct import LakeStreams, Schema, open_lake
 from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark import scope as sessions
 
 if TYPE_CHECKING:
@@ -93,4 +94,5 @@ def test_a_mistake_is_told_as_a_run_would(verify: Any) -> None:
 
 def test_a_drawing_of_what_spark_would_do_is_refused(tmp_path: Path) -> None:
     result = plan("--lake", str(tmp_path / "lake"), "--verify", "--format", "mermaid")
-    assert "choose --format text or json" in str(result.exception)
+    assert isinstance(result.exception, ConfigurationError)
+    assert result.exception.facts["setting"] == "--format"

@@ -290,7 +290,6 @@ NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 def test_an_expiry_is_a_duration_or_a_time_with_its_zone() -> None:
-    assert parse_expiry(None, NOW) is None
     assert parse_expiry("90m", NOW) == NOW + timedelta(minutes=90)
     assert parse_expiry("2h", NOW) == NOW + timedelta(hours=2)
     assert parse_expiry("7 d", NOW) == NOW + timedelta(days=7)
