@@ -28,7 +28,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.planner.catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.step.compile_batch import BatchCompiler, build_batch_graph, compile_operators
+from dagster_adjunct.orchestration.step.compile_batch import BatchCompiler
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.verify_plan import analyze_batch
 
@@ -116,8 +116,8 @@ class Joins:
     def frame(self, names: Sequence[str]) -> DataFrame:
         context, views = self._context(names)
         inputs = BatchInputs(1, self._streams.whole("facts"), views)
-        batch = Compiled(build_batch_graph(context, inputs), lambda name: None)
-        compile_operators(batch)
+        batch = Compiled(context, inputs, lambda name: None)
+        batch.run()
         (frame,) = batch.sent
         return frame
 

@@ -28,11 +28,17 @@ from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.stream_facts import required_retention
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.progress import Measured, declared_event_times, times_after_batch
-from dagster_adjunct.orchestration.step.provenance import add_epochs
 from dagster_adjunct.resources.common import split_stream_name, to_microseconds
 from dagster_adjunct.resources.schemas.column_sql import bigint_array
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    EPOCH,
+    OFFSET,
+    PARTITION,
+    TIMESTAMP,
+    OffsetRange,
+    SystemStreamPartition,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -431,7 +437,7 @@ class BatchTimes:
             first = streams.upcoming(streams.partitions(name)[:1])
             ranges = {ssp: OffsetRange(end, end) for ssp, end in first.items()}
         epochs = {ssp.partition: epoch for ssp, epoch in self._inputs.epochs.items() if ssp in ranges}
-        records = add_epochs(streams.read(self._context.spark(), ranges), epochs)
+        records = _add_epochs(streams.read(self._context.spark(), ranges), epochs)
         if stream in self._declared and not streams.reads_columns and self._offsets(stream) and not self._is_replay:
             records = self._read[stream] = self._kept.keep(records)
         return records
@@ -526,6 +532,19 @@ class BatchTimes:
             return records.withColumn(BEHIND, F.when(F.col(OFFSET) < 0, F.col(TIMESTAMP)) if self._is_dry_run else none)
         behind = F.broadcast(self._context.spark().createDataFrame(marks))
         return records.join(behind, [PARTITION, OFFSET], "left").select(*records.columns, BEHIND)
+
+
+def _add_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
+    """Return the records with the epoch of their partition's position added to their own.
+
+    The sum also tells readers of an output that an application made from a replayed output.
+    """
+    from pyspark.sql import functions as F
+
+    if not epochs:
+        return records
+    here = F.get(bigint_array(epochs.get(partition, 0) for partition in range(max(epochs) + 1)), F.col(PARTITION))
+    return records.withColumn(EPOCH, (F.col(EPOCH) + F.coalesce(here, F.lit(0))).cast("int"))
 
 
 def _to_prior_times(times: PartitionTimes) -> PriorTimes:

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.assets.declaration.sources import OwnedBy
 from dagster_adjunct.orchestration.application.application import Application
@@ -31,6 +31,8 @@ from dagster_adjunct.resources.user_code import failing_line_in_text, operator_f
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.step.batch_outputs import BatchOutputs
 
 
 # How Spark quotes the expression that failed: its text, cut at both ends, then a line of carets under the part.
@@ -353,20 +355,7 @@ def _trace_columns(context: StepContext, wanted: str) -> ColumnSources:
     return {}
 
 
-class FailedBatch(Protocol):
-    """What finding a failed record needs of a batch, as far as its operators are compiled."""
-
-    @property
-    def app(self) -> Application: ...
-
-    def sensitive(self, operator: str) -> frozenset[str]: ...
-
-    def arriving(self, operator: Operator) -> list[DataFrame]: ...
-
-    def stream_of(self, operator: str) -> str | None: ...
-
-
-def explain_failure(batch: FailedBatch, operator: str, error: Exception) -> OperatorFailedError | None:
+def explain_failure(batch: BatchOutputs, operator: str, error: Exception) -> OperatorFailedError | None:
     """Return the error that says what failed in a job of this operator; None if no user code failed.
 
     Finding the operator and the record runs small jobs, for at most a minute each. If columns are sensitive, their
@@ -402,7 +391,7 @@ def explain_failure(batch: FailedBatch, operator: str, error: Exception) -> Oper
     return told
 
 
-def _explain_broken_promise(batch: FailedBatch, operator: str, error: AdjunctError) -> OperatorFailedError | None:
+def _explain_broken_promise(batch: BatchOutputs, operator: str, error: AdjunctError) -> OperatorFailedError | None:
     """Return the error that names the functions with keeps_partitioning=True; None if there is none."""
     promising = [one for one in iter_upstream(batch.app, operator) if one.spec.promises_partitioning]
     if not promising:
@@ -420,7 +409,7 @@ def _explain_broken_promise(batch: FailedBatch, operator: str, error: AdjunctErr
     return told
 
 
-def _find_failing_operator(batch: FailedBatch, likely: list[Operator], failure: Failure) -> Operator | None:
+def _find_failing_operator(batch: BatchOutputs, likely: list[Operator], failure: Failure) -> Operator | None:
     """Return the first of these operators that fails alike when run alone over its records.
 
     Spark quotes the failed expression only if it was not rewritten.
@@ -429,7 +418,7 @@ def _find_failing_operator(batch: FailedBatch, likely: list[Operator], failure: 
     wanted = {suspect.id for suspect in likely}
     for candidate in batch.app.operators:  # in this order the inputs of an operator do not fail
         if candidate.id in wanted and len(candidate.inputs) == 1 and has_user_code(candidate):
-            (arriving,) = batch.arriving(candidate)
+            (arriving,) = batch.arrived[candidate.id]
             left = ends - time.monotonic()
             if left <= 0:
                 return None
@@ -443,7 +432,7 @@ def _find_failing_operator(batch: FailedBatch, likely: list[Operator], failure: 
     return None
 
 
-def _probe_operator(batch: FailedBatch, operator: Operator) -> Callable[[DataFrame], DataFrame]:
+def _probe_operator(batch: BatchOutputs, operator: Operator) -> Callable[[DataFrame], DataFrame]:
     """Return a function that applies an operator to some of its records."""
 
     def made(frame: DataFrame) -> DataFrame:
@@ -461,11 +450,11 @@ def _is_alike(other: Failure | None, failure: Failure) -> bool:
 
 
 def _explain_with_sample(
-    batch: FailedBatch, blamed: Operator, failure: Failure, hidden: frozenset[str]
+    batch: BatchOutputs, blamed: Operator, failure: Failure, hidden: frozenset[str]
 ) -> OperatorFailedError:
     problem = failure.problem(describe_operator(blamed, failure), told=not hidden)
     place, about = failure.place or blamed.declared_at, dict[str, Any](operator=blamed.id)
-    arriving = batch.arriving(blamed)
+    arriving = batch.arrived[blamed.id]
     if len(arriving) != 1:
         return operator_failed_error(problem, place, None, hidden, **about)
 
@@ -518,7 +507,7 @@ class _Probe:
     The failure is then reported without a sample.
     """
 
-    def __init__(self, batch: FailedBatch) -> None:
+    def __init__(self, batch: BatchOutputs) -> None:
         self._batch = batch
         self.sent: DataFrame | None = None
 

@@ -368,14 +368,6 @@ class OpenTables:
             self.forget(name)
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredKeys:
-    """Every key with its answer: the columns `key_columns(…)`, `__found`, and one column for each answer."""
-
-    table: pa.Table
-    metrics: TableMetrics
-
-
 def describe_lookup(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, Any]:
     """Return what a lookup asks, as recorded; `types` are the types of the stream's columns.
 
@@ -412,8 +404,10 @@ def collect_distinct_keys(operator: str, frame: DataFrame, lookup: TableLookup, 
 
 def answer_keys(
     keys: pa.Table, lookup: TableLookup, record: RecordedAnswers, reader: BulkReader, tasks: int
-) -> AnsweredKeys:
-    """Return the answers for these distinct keys: the recorded ones, else the table's.
+) -> tuple[pa.Table, TableMetrics]:
+    """Return the answers for these distinct keys, and the metrics of reading: the recorded ones, else the table's.
+
+    Answers have the columns `key_columns(…)`, `__found`, and one for each answer.
 
     If the batch runs several times, the first run that records an answer decides for all.
     """
@@ -425,7 +419,7 @@ def answer_keys(
         there = {key for part in known for key in _as_keys(part, lookup)}
         asked = [place for place, key in enumerate(_as_keys(keys, lookup)) if key not in there]
         if not asked:
-            return AnsweredKeys(pa.concat_tables(known), metrics)
+            return pa.concat_tables(known), metrics
         fresh = keys.take(asked)
         wanted = _as_keys(fresh, lookup)
         read = reader.read(wanted, lookup.args, tasks)

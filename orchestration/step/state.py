@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, WritingBatch, columns_of_local_table
@@ -24,7 +23,7 @@ from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Observation
+    from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 
@@ -147,44 +146,6 @@ class StateTables:
     def close(self) -> None:
         """Discard what is not committed."""
         self._stack.close()
-
-
-class LeftOutRecords:
-    """The records that each operator left out, and the counts of conditions that Spark makes as records pass."""
-
-    def __init__(self) -> None:
-        self._records: dict[str, DataFrame] = {}
-        self._counts: list[tuple[str, Observation]] = []
-
-    def counted(self, operator: str, frame: DataFrame, conditions: Mapping[str, Column]) -> DataFrame:
-        """Return the records, with how many meet each condition counted as they pass."""
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as F
-
-        observation = Observation(f"{operator}-{uuid4().hex}")
-        self._counts.append((operator, observation))
-        return frame.observe(observation, *[F.count_if(met).alias(name) for name, met in conditions.items()])
-
-    def leave(self, operator: str, records: DataFrame) -> None:
-        """Add records that an operator has left out."""
-        before = self._records.get(operator)
-        self._records[operator] = records if before is None else before.unionByName(records)
-
-    def of(self, operator: str) -> DataFrame:
-        """Return the records that an operator has left out."""
-        return self._records[operator]
-
-    def counts(self) -> Counters:
-        """Return the counts by operator, of records that outputs or state have consumed."""
-        counters: Counters = {}
-        for operator, observation in self._counts:
-            of_operator = counters.setdefault(operator, {})
-            assert observation._jo is not None, "it observes"
-            if not observation._jo.getRow().length():  # Spark has optimized it away: it gets no records
-                continue
-            for name, count in observation.get.items():
-                of_operator[name] = of_operator.get(name, 0) + int(count)
-        return counters
 
 
 class LocalTableWrites:

@@ -41,9 +41,6 @@ from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step.batch_outputs import output_schema
 from dagster_adjunct.orchestration.step.compile_batch import (
     BatchCompiler,
-    BatchGraph,
-    build_batch_graph,
-    compile_operator,
 )
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.recorded_answers import SinkCall, add_unknown_answers, plan_results
@@ -368,7 +365,7 @@ def analyze_batch(
     state table that a batch writes.
     """
     ranges = {ssp: OffsetRange(start, start) for ssp, start in (starts or {}).items()}
-    rehearsal = DryRunCompiler(build_batch_graph(context, BatchInputs(0, ranges, views)))
+    rehearsal = DryRunCompiler(context, BatchInputs(0, ranges, views))
     rehearsal.run()
     for dataset in rehearsal.states:
         on_state(dataset)
@@ -378,10 +375,10 @@ def analyze_batch(
 class DryRunCompiler(BatchCompiler):
     """A batch without records, which writes nothing and runs no Spark job."""
 
-    def __init__(self, graph: BatchGraph) -> None:
-        super().__init__(graph, lambda name: None)
-        self.proof = ProofBuilder(graph.context.plan)
-        for operator in graph.app.operators:
+    def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
+        super().__init__(context, inputs, lambda name: None)
+        self.proof = ProofBuilder(context.plan)
+        for operator in self.app.operators:
             self.proof.allow(operator.id, operator.spec.moves)
         self.states: list[AdjunctDataset] = []
         self._datasets: dict[str, str] = {}
@@ -391,7 +388,7 @@ class DryRunCompiler(BatchCompiler):
         """Compile all operators whose records are written, and inspect Spark's plan of each output."""
         frames: dict[str, DataFrame] = {}
         try:
-            for operator in self.graph.operators:
+            for operator in self.operators:
                 compiled_frame = self._named(operator, [frames[source] for source in operator.inputs])
                 frames[operator.id] = self._handed_on(operator, compiled_frame)
         finally:
@@ -408,7 +405,7 @@ class DryRunCompiler(BatchCompiler):
             stored = frame.drop(*tie_breakers(frame), *BATCH_ONLY).repartition(self.partitions_at(operator.id), *by)
             return self._cut(operator.id, stored)
         frame = mark_operator(operator.id, frame)
-        return self.materialize(operator.id, frame) if self.graph.is_shared(operator) else frame
+        return self.materialize(operator.id, frame) if self.is_shared(operator) else frame
 
     def _cut(self, operator: str, frame: DataFrame) -> DataFrame:
         """Return the same records, which Spark plans no more as part of others: kept, if anybody computed them."""
@@ -422,8 +419,8 @@ class DryRunCompiler(BatchCompiler):
     def _written_as_they_lie(self, operator: str, frame: DataFrame) -> None:
         planned = self._look(operator, frame)
         (source,) = self.app.operator(operator).inputs
-        lay = self.graph.planned[source]
-        if operator not in self.graph.exchanges and lay.partitioned_by:
+        lay = self.planned[source]
+        if operator not in self.exchanges and lay.partitioned_by:
             note = check_write_placement(operator, lay, planned)
             if note is not None:
                 self.proof.note(note)
@@ -431,7 +428,7 @@ class DryRunCompiler(BatchCompiler):
     def _named(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
         """Return the operator's records; what is refused of them is told with its name."""
         try:
-            return compile_operator(self, operator, sources)
+            return self.compile_operator(operator, sources)
         except PermanentError as error:
             if getattr(error, "operator", None) is not None:
                 raise
@@ -452,8 +449,8 @@ class DryRunCompiler(BatchCompiler):
         if dataset.partitions is None or not set(dataset.partition_by) <= set(schema.names):
             return super()._no_entries(dataset, schema)
         layout = BucketLayout(schema, dataset.partition_by, dataset.partitions, dataset.key)
-        store = self.graph.context.lake.store
-        return bucketed_frame(self.graph.spark, store, dataset.name, layout, []).drop(GENERATION_COLUMN)
+        store = self.context.lake.store
+        return bucketed_frame(self.spark, store, dataset.name, layout, []).drop(GENERATION_COLUMN)
 
     def count_matches(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         self._datasets[operator] = dataset
@@ -501,8 +498,8 @@ class DryRunCompiler(BatchCompiler):
         prepare_table_rows(frame, self.app.dataset(table).key, deleted, on_null_key)
 
     def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateHandle:
-        self.states.append(declare_state_dataset(self.graph.context.writer, name, spec))
-        validate_state(self.graph.context.lake, self.states[-1])
+        self.states.append(declare_state_dataset(self.context.writer, name, spec))
+        validate_state(self.context.lake, self.states[-1])
         return super().state(name, spec, of=of)
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:

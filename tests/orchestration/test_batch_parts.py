@@ -1,9 +1,9 @@
-"""What is known of a batch does not change, and to ask what arrives at an operator changes nothing; without Spark."""
+"""What arrives at an operator is computed once, and only what is used is kept; without Spark."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import FrozenInstanceError, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -17,9 +17,6 @@ from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step import compile_batch as arriving_records
 from dagster_adjunct.orchestration.step.compile_batch import (
     BatchCompiler,
-    BatchGraph,
-    build_batch_graph,
-    compile_operator,
 )
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.resources.objects.lake import open_lake
@@ -91,7 +88,7 @@ class LeftOver(Written):
         return ()
 
 
-def known_of(folder: Path, first: Spec, *others: Spec) -> BatchGraph:
+def known_of(folder: Path, first: Spec, *others: Spec) -> BatchCompiler:
     """Return what is known of a batch of an application of these operators, one behind the other."""
     lake = open_lake(folder / "lake")
     streams = LakeStreams(lake)
@@ -102,38 +99,32 @@ def known_of(folder: Path, first: Spec, *others: Spec) -> BatchGraph:
         stream = stream.apply(spec)
     plan = plan_application(app, systems={"lake": streams})
     runtime = Runtime(lake, {"lake": streams}, lambda: None, by="test")  # type: ignore[arg-type, return-value]
-    return build_batch_graph(StepContext(runtime, app, plan, FanOut()), BatchInputs(1, {}, {}))
+    return BatchCompiler(StepContext(runtime, app, plan, FanOut()), BatchInputs(1, {}, {}), lambda name: None)
 
 
-def test_what_arrives_at_an_operator_is_made_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
+def test_what_arrives_at_an_operator_is_computed_once(tmp_path: Path) -> None:
     written, entered = Written(), Records()
     known = known_of(tmp_path, written, LeftOver())
     assert [move.operator for move in known.moves("written-2")] == ["written-2"]
-    batch, operator = BatchCompiler(known, lambda name: None), known.app.operator("written-2")
-    leaving = cast("Any", compile_operator(batch, operator, [cast("Any", entered)]))
+    operator = known.app.operator("written-2")
+    leaving = cast("Any", known.compile_operator(operator, [cast("Any", entered)]))
     (given,) = written.given
     assert isinstance(given, Records)
     assert given.moved_from is entered, "what is written has moved"
     assert leaving is entered, "what goes on lies where it lay"
-    assert [batch.arriving(operator), batch.arriving(operator)] == [[given], [given]]
+    assert known.arrived[operator.id] == [given]
     assert entered.kept == 1, "two read it: what is written, and what goes on"
 
 
 def test_nothing_is_kept_of_records_that_do_not_go_on(tmp_path: Path) -> None:
     written, entered = Written(), Records()
     known = known_of(tmp_path, written)
-    compile_operator(BatchCompiler(known, lambda name: None), known.app.operator("written-2"), [cast("Any", entered)])
+    known.compile_operator(known.app.operator("written-2"), [cast("Any", entered)])
     assert entered.kept == 0
 
 
 def test_what_an_operator_leaves_out_is_wanted_where_one_of_any_kind_takes_it(tmp_path: Path) -> None:
-    taken = BatchCompiler(known_of(tmp_path / "taken", Written(), LeftOver()), lambda name: None)
+    taken = known_of(tmp_path / "taken", Written(), LeftOver())
     assert [taken.has_late_consumer(operator.id) for operator in taken.app.operators] == [False, True, False]
-    passed = BatchCompiler(known_of(tmp_path / "passed", Written(), Written()), lambda name: None)
+    passed = known_of(tmp_path / "passed", Written(), Written())
     assert not any(passed.has_late_consumer(operator.id) for operator in passed.app.operators)
-
-
-def test_what_is_known_of_a_batch_does_not_change(tmp_path: Path) -> None:
-    known = known_of(tmp_path, Written())
-    with pytest.raises(FrozenInstanceError):
-        known.operators = ()  # type: ignore[misc]

@@ -16,7 +16,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.catalog import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step import verify_plan as rehearsing
-from dagster_adjunct.orchestration.step.compile_batch import build_batch_graph, run_batch
+from dagster_adjunct.orchestration.step.compile_batch import run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.verify_plan import DryRunCompiler
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
@@ -71,7 +71,7 @@ def run(context: StepContext, inputs: BatchInputs) -> None:
 
 
 def rehearsed(context: StepContext, inputs: BatchInputs) -> None:
-    DryRunCompiler(build_batch_graph(context, inputs)).run()
+    DryRunCompiler(context, inputs).run()
 
 
 @pytest.mark.parametrize("compiled", [run, rehearsed])
