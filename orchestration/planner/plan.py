@@ -7,80 +7,20 @@ ignore unknown members; a change of meaning increases the number.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from dagster_adjunct.orchestration.operators.operator import Exchange, StreamEdge
 from dagster_adjunct.orchestration.planner.render import describe_differences, render_mermaid, render_text
+from dagster_adjunct.resources.common import first_validation_problem
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, PlanningError
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 FORMAT = 1
-P = TypeVar("P")
 _HOW_TO_WRITE = "Write it with adjunct plan MODULE:APP --format json."
-
-
-def plan_to_json(plan: Any) -> dict[str, Any]:
-    """Return a plan as plain JSON values."""
-    return {"format": FORMAT, **_to_plain(plan)}
-
-
-def plan_from_json(kind: type[P], document: object) -> P:
-    """Return the plan of a JSON document.
-
-    Raises MalformedDocumentError for a later format, and for an invalid document, naming the wrong member.
-    """
-    from pydantic import TypeAdapter, ValidationError
-
-    from dagster_adjunct.resources.common import first_validation_problem
-
-    if not isinstance(document, dict):
-        raise _malformed(f"it is {type(document).__name__}: expected an object", _HOW_TO_WRITE)
-    stored_format = document.get("format")
-    if isinstance(stored_format, bool) or not isinstance(stored_format, int) or stored_format < 1:
-        raise _malformed(f"its format is {stored_format!r}: expected a whole number from 1", _HOW_TO_WRITE)
-    if stored_format > FORMAT:
-        raise _malformed(
-            f"it has format {stored_format}, and this version of dagster-adjunct reads formats up to {FORMAT}",
-            f"Read it with the version that wrote it, or a later one, or write it again: {_HOW_TO_WRITE}",
-        )
-    try:
-        # Strict validation of JSON text accepts a list for a tuple, but no string for a number.
-        return TypeAdapter(kind).validate_json(json.dumps(_parse_task_partitions(document)), strict=True)
-    except ValidationError as error:
-        raise _malformed(first_validation_problem(error), _HOW_TO_WRITE) from error
-    except (ConfigurationError, TypeError) as error:
-        raise _malformed(str(error), _HOW_TO_WRITE) from error
-
-
-def _parse_task_partitions(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the document with the partitions of its tasks ("system.stream.3") parsed into objects."""
-    tasks = document.get("tasks")
-    if not isinstance(tasks, list):
-        return document
-    return {**document, "tasks": [_task(task) for task in tasks]}
-
-
-def _task(task: Any) -> Any:
-    if not isinstance(task, dict) or not isinstance(task.get("ssps"), list):
-        return task
-    parsed = [SystemStreamPartition.parse(ssp) for ssp in task["ssps"]]
-    return {**task, "ssps": [{f.name: getattr(ssp, f.name) for f in fields(ssp)} for ssp in parsed]}
-
-
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, SystemStreamPartition):
-        return str(value)
-    if is_dataclass(value):
-        return {field.name: _to_plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, list | tuple):
-        return [_to_plain(item) for item in value]
-    return value
-
-
-def _malformed(what: str, next_step: str) -> MalformedDocumentError:
-    return MalformedDocumentError(f"the plan document can't be read: {what}.", next_step, document="plan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +159,7 @@ class Task:
     broadcast: tuple[str, ...]
 
 
+T = TypeVar("T")
 V = TypeVar("V", bound=Hashable)
 
 
@@ -259,16 +200,28 @@ class ExecutionPlan:
 
     def stream(self, name: str) -> StreamEdge:
         """Return the edge of an input, output or intermediate stream, else of a side input."""
-        for wanted in (False, True):
-            for edge in self.streams:
-                if edge.name == name and (edge.dataset is not None) == wanted:
-                    return edge
-        raise PlanningError(
-            f"the plan of {self.application!r} has no stream {name!r}; it has "
-            f"{', '.join(edge.name for edge in self.streams)}.",
-            "Check the name.",
-            stream=name,
-        )
+        edges = sorted(self.streams, key=lambda edge: edge.dataset is not None)
+        return self._find("stream", name, {edge.name: edge for edge in reversed(edges)})
+
+    def operator(self, operator_id: str) -> PlannedOperator:
+        """Return the planned operator of this id."""
+        return self._find("operator", operator_id, {operator.id: operator for operator in self.operators})
+
+    def task(self, name: str) -> Task:
+        """Return the task of this name: "Partition 3", or "Task 3" where tasks own several partitions."""
+        return self._find("task", name, {task.name: task for task in self.tasks})
+
+    def _find(self, kind: str, name: str, known: Mapping[str, T]) -> T:
+        if name not in known:
+            shown = [*known][:10]
+            raise PlanningError(
+                f"the plan of {self.application!r} has no {kind} {name!r}; it has {', '.join(shown)}"
+                f"{', …' if len(known) > len(shown) else ''}.",
+                "Check the name.",
+                application=self.application,
+                **({} if kind == "task" else {kind: name}),
+            )
+        return known[name]
 
     def partitions_by_task(self) -> dict[str, frozenset[SystemStreamPartition]]:
         """Return the input partitions that each task reads, by its name."""
@@ -277,30 +230,6 @@ class ExecutionPlan:
     def tables_met_after_sends(self) -> frozenset[str]:
         """Return the local tables that a join reads together with records sent in the same batch."""
         return frozenset(join.dataset for join in self.fed_joins if join.last_send is not None)
-
-    def operator(self, operator_id: str) -> PlannedOperator:
-        """Return the planned operator of this id."""
-        for operator in self.operators:
-            if operator.id == operator_id:
-                return operator
-        raise PlanningError(
-            f"the plan of {self.application!r} has no operator {operator_id!r}.",
-            "Check the id.",
-            application=self.application,
-            operator=operator_id,
-        )
-
-    def task(self, name: str) -> Task:
-        """Return the task of this name: "Partition 3", or "Task 3" where tasks own several partitions."""
-        for task in self.tasks:
-            if task.name == name:
-                return task
-        raise PlanningError(
-            f"the plan of {self.application!r} has no task {name!r}; it has {len(self.tasks)}, from "
-            f"{next((task.name for task in self.tasks), None)!r} on.",
-            "Check the name.",
-            application=self.application,
-        )
 
     def partitions_at(self, operator_id: str) -> int:
         """Return the partition count of the records that leave an operator."""
@@ -341,15 +270,33 @@ class ExecutionPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values, with the format's number."""
-        return plan_to_json(self)
+        return {"format": FORMAT, **_to_plain(self)}
 
     @classmethod
     def from_json(cls, document: object) -> ExecutionPlan:
         """Return the plan of a document written by `to_json`.
 
-        Raises MalformedDocumentError for an invalid document, and for a later format.
+        Raises MalformedDocumentError for a later format, and for an invalid document, naming the wrong member.
         """
-        return plan_from_json(cls, document)
+        if not isinstance(document, dict):
+            raise _malformed_error(f"it is {type(document).__name__}: expected an object")
+        stored = document.get("format")
+        if isinstance(stored, bool) or not isinstance(stored, int) or stored < 1:
+            raise _malformed_error(f"its format is {stored!r}: expected a whole number from 1")
+        if stored > FORMAT:
+            raise _malformed_error(
+                f"it has format {stored}, and this version of dagster-adjunct reads formats up to {FORMAT}",
+                f"Read it with the version that wrote it, or a later one, or write it again: {_HOW_TO_WRITE}",
+            )
+        try:
+            if isinstance(document.get("tasks"), list):
+                document = {**document, "tasks": [_parse_partitions(task) for task in document["tasks"]]}
+            # Strict validation of JSON text accepts a list for a tuple, but no string for a number.
+            return TypeAdapter(cls).validate_json(json.dumps(document), strict=True)
+        except ValidationError as error:
+            raise _malformed_error(first_validation_problem(error)) from error
+        except (ConfigurationError, TypeError) as error:
+            raise _malformed_error(str(error)) from error
 
     def differences_from(self, older: ExecutionPlan) -> tuple[str, ...]:
         """Return the differences from an older plan, one line each; renumbered operators are matched."""
@@ -357,22 +304,27 @@ class ExecutionPlan:
 
     def to_mermaid(self) -> str:
         """Return the plan as a Mermaid flowchart."""
-        return render_mermaid(self.operators, self.streams, self.exchanges, self.tables, self.calls)
+        return render_mermaid(self)
 
     def render(self) -> str:
         """Return the plan as readable text."""
-        return render_text(
-            self.application,
-            self.operators,
-            self.streams,
-            self.join_groups,
-            self.fed,
-            self.exchanges,
-            self.tables,
-            self.calls,
-            self.state,
-            self.fed_joins,
-            self.by_time,
-            self.tasks,
-            self.notes,
-        )
+        return render_text(self)
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, SystemStreamPartition):
+        return str(value)
+    if is_dataclass(value):
+        return {field.name: _to_plain(getattr(value, field.name)) for field in fields(value)}
+    return [_to_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _parse_partitions(task: Any) -> Any:
+    """Return the task of a document with its partitions ("system.stream.3") as objects."""
+    if not isinstance(task, dict) or not isinstance(task.get("ssps"), list):
+        return task
+    return {**task, "ssps": [asdict(SystemStreamPartition.parse(ssp)) for ssp in task["ssps"]]}
+
+
+def _malformed_error(what: str, next_step: str = _HOW_TO_WRITE) -> MalformedDocumentError:
+    return MalformedDocumentError(f"the plan document can't be read: {what}.", next_step, document="plan")
