@@ -563,7 +563,7 @@ def delete(lake: Lake, table: str, unregister: bool, yes: bool) -> None:
     if not yes:
         what = "the lake's entry for key-value table" if unregister else "key-value table"
         click.confirm(f"Delete {what} {table} permanently?", abort=True, err=True)
-    deleted = (manager.forget if unregister else manager.delete)(*names)
+    deleted = (manager.unregister if unregister else manager.delete)(*names)
     done = "forgotten" if unregister else "deleted"
     _show_change({"table": table, done: deleted}, f"Key-value table {table}", done if deleted else "does not exist")
 

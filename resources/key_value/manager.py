@@ -1,10 +1,11 @@
 """`KeyValueTableManager`: creates, lists, updates, seals and deletes key-value tables, in scopes (PDP-39).
 
-What is known about them is one namespace of the metadata store (`table_backends.py`), in the lake's object store.
+Tables and scopes are stored in one namespace of the lake's metadata (`table_backends.py`).
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -14,9 +15,9 @@ from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
+from dagster_adjunct.resources.common import argument_error, check_whole_number
 from dagster_adjunct.resources.errors import (
     AdjunctError,
-    ConfigurationError,
     KeyValueTableError,
     KeyValueTableExistsError,
     KeyValueTableNotFoundError,
@@ -40,7 +41,6 @@ from dagster_adjunct.resources.key_value.table_backends import (
     TableName,
     TableState,
     check_table_name,
-    new_incarnation,
     parse_stored_entry,
 )
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
@@ -49,7 +49,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """One partition of a table: the keys whose hash is from `first_hash` up to `last_hash` are in it, at `location`."""
+    """A partition of a table: it has the keys whose hashes are from `first_hash` to `last_hash`, at `location`."""
 
     partition: int
     first_hash: int
@@ -59,9 +59,9 @@ class SegmentInfo:
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """A table as it is listed. `state` is creating, active, sealing, sealed or deleting.
+    """A table in a listing. `state` is creating, active, sealing, sealed or deleting.
 
-    Where its entry can't be read, `problem` says why, and only the names are known.
+    If its entry can't be read, `problem` says why, and only the names are known.
     """
 
     scope: str
@@ -75,35 +75,27 @@ class TableInfo:
 
 
 def table_info(name: TableName, stored: Any) -> TableInfo:
-    """Return what is told of a stored entry."""
+    """Return the description of a stored entry, readable or not."""
     try:
         table = parse_stored_entry(StoredTable, stored, str(name))
     except MalformedDocumentError as error:
         return TableInfo(name.scope, name.table, problem=error.problem)
+    backend = str(table.backend.get("backend") or table.backend.get("lake"))
     return TableInfo(
-        name.scope,
-        name.table,
-        table.state.value,
-        table.configuration,
-        str(table.backend.get("backend") or table.backend.get("lake")),
-        table.incarnation,
-        table.created_at,
+        name.scope, name.table, table.state.value, table.configuration, backend, table.incarnation, table.created_at
     )
 
 
 def hash_range(partition: int, partitions: int) -> tuple[int, int]:
-    """Return the first and the last hash of a partition: of n equal ranges, as `partition_of` has them."""
-    return _first(partition, partitions), _first(partition + 1, partitions) - 1
-
-
-def _first(partition: int, partitions: int) -> int:
-    return -(-(partition << HASH_BITS) // partitions)
+    """Return the first and the last hash of a partition, consistent with `partition_of`."""
+    first, following = (-(-(number << HASH_BITS) // partitions) for number in (partition, partition + 1))
+    return first, following - 1
 
 
 def ensure_table(manager: KeyValueTableManager, scope: str, table: str, partitions: int) -> None:
-    """See to it that a scope and a table of so many partitions are there; limits that it has got since are kept.
+    """Create a scope and a table with this number of partitions unless they exist; an existing table keeps its limits.
 
-    Raises KeyValueTableExistsError where it has another number of partitions, or lies in another backend.
+    Raises KeyValueTableExistsError if it has another number of partitions or another backend.
     """
     manager.create_scope(scope)
     wanted = KeyValueTableConfiguration(partitions)
@@ -113,7 +105,7 @@ def ensure_table(manager: KeyValueTableManager, scope: str, table: str, partitio
 
 
 def require_scope(snapshot: NamespaceSnapshot, scope: str) -> None:
-    """Raise ScopeNotFoundError where there is no such scope."""
+    """Raise ScopeNotFoundError if the scope does not exist."""
     stored = snapshot.get(scope)
     if stored is None:
         raise ScopeNotFoundError(
@@ -125,43 +117,29 @@ def require_scope(snapshot: NamespaceSnapshot, scope: str) -> None:
 
 
 def find_stored_table(snapshot: NamespaceSnapshot, table: TableName) -> StoredTable | None:
-    """Return a table's entry, None where there is none. Raises MalformedDocumentError."""
+    """Return a table's entry, None if there is none. Raises MalformedDocumentError."""
     stored = snapshot.get(table.key)
     return None if stored is None else parse_stored_entry(StoredTable, stored, str(table))
 
 
-def stored_table_json(table: StoredTable | None) -> dict[str, Any] | None:
-    """Return an entry as a namespace takes it; None removes it."""
-    return None if table is None else table.model_dump(mode="json")
-
-
 def tables_in_scope(snapshot: NamespaceSnapshot, scope: str, after: str | None) -> Iterator[TableInfo]:
-    """Yield the tables of a scope by name, from behind `after` on; also those that can't be read."""
-    start = f"{scope}/" if after is None else next_key_after(f"{scope}/{after}")
-    for key, stored in snapshot.items(start):
-        if not key.startswith(f"{scope}/"):
+    """Yield the tables of a scope by name, those after `after`, including unreadable ones."""
+    prefix = f"{scope}/"
+    for key, stored in snapshot.items(prefix if after is None else f"{prefix}{after}\0"):
+        if not key.startswith(prefix):
             return
-        yield table_info(TableName(scope, key.partition("/")[2]), stored)
-
-
-def next_key_after(name: str | None) -> str:
-    """Return the first key that comes behind this one; without one, the first of all."""
-    return "" if name is None else f"{name}\0"
+        yield table_info(TableName(scope, key.removeprefix(prefix)), stored)
 
 
 def validate_limit(limit: int | None) -> int | None:
-    """Return how many are to be listed at most, None for all. Raises ConfigurationError."""
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ConfigurationError(
-            f"limit is {limit!r}: expected a whole number from 1 on, or None.", "Change it.", argument="limit"
-        )
+    """Return the limit of a listing, None for no limit. Raises ConfigurationError."""
+    if limit is not None:
+        check_whole_number(limit, f"limit is {limit!r}", "a whole number from 1 on, or None", argument="limit")
     return limit
 
 
-# What becomes of a key-value table's entry when it is created, updated, sealed, deleted: decided, not done.
-#
-# Each function takes the entry as it is stored (None: there is none) and gives the entry as it is to be. Racing
-# managers decide again from what the other one has stored, so exactly one of them is told that it was the one.
+# Transitions of a table's entry, as pure decisions: each takes the stored entry (None if there is none) and returns the
+# one to store. Racing managers decide again from what the winner has stored, so exactly one gets the answer True.
 
 
 UNFINISHED = frozenset({TableState.CREATING, TableState.SEALING, TableState.DELETING})
@@ -169,9 +147,9 @@ UNFINISHED = frozenset({TableState.CREATING, TableState.SEALING, TableState.DELE
 
 @dataclass(frozen=True, slots=True)
 class TableTransition:
-    """`entry` is to be stored (None: nothing is there, and stays so). What it leaves unfinished is then finished.
+    """`entry` is to be stored (None if there is none, and none is to be stored), and then finished if it is unfinished.
 
-    `answer` is what the caller is told after that. None: what was there comes first, and then it is decided again.
+    The caller gets `answer` after that. None means to decide again once the existing entry is finished.
     """
 
     answer: bool | None
@@ -181,7 +159,7 @@ class TableTransition:
 def decide_create(
     current: StoredTable | None, wanted: StoredTable, name: TableName, same_backend: Callable[[StoredTable], bool]
 ) -> TableTransition:
-    """Make `wanted`, or find that it is there. Raises KeyValueTableExistsError where that is configured otherwise."""
+    """Create `wanted`; the answer is whether it is new. Raises KeyValueTableExistsError for another configuration."""
     if current is None:
         return TableTransition(True, wanted)
     if current.state is TableState.DELETING:
@@ -192,31 +170,29 @@ def decide_create(
         if getattr(current, field.name) != getattr(wanted, field.name)
     ]
     if not same_backend(current):
-        differences.append(f"backend {_told(current, wanted)} (wanted: {_told(wanted, current)})")
+        there, ours = _differing_settings(current, wanted), _differing_settings(wanted, current)
+        differences.append(f"backend {there} (wanted: {ours})")
     if differences:
-        raise KeyValueTableExistsError(
-            f"{name} exists with another configuration: {', '.join(differences)}.",
-            "Take it as it is, update its limits (update), or use another name.",
-            scope=name.scope,
-            table=name.table,
-        )
+        problem = f"{name} exists with another configuration: {', '.join(differences)}."
+        next_step = "Use it as it is, update its limits (update), or choose another name."
+        raise name.error(KeyValueTableExistsError, problem, next_step)
     return TableTransition(False, current)
 
 
 def decide_update(
     current: StoredTable | None, configuration: KeyValueTableConfiguration, name: TableName
 ) -> TableTransition:
-    """Give the table these limits; the answer is whether they are others."""
+    """Change the table's limits; the answer is whether they differ."""
     table = require_stored_table(current, name)
     if table.partitions != configuration.partitions:
-        raise KeyValueTableError(
-            f"{name} has {table.partitions} partitions: expected the same, found {configuration.partitions}. The "
-            "partitions of a table never change, because its keys are hashed to them.",
-            "Create a table of another name with them, and copy the entries.",
-            scope=name.scope,
-            table=name.table,
+        raise name.error(
+            KeyValueTableError,
+            f"{name} has {table.partitions} partitions: expected the same, found {configuration.partitions}. They "
+            "can't be changed, because keys are assigned to them by hash.",
+            "Create another table with this number of partitions, and copy the entries.",
         )
-    after = table.configured(configuration)
+    limits = {"longest_key": configuration.longest_key, "longest_value": configuration.longest_value}
+    after = table.model_copy(update=limits)
     return TableTransition(after != table, after)
 
 
@@ -231,14 +207,14 @@ def decide_seal(current: StoredTable | None, name: TableName) -> TableTransition
 
 
 def decide_delete(current: StoredTable | None) -> TableTransition:
-    """Delete the table, in whatever state; the answer is whether there was one."""
+    """Delete the table, in any state; the answer is whether there was one."""
     if current is None or current.state is TableState.DELETING:
         return TableTransition(False, current)
     return TableTransition(True, current.in_state(TableState.DELETING))
 
 
 def finish_transition(current: StoredTable | None, done: StoredTable) -> StoredTable | None:
-    """Return the entry once the backend has done what the state of `done` says; what others did meanwhile stays."""
+    """Return the entry once the backend has done the work of `done`; others' transitions since are kept."""
     if current is None or current.incarnation != done.incarnation or current.state is not done.state:
         return current
     after = {TableState.CREATING: TableState.ACTIVE, TableState.SEALING: TableState.SEALED}
@@ -246,28 +222,25 @@ def finish_transition(current: StoredTable | None, done: StoredTable) -> StoredT
 
 
 def was_deleted(current: StoredTable | None, table: StoredTable) -> bool:
-    """Whether a table was deleted, or is being deleted, going by the entry that has its name now."""
+    """Whether a table was or is being deleted, given the entry that has its name now."""
     return current is None or current.incarnation != table.incarnation or current.state is TableState.DELETING
 
 
 def require_stored_table(current: StoredTable | None, name: TableName) -> StoredTable:
-    """Return the entry of a table that is there. Raises KeyValueTableNotFoundError, also for one being deleted."""
+    """Return the entry of an existing table. Raises KeyValueTableNotFoundError, also for one that is being deleted."""
     if current is None:
-        raise KeyValueTableNotFoundError(
-            f"there is no {name}.", "Check the name, or create it.", scope=name.scope, table=name.table
-        )
+        raise name.error(KeyValueTableNotFoundError, f"there is no {name}.", "Check the name, or create it.")
     if current.state is TableState.DELETING:
-        raise KeyValueTableNotFoundError(
-            f"{name} is being deleted: somebody has begun it, and it has not ended.",
-            "Whoever deletes or creates it now ends that, and what it holds is gone.",
-            scope=name.scope,
-            table=name.table,
+        raise name.error(
+            KeyValueTableNotFoundError,
+            f"{name} is being deleted: the deletion has started and not finished.",
+            "Delete or create it to finish the deletion. Its entries are lost.",
         )
     return current
 
 
-def _told(table: StoredTable, other: StoredTable) -> str:
-    """Return the settings of a table's backend that are not those of the other one's; all, where the kind differs."""
+def _differing_settings(table: StoredTable, other: StoredTable) -> str:
+    """Return the settings of a table's backend that the other one doesn't share; all if it is of another kind."""
     is_alike = table.backend.get("backend") == other.backend.get("backend")
     differing = {
         name: value
@@ -279,7 +252,7 @@ def _told(table: StoredTable, other: StoredTable) -> str:
 
 NAMESPACE = "key-value-tables"
 _BY = "key-value-table-manager"
-_PATIENCE = 30.0  # seconds for which a backend that is out of reach is asked again
+_PATIENCE = 30.0  # seconds for which an unreachable backend is retried
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -289,20 +262,21 @@ V = TypeVar("V")
 class KeyValueTableManager:
     """The key-value tables of a lake. Safe to use from threads and from many processes; picklable.
 
-    `backend` is where tables are created; without one that is SQLite beside a local lake, and the lake's own objects
-    otherwise. Where a table lies is stored with it: everything else finds it whichever backend the manager has.
+    Tables are created in `backend`, by default in SQLite next to a local lake and in the objects of any other lake. The
+    backend is stored with each table, so everything else finds it whichever backend the manager has.
 
-    Names of scopes and tables are 1 to 255 letters (ASCII), digits, `.`, `-` and `_`, and don't begin with `_`
-    (InvalidNameError). A call that dies half way is finished by the next one that meets the table. Methods block.
-    Besides what they say, they raise TableUnavailableError and StoreUnavailableError where a store is out of reach
-    (the same call may be repeated), and CommitStateUnknownError where it never said whether it happened.
+    Names of scopes and tables are 1 to 255 ASCII letters, digits, `.`, `-` and `_`, and don't start with `_`
+    (InvalidNameError). A call that dies halfway is finished by the next one that finds the table. Methods block.
+    Besides the errors that they name, they raise TableUnavailableError and StoreUnavailableError if a store is
+    unreachable (the same call may be repeated), and CommitStateUnknownError if a commit's outcome is unknown.
     """
 
     def __init__(self, lake: Lake, backend: SegmentBackend | None = None) -> None:
         if not isinstance(lake, Lake):
-            raise ConfigurationError(
-                f"a manager of key-value tables has lake={lake!r:.80}: expected a Lake.",
-                f"Give open_lake({lake!r:.80})." if isinstance(lake, str) else "Give what open_lake(…) returns.",
+            raise argument_error(
+                f"a manager of key-value tables has lake={lake!r:.80}",
+                "a Lake",
+                f"Pass open_lake({lake!r:.80})." if isinstance(lake, str) else "Pass what open_lake(…) returns.",
                 argument="lake",
             )
         self.lake = lake
@@ -315,21 +289,19 @@ class KeyValueTableManager:
     def __repr__(self) -> str:
         return f"KeyValueTableManager({self.lake.url!r})"
 
-    # -- scopes
-
     def create_scope(self, scope: str) -> bool:
-        """Make a scope; return False where there is one of this name."""
+        """Create a scope; return False if it exists."""
         check_table_name("scope", scope)
-        made = StoredScope(created_at=self.lake.now()).model_dump(mode="json")
+        created = StoredScope(created_at=self.lake.now()).model_dump(mode="json")
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
             is_new = snapshot.get(scope) is None
-            return ({scope: made} if is_new else {}), is_new
+            return ({scope: created} if is_new else {}), is_new
 
         return self._namespace.transact(decide, by=_BY)
 
     def delete_scope(self, scope: str) -> bool:
-        """Delete a scope that has no tables; return False where there is none. Raises ScopeNotEmptyError."""
+        """Delete a scope without tables; return False if it does not exist. Raises ScopeNotEmptyError."""
         check_table_name("scope", scope)
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool | list[TableInfo]]:
@@ -338,41 +310,34 @@ class KeyValueTableManager:
             tables = list(islice(tables_in_scope(snapshot, scope, None), 3))
             return ({}, tables) if tables else ({scope: None}, True)
 
-        answer = self._namespace.transact(decide, by=_BY)
-        while isinstance(answer, list):
-            left = [table for table in answer if table.state == TableState.DELETING.value]
-            if not left:
-                raise ScopeNotEmptyError(
-                    f"scope {scope!r} holds tables: {', '.join(table.name for table in answer)}"
-                    f"{', …' if len(answer) > 2 else ''}.",
-                    "Delete them first.",
-                    scope=scope,
-                )
-            for table in left:
-                self.delete(scope, table.name)
-            answer = self._namespace.transact(decide, by=_BY)
+        while isinstance(answer := self._namespace.transact(decide, by=_BY), list):
+            unfinished = [table.name for table in answer if table.state == TableState.DELETING.value]
+            if not unfinished:
+                names = ", ".join(table.name for table in answer) + (", …" if len(answer) > 2 else "")
+                raise ScopeNotEmptyError(f"scope {scope!r} holds tables: {names}.", "Delete them first.", scope=scope)
+            for name in unfinished:
+                self.delete(scope, name)
         return answer
 
     def list_scopes(self, *, after: str | None = None, limit: int | None = None) -> tuple[str, ...]:
-        """Return the names of scopes in their order: at most `limit`, those behind `after` alone.
+        """Return at most `limit` names of scopes, in order, those after `after`.
 
-        A listing goes on from the last name that was seen, in any process.
+        To continue a listing, in any process, pass the last name that it returned.
         """
-        names = (key for key, _ in self._namespace.read().items(next_key_after(after)) if "/" not in key)
+        start = "" if after is None else f"{after}\0"
+        names = (key for key, _ in self._namespace.read().items(start) if "/" not in key)
         return tuple(islice(names, validate_limit(limit)))
 
-    # -- tables
-
     def create(self, scope: str, name: str, configuration: KeyValueTableConfiguration) -> bool:
-        """Make a table; return False where it exists with the same configuration, in the same backend.
+        """Create a table; return False if it exists with the same configuration, in the same backend.
 
-        Of any number who create one table at once, exactly one is told True. Raises ScopeNotFoundError, and
-        KeyValueTableExistsError where it exists with another configuration or in another backend.
+        Of concurrent callers exactly one gets True. Raises ScopeNotFoundError, and KeyValueTableExistsError if the
+        table exists with another configuration or in another backend.
         """
         table = TableName.checked(scope, name)
         wanted = StoredTable(
             state=TableState.CREATING,
-            incarnation=new_incarnation(),
+            incarnation=secrets.token_hex(8),
             partitions=configuration.partitions,
             longest_key=configuration.longest_key,
             longest_value=configuration.longest_value,
@@ -381,17 +346,17 @@ class KeyValueTableManager:
         )
 
         def decide(current: StoredTable | None) -> TableTransition:
-            if current is None:  # settings that can't work here are told before anything is stored
+            if current is None:  # settings that can't work here fail before anything is stored
                 self._backends.of(table, wanted).location(wanted.id(table), 0)
             return decide_create(current, wanted, table, lambda other: self._backends.has(table, other))
 
         return self._change(table, decide)
 
     def list(self, scope: str, *, after: str | None = None, limit: int | None = None) -> tuple[TableInfo, ...]:
-        """Return the tables of a scope in the order of their names: at most `limit`, those behind `after` alone.
+        """Return at most `limit` tables of a scope by name, those after `after`.
 
-        A listing goes on from the last name that was seen, in any process. Also told are tables whose deletion
-        somebody began and did not finish, and those whose entry this release can't read. Raises ScopeNotFoundError.
+        To continue a listing, in any process, pass the last name that it returned. Tables whose deletion has not
+        finished, and those whose entry this release can't read, are included. Raises ScopeNotFoundError.
         """
         check_table_name("scope", scope)
         snapshot = self._namespace.read()
@@ -399,16 +364,16 @@ class KeyValueTableManager:
         return tuple(islice(tables_in_scope(snapshot, scope, after), validate_limit(limit)))
 
     def describe(self, scope: str, name: str) -> TableInfo:
-        """Return what is known of a table. Raises ScopeNotFoundError and KeyValueTableNotFoundError."""
+        """Return the description of a table. Raises ScopeNotFoundError and KeyValueTableNotFoundError."""
         table = TableName.checked(scope, name)
         return table_info(table, self._existing(table).model_dump(mode="json"))
 
     def get_configuration(self, scope: str, name: str) -> KeyValueTableConfiguration:
-        """Return how a table is configured. Raises ScopeNotFoundError and KeyValueTableNotFoundError."""
+        """Return a table's configuration. Raises ScopeNotFoundError and KeyValueTableNotFoundError."""
         return self._existing(TableName.checked(scope, name)).configuration
 
     def update(self, scope: str, name: str, configuration: KeyValueTableConfiguration) -> bool:
-        """Give a table other limits; return False where it has these. Handles that are open keep those they have.
+        """Change a table's limits; return False if it has them already. Open handles keep the limits they have.
 
         Raises KeyValueTableError for another number of partitions, ScopeNotFoundError and KeyValueTableNotFoundError.
         """
@@ -416,150 +381,148 @@ class KeyValueTableManager:
         return self._change(table, lambda current: decide_update(current, configuration, table))
 
     def seal(self, scope: str, name: str) -> bool:
-        """Have all writes to a table refused from now on, for ever; return False where it is sealed already.
+        """Make a table read-only for ever; return False if it is sealed already.
 
-        When this returns, no write is applied any more. What the store refuses, to a user without the right, has not
-        begun, where it can be asked (`PreflightChecks`). Raises ScopeNotFoundError and KeyValueTableNotFoundError.
+        Once this returns, no write is applied any more. If the backend can be asked beforehand (`PreflightChecks`) and
+        the store rejects the seal, for example for missing rights, the table stays open. Raises ScopeNotFoundError and
+        KeyValueTableNotFoundError.
         """
         table = TableName.checked(scope, name)
-        return self._end(table, lambda current: decide_seal(current, table))
+        return self._change(table, lambda current: decide_seal(current, table), preflight=True)
 
     def delete(self, scope: str, name: str) -> bool:
-        """Delete a table with all that it holds; return False where there is none. Raises ScopeNotFoundError.
+        """Delete a table with its entries; return False if it does not exist. Raises ScopeNotFoundError.
 
-        Handles that are open meet KeyValueTableNotFoundError, also after a table of this name is created anew. What the
-        store refuses has not begun, as with `seal`.
+        Open handles get KeyValueTableNotFoundError, also once a table of this name is created again. A store that
+        rejects the deletion is handled as by `seal`.
         """
-        return self._end(TableName.checked(scope, name), decide_delete)
+        return self._change(TableName.checked(scope, name), decide_delete, preflight=True)
 
-    def forget(self, scope: str, name: str) -> bool:
-        """Take a table's entry away without asking its backend, which keeps the table; return whether there was one.
+    def unregister(self, scope: str, name: str) -> bool:
+        """Remove a table's entry without asking its backend, which keeps the table; return whether there was one.
 
-        For a backend that is gone for good, or never was, and for an entry that this release can't read. Handles that
-        are open go on. Raises ScopeNotFoundError.
+        For a backend that is lost or never worked, and for an entry that this release can't read. Open handles continue
+        to work. Raises ScopeNotFoundError.
         """
         table = TableName.checked(scope, name)
 
-        def changes(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
             require_scope(snapshot, scope)
-            there = snapshot.get(table.key) is not None
-            return ({table.key: None} if there else {}), there
+            exists = snapshot.get(table.key) is not None
+            return ({table.key: None} if exists else {}), exists
 
-        return self._namespace.transact(changes, by=_BY)
+        return self._namespace.transact(decide, by=_BY)
 
     def open(self, scope: str, name: str, *, key: Serializer[K], value: Serializer[V]) -> KeyValueTable[K, V]:
-        """Return a table for reading and writing, whose keys and values are written and read so.
+        """Return a table for reading and writing with these serializers.
 
-        It holds no connection yet. Raises ScopeNotFoundError and KeyValueTableNotFoundError.
+        It connects on first use. Raises ScopeNotFoundError and KeyValueTableNotFoundError.
         """
         table = TableName.checked(scope, name)
-        there = self._existing(table)
-        if there.state is TableState.CREATING:
-            # Whoever creates it may be dead; a handle would not find the table.
-            self._finish(table, there)
-        return KeyValueTable(there.id(table), there.configuration, self._backends.of(table, there), key, value)
+        stored = self._existing(table)
+        if stored.state is TableState.CREATING:
+            self._finish(table, stored)  # its creator may be dead, and a handle would not find the table
+        return KeyValueTable(stored.id(table), stored.configuration, self._backends.of(table, stored), key, value)
 
     def segments(self, scope: str, name: str) -> tuple[SegmentInfo, ...]:
-        """Return the partitions of a table: which hashes each has, and where it lives.
+        """Return the partitions of a table: the hashes of each, and where it is stored.
 
         Raises ScopeNotFoundError and KeyValueTableNotFoundError.
         """
         table = TableName.checked(scope, name)
-        there = self._existing(table)
-        backend = self._backends.of(table, there)
+        stored = self._existing(table)
+        backend, id = self._backends.of(table, stored), stored.id(table)
         return tuple(
-            SegmentInfo(number, *hash_range(number, there.partitions), backend.location(there.id(table), number))
-            for number in range(there.partitions)
+            SegmentInfo(number, *hash_range(number, stored.partitions), backend.location(id, number))
+            for number in range(stored.partitions)
         )
 
-    # -- inside
+    def _change(
+        self,
+        table: TableName,
+        decide: Callable[[StoredTable | None], TableTransition],
+        *,
+        preflight: bool = False,
+    ) -> bool:
+        """Commit a transition, have the backend do its work, and return the answer.
 
-    def _change(self, table: TableName, decide: Callable[[StoredTable | None], TableTransition]) -> bool:
-        """Commit what is decided, have the backend do it, and return the answer."""
-        while (answer := self._change_once(table, decide)) is None:
-            pass
-        return answer
-
-    def _end(self, table: TableName, decide: Callable[[StoredTable | None], TableTransition]) -> bool:
-        """Do the same for what seals or deletes a table, once the backend was asked whether it may be done.
-
-        Whoever meets a beginning ends it, with rights of their own: what is refused to one user must not have begun.
+        With `preflight`, the backend is asked first whether it would do it: others finish what was started, with rights
+        of their own, so a transition that the store rejects must not start.
         """
-        while (answer := self._end_once(table, decide)) is None:
-            pass
-        return answer
+        while True:
+            expected = self._check_may_end(table, decide) if preflight else None
 
-    def _change_once(self, table: TableName, decide: Callable[[StoredTable | None], TableTransition]) -> bool | None:
-        decision = self._commit(table, decide)
-        if decision.entry is not None:
-            self._finish(table, decision.entry)
-        return decision.answer
+            def commit(
+                snapshot: NamespaceSnapshot, expected: StoredTable | None = expected
+            ) -> tuple[dict[str, Any], TableTransition]:
+                require_scope(snapshot, table.scope)
+                current = find_stored_table(snapshot, table)
+                if preflight and current != expected:
+                    return {}, TableTransition(None, None)  # it has changed since it was checked
+                decision = decide(current)
+                if decision.entry is None or decision.entry == current:
+                    return {}, decision
+                return {table.key: decision.entry.model_dump(mode="json")}, decision
 
-    def _end_once(self, table: TableName, decide: Callable[[StoredTable | None], TableTransition]) -> bool | None:
-        asked = self._entry(table)
-        self._check_may_end(table, asked, decide(asked))
-        unasked = TableTransition(None, None)  # others were faster: it is another table, or in another state
-        return self._change_once(table, lambda current: decide(current) if current == asked else unasked)
+            decision = self._namespace.transact(commit, by=_BY)
+            if decision.entry is not None:
+                self._finish(table, decision.entry)
+            if decision.answer is not None:
+                return decision.answer
 
-    def _check_may_end(self, name: TableName, asked: StoredTable | None, decision: TableTransition) -> None:
-        """Raise what the backend would, if it did what is decided."""
-        if asked is None or decision.entry is None or decision.entry.state is asked.state:
-            return
-        backend = self._backends.of(name, asked)
-        if not isinstance(backend, PreflightChecks):
-            return
-        check = backend.check_may_delete if decision.entry.state is TableState.DELETING else backend.check_may_seal
-        try:
-            _patiently(lambda: check(asked.id(name), asked.partitions))
-        except AdjunctError as error:
-            error.add_note(
-                f"Nothing was begun: {name} stays in the state {asked.state.value!r}. Where its backend is gone for "
-                f"good: forget (adjunct kv delete {name.key} --unregister)."
-            )
-            raise
-
-    def _commit(self, table: TableName, decide: Callable[[StoredTable | None], TableTransition]) -> TableTransition:
-        def changes(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], TableTransition]:
-            require_scope(snapshot, table.scope)
-            current = find_stored_table(snapshot, table)
-            decision = decide(current)
-            is_same = decision.entry == current or decision.entry is None
-            return ({} if is_same else {table.key: stored_table_json(decision.entry)}), decision
-
-        return self._namespace.transact(changes, by=_BY)
+    def _check_may_end(
+        self, name: TableName, decide: Callable[[StoredTable | None], TableTransition]
+    ) -> StoredTable | None:
+        """Return the current entry; raise what the backend would if it did what is decided for it."""
+        current = self._entry(name)
+        after = decide(current).entry
+        if current is None or after is None or after.state is current.state:
+            return current
+        backend = self._backends.of(name, current)
+        if isinstance(backend, PreflightChecks):
+            check = backend.check_may_delete if after.state is TableState.DELETING else backend.check_may_seal
+            try:
+                _retrying()(lambda: check(current.id(name), current.partitions))
+            except AdjunctError as error:
+                error.add_note(
+                    f"Nothing was started: {name} stays in the state {current.state.value!r}. If its backend is lost "
+                    f"for good, unregister it: adjunct kv delete {name.key} --unregister."
+                )
+                raise
+        return current
 
     def _finish(self, name: TableName, table: StoredTable) -> None:
-        """Do what the table's state says is to be done, whoever began it, and store that it is done."""
+        """Do the work of the table's state, whoever started it, and store that it is done."""
         if table.state not in UNFINISHED:
             return
-        backend = self._backends.of(name, table)
+        backend, id = self._backends.of(name, table), table.id(name)
         steps = {
             TableState.CREATING: backend.create,
             TableState.SEALING: backend.seal,
             TableState.DELETING: backend.delete,
         }
         try:
-            _patiently(lambda: steps[table.state](table.id(name), table.partitions))
+            _retrying()(steps[table.state], id, table.partitions)
         except KeyValueTableNotFoundError:
-            # Others may have finished this, and deleted the table, while we were on our way.
+            # Others may have finished this, and deleted the table, in the meantime.
             if not was_deleted(find_stored_table(self._namespace.read(), name), table):
                 raise
         except AdjunctError as error:
             error.add_note(
-                f"{name} stays in the state {table.state.value!r}, and the same call goes on from there. Where its "
-                f"backend is gone for good: forget (adjunct kv delete {name.key} --unregister)."
+                f"{name} stays in the state {table.state.value!r}, and the same call continues from there. If its "
+                f"backend is lost for good, unregister it: adjunct kv delete {name.key} --unregister."
             )
             raise
 
-        def changes(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], StoredTable | None]:
+        def commit(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], StoredTable | None]:
             current = find_stored_table(snapshot, name)
             after = finish_transition(current, table)
-            return ({} if after == current else {name.key: stored_table_json(after)}), after
+            changes = {name.key: None if after is None else after.model_dump(mode="json")}
+            return ({} if after == current else changes), after
 
-        after = self._namespace.transact(changes, by=_BY)
+        after = self._namespace.transact(commit, by=_BY)
         if table.state is TableState.CREATING and was_deleted(after, table):
-            # It was deleted before we were done, so we may have made it after that.
-            _patiently(lambda: backend.delete(table.id(name), table.partitions))
+            _retrying()(backend.delete, id, table.partitions)  # our creation may have come after the deletion
 
     def _entry(self, table: TableName) -> StoredTable | None:
         snapshot = self._namespace.read()
@@ -570,12 +533,10 @@ class KeyValueTableManager:
         return require_stored_table(self._entry(table), table)
 
 
-def _patiently(step: Callable[[], T]) -> T:
-    """Do what may be done again, and is where it fails for a moment."""
-    again = Retrying(
+def _retrying() -> Retrying:
+    return Retrying(
         retry=retry_if_exception_type(TransientError),
         wait=wait_random_exponential(multiplier=0.1, max=5),
         stop=stop_after_delay(_PATIENCE),
         reraise=True,
     )
-    return again(step)

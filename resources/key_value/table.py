@@ -55,7 +55,6 @@ from dagster_adjunct.resources.key_value.segment import (
     family_subrange,
     make_version,
     new_token,
-    pause_async,
     pause_blocking,
     retry_apply,
     retry_read,
@@ -179,7 +178,7 @@ class KeyValueTable(Generic[K, V]):
         self._limits = backend.limits
         self._coder = EntryCoder(id, configuration, backend.limits, key, value)
         self._segments: dict[int, TableSegment] = {}
-        self._pause: Pause = pause_async
+        self._pause: Pause = asyncio.sleep
         self._open, self._waits = backend.open, backend.waits
 
     def __reduce__(self) -> tuple[Any, ...]:

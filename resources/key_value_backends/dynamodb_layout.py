@@ -46,7 +46,6 @@ from dagster_adjunct.resources.key_value.segment import (
     SegmentLimits,
     TableId,
     family_range,
-    pause_async,
     pause_blocking,
     run_without_loop,
 )
@@ -112,7 +111,7 @@ class TableCalls(ABC):
 class LoopCalls(TableCalls):
     """Calls from event loops: each of them has a client, and threads that wait."""
 
-    pause = staticmethod(pause_async)
+    pause = staticmethod(asyncio.sleep)
 
     def __init__(self, table: TableId, clients: Clients, threads: int) -> None:
         super().__init__(table)

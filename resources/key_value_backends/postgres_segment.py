@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -29,7 +30,6 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredPage,
     TableId,
     deleted_table_error,
-    pause_async,
     pause_blocking,
     sealed_table_error,
 )
@@ -384,7 +384,7 @@ class PostgresSegment:
         waits: bool,
     ) -> None:
         self.limits, self.waits = limits, waits
-        self._pause: Pause = pause_async if waits else pause_blocking
+        self._pause: Pause = asyncio.sleep if waits else pause_blocking
         self._pool, self._statements, self._errors = pool, statements, errors
         self._prefix, self._end = partition.to_bytes(4, "big"), (partition + 1).to_bytes(4, "big")
         self._forget = statements.forget.format(round(kept)).encode()

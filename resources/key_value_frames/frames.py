@@ -21,7 +21,6 @@ from dagster_adjunct.resources.key_value.segment import (
     TableSegment,
     make_version,
     new_token,
-    pause_async,
     retry_apply,
     split_into_requests,
     split_table_key,
@@ -135,7 +134,6 @@ class PartitionLoad:
                 first=error,
                 began=began,
                 horizon=self._backend.horizon,
-                pause=pause_async,
             )
 
     def _changes(self, batches: Iterator[Any]) -> Iterator[SegmentChange]:

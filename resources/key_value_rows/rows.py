@@ -53,7 +53,6 @@ from dagster_adjunct.resources.key_value.segment import (
     describe_backend,
     make_version,
     new_token,
-    pause_async,
     retry_apply,
     split_into_requests,
 )
@@ -112,7 +111,6 @@ class OpenPartition:
                 first=lost,
                 began=began,
                 horizon=self.horizon,
-                pause=pause_async,
             )
 
 

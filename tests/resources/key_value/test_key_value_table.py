@@ -190,10 +190,10 @@ def test_an_empty_batch_does_nothing(table: Table, backend: ScriptedSegments) ->
         (lambda t: t.put_all([], family=None), "family is None"),
         (lambda t: next(t.keys(None), None), "family is None"),
         (lambda t: t.put("a", "1", family=""), "a key family is empty"),
-        (lambda t: t.put("a", "1", family="\ud800"), "half of a surrogate pair"),
+        (lambda t: t.put("a", "1", family="\ud800"), "surrogate"),
         (lambda t: t.put("a", "1", family=5), "a key family is 5"),
         (lambda t: t.put("a", "1", family=["f"]), "a key family is"),
-        (lambda t: t.put("\udfff", "1"), "half of a surrogate pair"),
+        (lambda t: t.put("\udfff", "1"), "surrogate"),
         (lambda t: t.put("a", 5), "5 is no text"),
         (lambda t: t.put(None, "1"), "None is no text"),
         (lambda t: t.replace("a", "1", None), "None is no version"),
@@ -433,7 +433,7 @@ def test_a_version_travels_as_bytes() -> None:
     assert KeyVersion.from_bytes(version.to_bytes()) == version
     assert pickle.loads(pickle.dumps(version)) == version
     for other in (b"", version.to_bytes() + b"0", "text", None):
-        with pytest.raises(KeyValueTableError, match="no version of a key"):
+        with pytest.raises(KeyValueTableError, match="version of a key"):
             KeyVersion.from_bytes(other)  # type: ignore[arg-type]
 
 

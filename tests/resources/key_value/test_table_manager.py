@@ -208,7 +208,7 @@ def test_an_entry_that_cannot_be_read_is_told_of_and_stops_no_other(manager: Key
     assert "has format 9; this release of Adjunct reads format 1" in str(newer.problem)
     with pytest.raises(MalformedDocumentError, match="Upgrade dagster-adjunct"):
         manager.delete("plant", "newer")
-    assert [manager.forget("plant", "newer"), manager.forget("plant", "newer")] == [True, False]
+    assert [manager.unregister("plant", "newer"), manager.unregister("plant", "newer")] == [True, False]
     assert names(manager) == ["machines"]
     assert manager.seal("plant", "machines")
 
@@ -221,7 +221,7 @@ def test_what_is_no_backend_is_refused_at_once(lake: Lake, wrong: Any) -> None:
 
 
 def test_an_url_is_no_lake_and_told_how_to_open_it() -> None:
-    with pytest.raises(ConfigurationError, match=r"Give open_lake\('folder'\)") as caught:
+    with pytest.raises(ConfigurationError, match=r"open_lake\('folder'\)") as caught:
         KeyValueTableManager("folder")  # type: ignore[arg-type]
     assert caught.value.argument == "lake"
 
@@ -549,7 +549,7 @@ def test_an_ending_that_the_backend_refuses_has_not_begun(
     other.before = refuse
     with pytest.raises(TableAccessError, match="must be owner") as refused:
         getattr(KeyValueTableManager(manager.lake, other), ending)("plant", "machines")
-    assert "Nothing was begun: key-value table 'plant/machines' stays in the state 'active'" in str(
+    assert "Nothing was started: key-value table 'plant/machines' stays in the state 'active'" in str(
         refused.value.__notes__
     )
     assert busy == []

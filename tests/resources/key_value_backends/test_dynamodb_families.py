@@ -23,7 +23,6 @@ from dagster_adjunct.resources.key_value.segment import (
     family_prefix,
     make_version,
     new_token,
-    pause_async,
     run_without_loop,
     table_key,
 )
@@ -74,7 +73,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 class Interrupted(TableCalls):
     """Calls of which one, counted from 0, is held up until something else was done."""
 
-    pause = staticmethod(pause_async)
+    pause = staticmethod(asyncio.sleep)
 
     def __init__(self, table: TableId, at: int = -1, meanwhile: Callable[[], Awaitable[Any]] | None = None) -> None:
         super().__init__(table)

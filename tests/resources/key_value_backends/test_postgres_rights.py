@@ -83,7 +83,7 @@ def refused(manager: KeyValueTableManager, ending: str, kind: type[AdjunctError]
     """Try to end the table in vain; return the error."""
     with pytest.raises(kind) as caught:
         getattr(manager, ending)("plant", "machines")
-    assert "Nothing was begun" in caught.value.__notes__[0]
+    assert "Nothing was started" in caught.value.__notes__[0]
     return caught.value
 
 

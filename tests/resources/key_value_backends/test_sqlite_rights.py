@@ -60,7 +60,7 @@ def test_an_ending_of_a_table_whose_file_may_not_be_written_has_not_begun(path: 
         other = KeyValueTableManager(lake, SqliteSegments(path))
         with only_reading(path), pytest.raises(TableAccessError, match="readonly") as refused:
             getattr(other, ending)("plant", "machines")
-        assert "Nothing was begun" in refused.value.__notes__[0]
+        assert "Nothing was started" in refused.value.__notes__[0]
         assert owner.describe("plant", "machines").state == "active"
         assert owner.create("plant", "machines", ONE) is False
         assert table.get("m1") is not None
