@@ -35,14 +35,16 @@ from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.reports import Stages
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, build_layout, version_id
 from dagster_adjunct.assets.writing.generation import (
+    ARROW,
     MAX_NAMED,
+    SPARK,
     Runtime,
-    choose_writer,
     find_null_keys,
     format_first,
     sum_counters,
     write_generation,
 )
+from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     CommitConflictError,
@@ -54,6 +56,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
 
 
@@ -294,12 +297,12 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
                     manifest.next_generation,
                     layout,
                     source.read(delivery, spark),
-                    choose_writer(spark),
-                    what=what,
-                    order_by=(*spec.key, *source.ordered_by),
-                    keep_tombstones=False,
+                    ARROW if spark is IN_PROCESS else SPARK,
+                    WriteOptions(
+                        what, drop_tombstones=True, name_conflicting=MAX_NAMED if spec.duplicates == "error" else 0
+                    ),
+                    order_by=source.ordered_by,
                     partitioned=source.copartitioned,
-                    refuse_conflicting=spec.duplicates == "error",
                 )
         except NullKeyError as error:
             raise _with_record_places(error, member, delivery) from error

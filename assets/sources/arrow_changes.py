@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,22 +32,18 @@ from dagster_adjunct.assets.declaration.change_values import (
 )
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns
-from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.changes import (
     RAW,
     UNKEYED_DELETION,
-    bad_change_error,
     check_order_values,
     derive_row_schema,
-    late_change_reason,
     missing_time_reason,
     null_order_reason,
     select_relevant_columns,
     unknown_key_reason,
 )
 from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
-from dagster_adjunct.assets.sources.entries import list_spark_needs, raise_if_spark_needed
-from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges
+from dagster_adjunct.assets.sources.opened_stream import OpenedStream
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -105,66 +100,6 @@ def _text(value: Any, kind: str) -> str:
 
 def _day(days: int) -> str:
     return format_spark_date(str(np.datetime64(days, "D")))
-
-
-@dataclass(frozen=True, slots=True)
-class ArrowDecoder:
-    """A ChangeDecoder over Arrow tables, for changes that fit in memory.
-
-    It reads inputs that need no Spark (`list_spark_needs`) in formats that are ArrowChangeFormats. Dead letters store
-    records as JSON, which needs Spark for records with fractions or decimals.
-    """
-
-    def check(self, source: OpenedStream) -> None:
-        spec, needed = source.spec, list_spark_needs(source)
-        if not isinstance(spec.following.changes, ArrowChangeFormat):
-            needed.append(f"the form of its changes ({spec.following.changes.describe()})")
-        assert source.info.schema is not None, "raw records are rejected when the input is opened"
-        plain = all(supports_json(field.type) for field in source.info.schema.fields)
-        if isinstance(spec.following.on_bad_change, DeadLetters) and not plain:
-            needed.append("dead letters of records with fractions or decimals")
-        if spec.following.initial is not None:
-            needed.append(f"its bulk snapshot ({spec.following.initial.describe()})")
-        raise_if_spark_needed(spec, needed)
-
-    def read_changes(
-        self, source: OpenedStream, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
-    ) -> tuple[pa.Table, Samples | None]:
-        return decode_arrow_changes(source, source.read_arrow(ranges), positions_from, samples)
-
-    def drop_late(
-        self, changes: pa.Table, horizon: int | None, on_bad_change: object
-    ) -> tuple[pa.Table, Callable[[], int] | None]:
-        if horizon is None:
-            return changes, None
-        over_time = VALID_FROM in changes.column_names
-        places = changes.column(VALID_FROM).cast("int64") if over_time else changes.column(POSITION)
-        late = pc.fill_null(pc.less_equal(places, horizon), False)
-        if isinstance(on_bad_change, DeadLetters):
-            reasons = [late_change_reason(horizon, over_time) if is_late else None for is_late in late.to_pylist()]
-            return add_problems(changes, reasons), None
-        count = int(pc.sum(late).as_py() or 0)
-        return changes.filter(pc.or_(pc.invert(late), pc.is_valid(changes.column(PROBLEM)))), lambda: count
-
-    def fail_on_problems(self, changes: pa.Table, dataset: str) -> pa.Table:
-        bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
-        if bad.num_rows:
-            place, reason = (bad.column(name)[0].as_py() for name in (OFFSET, PROBLEM))
-            raise bad_change_error(dataset, place, bad.column(PARTITION)[0].as_py(), reason)
-        return _drop_marks(changes)
-
-    def drop_problems(self, changes: pa.Table) -> pa.Table:
-        return _drop_marks(changes.filter(pc.is_null(changes.column(PROBLEM))))
-
-    def dead_letters(
-        self, changes: pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
-    ) -> pa.Table | None:
-        if incomplete:
-            reasons = {(partition, offset): reason for partition, offset, reason in incomplete}
-            places = zip(*(changes.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True)
-            changes = add_problems(changes, [reasons.get(place) for place in places])
-        letters = _dead_letters(changes.filter(pc.is_valid(changes.column(PROBLEM))), spec)
-        return letters if letters.num_rows else None
 
 
 def decode_arrow_changes(
@@ -307,10 +242,8 @@ def null_out_rows(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedA
     return pc.if_else(pa.array([row not in rows for row in range(len(values))]), values, pa.scalar(None, values.type))
 
 
-def _dead_letters(bad: pa.Table, spec: AdjunctDataset) -> pa.Table:
+def arrow_dead_letters(bad: pa.Table, spec: AdjunctDataset) -> pa.Table:
     """Return the dead letters of these changes, one for each record, in the order of partition and offset."""
-    if not bad.num_rows:
-        return DEAD_LETTERS.to_arrow().empty_table()
     names = {PARTITION: "partition", OFFSET: "offset", PROBLEM: "reason", RAW: "value", TIMESTAMP: "at"}
     rows = bad.select(list(names)).rename_columns(list(names.values()))
     rows = rows.sort_by([("partition", "ascending"), ("offset", "ascending"), ("reason", "ascending")])
@@ -324,7 +257,8 @@ def _dead_letters(bad: pa.Table, spec: AdjunctDataset) -> pa.Table:
     return pa.table(columns).cast(DEAD_LETTERS.to_arrow())
 
 
-def _drop_marks(changes: pa.Table) -> pa.Table:
+def drop_marks(changes: pa.Table) -> pa.Table:
+    """Return the changes without the columns PROBLEM and RAW."""
     return changes.drop_columns([name for name in (PROBLEM, RAW) if name in changes.column_names])
 
 

@@ -5,14 +5,14 @@
 A change that can't be applied keeps its problem in a column: `fail_on_problems` makes the job fail at it, or it is sent
 to the dead letters (`dead_letters.py`).
 
-A ChangeDecoder decodes with Spark (SparkDecoder) or in this process with all changes in memory (ArrowDecoder). Both
-make the same changes from the same records, and reject the same ones with the same messages.
+`arrow_changes.py` makes the same changes from the same records in this process, and rejects the same ones with the same
+messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT, ORDER, PROBLEM, SNAPSHOT, path_column
 from dagster_adjunct.assets.declaration.change_values import (
@@ -35,7 +35,6 @@ from dagster_adjunct.assets.declaration.change_values import (
 )
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns, metadata_columns
-from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.version import POSITION, datetime_from_micros
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
@@ -49,57 +48,7 @@ from dagster_adjunct.resources.streams.system import META, OFFSET, PARTITION, TI
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges
-
-Rows = TypeVar("Rows")
-
-
-class ChangeDecoder(Protocol[Rows]):
-    """Reads changes and separates those that can't be applied. `Rows` is a Spark frame or an Arrow table.
-
-    Changes have the columns of the entries, those of META, `__position`, and PROBLEM: why a change can't be applied.
-    """
-
-    def check(self, source: OpenedStream) -> None:
-        """Raise ConfigurationError for a dataset whose changes this decoder can't read."""
-        ...
-
-    def read_changes(
-        self, source: OpenedStream, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
-    ) -> tuple[Rows, Samples | None]:
-        """Return the changes made from the records of these ranges, and the first values of their order.
-
-        Positions by offset start at `positions_from`. `samples` are the first values if there were changes before.
-        Raises SchemaMismatchError if the first change can't be ordered.
-        """
-        ...
-
-    def drop_late(
-        self, changes: Rows, horizon: int | None, on_bad_change: object
-    ) -> tuple[Rows, Callable[[], int] | None]:
-        """Return the changes above the horizon, and a function that counts the late ones after the write.
-
-        With dead letters, late changes get a problem instead.
-        """
-        ...
-
-    def fail_on_problems(self, changes: Rows, dataset: str) -> Rows:
-        """Return the changes without the column PROBLEM; a change with a problem raises BadChangeError by the write."""
-        ...
-
-    def drop_problems(self, changes: Rows) -> Rows:
-        """Return the changes that can be applied."""
-        ...
-
-    def dead_letters(
-        self, changes: Rows, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
-    ) -> Rows | None:
-        """Return the dead letters for the changes that can't be applied, None if there are none.
-
-        `incomplete` has partition, offset and reason of further ones.
-        """
-        ...
-
+    from dagster_adjunct.assets.sources.opened_stream import OpenedStream
 
 _POSITION = r"^[+-]?\d{1,30}$"
 
@@ -234,38 +183,6 @@ def add_problem(changes: DataFrame, *reasons: Column) -> DataFrame:
     return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), *reasons))
 
 
-def shift_positions(changes: DataFrame, first: int) -> DataFrame:
-    """Return changes ordered by offset with positions that start at `first`."""
-    from pyspark.sql import functions as F
-
-    return changes.withColumn(POSITION, F.col(POSITION) + F.lit(first).cast("bigint"))
-
-
-def drop_late_changes(
-    changes: DataFrame, horizon: int | None, on_bad_change: object
-) -> tuple[DataFrame, Callable[[], int] | None]:
-    """Return the changes above the horizon, and a function that counts the late ones after the job.
-
-    The horizon is a position, or a time in microseconds for rows over time. A late change may be older than a deletion
-    that is no longer stored, so it can't be applied. With dead letters it gets a problem instead.
-    """
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as F
-
-    if horizon is None:
-        return changes, None
-    over_time = VALID_FROM in changes.columns
-    late = (F.unix_micros(VALID_FROM) if over_time else F.col(POSITION)) <= F.lit(horizon)
-    # A row without a time gets a problem of its own.
-    late = F.coalesce(late, F.lit(False)) if over_time else late
-    if isinstance(on_bad_change, DeadLetters):
-        reason = F.lit(late_change_reason(horizon, over_time))
-        return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), F.when(late, reason))), None
-    observed = Observation()
-    counted = changes.observe(observed, F.coalesce(F.sum(late.cast("long")), F.lit(0)).alias("late"))
-    return counted.where(~late | F.col(PROBLEM).isNotNull()), lambda: int(observed.get["late"])
-
-
 def late_change_reason(horizon: int, over_time: bool = False) -> str:
     """Return the reason for rejecting a change at or below this position (or time in microseconds)."""
     place = f"{datetime_from_micros(horizon):%Y-%m-%d %H:%M:%S.%f} UTC" if over_time else f"position {horizon}"
@@ -359,23 +276,19 @@ def _check_valid_from(rows: Schema, name: str | None, what: str) -> None:
 
 
 def decode_changes(
-    spec: AdjunctDataset,
-    records: DataFrame,
-    stream_schema: Schema,
-    entry_schema: Schema,
-    *,
-    partitions: int,
-    samples: Samples | None = None,
+    source: OpenedStream, records: DataFrame, positions_from: int = 0, samples: Samples | None = None
 ) -> tuple[DataFrame, Samples | None]:
-    """Return the changes made from records: the columns of `entry_schema`, META, `__position` and PROBLEM.
+    """Return the changes made from records: the columns of the entries, META, `__position` and PROBLEM.
 
-    `partitions` is the number of the stream's partitions. A change may make none, one or several entries; its problem
-    is why it can't be applied. With dead letters, `__raw` is its record as JSON. `samples` are the first ordering
-    values, None if there were no changes yet: then they are found and returned with the changes. Raises
-    SchemaMismatchError if the first change can't be ordered.
+    A change may make none, one or several entries; its problem is why it can't be applied. With dead letters, `__raw`
+    is its record as JSON. Positions by offset start at `positions_from`. `samples` are the first ordering values, None
+    if there were no changes yet: then they are found and returned with the changes. Raises SchemaMismatchError if the
+    first change can't be ordered.
     """
     from pyspark.sql import functions as F
 
+    spec, stream_schema, entry_schema = source.spec, source.info.schema, source.schema
+    assert stream_schema is not None, "raw records are rejected when the input is opened"
     what, following = _describe_input(spec), spec.following
     rows_schema = select_relevant_columns(spec, derive_row_schema(spec, stream_schema))
     outside = F.expr(unreadable_condition(TIMESTAMP, "timestamp"))
@@ -390,7 +303,7 @@ def decode_changes(
         what,
         key=tuple(name for name in spec.key if name in rows_schema.names),
         order_by=order_by,
-        comparable=bool(order_by) or partitions == 1,
+        comparable=bool(order_by) or len(source.ssps) == 1,
     )
     rows = _reject_unreadable(rows, rows_schema)
     if order is not None:
@@ -407,10 +320,13 @@ def decode_changes(
     more = [F.col(name) for name in (KEPT, RAW) if name in changes.columns]
     # A text that can't be parsed may hold any column, so one sensitive column hides all values.
     hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
+    position = F.col(OFFSET if order is None else ORDER)
+    if positions_from and following.order_by is None:
+        position = position + F.lit(positions_from).cast("bigint")
     made = changes.select(
         *[named_column(name) for name in entry_schema.names],
         *META,
-        F.col(OFFSET if order is None else ORDER).alias(POSITION),
+        position.alias(POSITION),
         render_reason_column(F.col(PROBLEM), values=not hidden).alias(PROBLEM),
         *([F.col(VALID_FROM)] if following.history is not None else []),
         *more,

@@ -27,14 +27,16 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import MARKER, natural_sort_key
 from dagster_adjunct.assets.declaration.sources import FileSource
 from dagster_adjunct.assets.sources.entries import (
+    derive_entry_schema,
     entries_from_arrow,
     entries_from_frame,
     list_extractor_spark_needs,
     raise_if_spark_needed,
 )
-from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, NonStreamSource
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.versions.deliveries import Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
 from dagster_adjunct.resources.files.formats import (
     DeclaredFiles,
@@ -65,6 +67,12 @@ class Folder:
     path: str
     files: tuple[ListedFile, ...]
     complete: ListedFile | None
+
+    @property
+    def marker(self) -> ListedFile:
+        """The completion object of a complete folder."""
+        assert self.complete is not None
+        return self.complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +156,14 @@ class FolderContents:
 
     def delivered(self, folder: Folder, rows: int | None) -> dict[str, MarkerFacts]:
         """Return the marker facts to record for a delivery."""
-        return self._now(folder, MarkerFacts(offset=0, rows=rows, contents=_contents_digest(self._tree, folder)))
+        known = MarkerFacts(offset=0, rows=rows, contents=_contents_digest(self._tree, folder))
+        return self.markers(folder, {folder.marker.path: known})
 
     def markers(self, folder: Folder, before: Markers) -> dict[str, MarkerFacts]:
         """Return the marker facts to record for a delivery whose folder is now a copy."""
-        assert folder.complete is not None
-        return self._now(folder, before[folder.complete.path])
+        tag, complete = self._tree.content_tag(folder.marker), folder.marker
+        now = {"checksum": tag, "listing": _listing_digest(folder), "completed": complete.modified}
+        return {complete.path: before[complete.path].model_copy(update=now)}
 
     def differs(self, markers: Markers, folder: Folder, *, asked: bool = False) -> bool:
         """Whether a folder is a different delivery from the recorded one.
@@ -161,54 +171,39 @@ class FolderContents:
         Replaced files are no delivery before the completion object is rewritten, unless the version is `asked` for:
         they may still be arriving. A delivery recorded without contents is compared by its listing.
         """
-        before = self._before(markers, folder)
-        assert folder.complete is not None
+        before = markers.get(folder.marker.path)
         if before is None:
             return False
-        if before.checksum != self._tree.content_tag(folder.complete):
+        if before.checksum != self._tree.content_tag(folder.marker):
             return True
-        again = asked or before.completed != folder.complete.modified
+        again = asked or before.completed != folder.marker.modified
         if not again or before.listing is None or before.listing == _listing_digest(folder):
             return False
         return before.contents is None or before.contents != _contents_digest(self._tree, folder)
 
     def original(self, folder: Folder, deliveries: Iterable[Delivered]) -> str | None:
         """Return the name of an earlier delivery with the same contents under another name, else None."""
-        assert folder.complete is not None
+        tag = self._tree.content_tag(folder.marker)
         for done in deliveries:
             for marker in done.markers.values():
-                kept = marker.contents is not None and marker.checksum == self._tree.content_tag(folder.complete)
+                kept = marker.contents is not None and marker.checksum == tag
                 if kept and marker.contents == _contents_digest(self._tree, folder):
                     return done.name
         return None
 
     def is_known(self, markers: Markers, folder: Folder) -> bool:
         """Whether a folder is listed as it was recorded last."""
-        before = self._before(markers, folder)
-        assert folder.complete is not None
-        now = (folder.complete.modified, _listing_digest(folder))
+        before, now = markers.get(folder.marker.path), (folder.marker.modified, _listing_digest(folder))
         return before is not None and (before.completed, before.listing) == now
 
     def is_copy(self, markers: Markers, folder: Folder) -> bool:
         """Whether a folder that was completed again has the recorded contents."""
-        before = self._before(markers, folder)
-        assert folder.complete is not None
-        if before is None or before.contents is None or before.completed == folder.complete.modified:
+        before = markers.get(folder.marker.path)
+        if before is None or before.contents is None or before.completed == folder.marker.modified:
             return False
-        if before.checksum != self._tree.content_tag(folder.complete):
+        if before.checksum != self._tree.content_tag(folder.marker):
             return False
         return before.listing == _listing_digest(folder) or before.contents == _contents_digest(self._tree, folder)
-
-    def _before(self, markers: Markers, folder: Folder) -> MarkerFacts | None:
-        assert folder.complete is not None
-        return markers.get(folder.complete.path)
-
-    def _now(self, folder: Folder, known: MarkerFacts) -> dict[str, MarkerFacts]:
-        complete = folder.complete
-        assert complete is not None
-        tag = self._tree.content_tag(complete)
-        now = {"checksum": tag, "listing": _listing_digest(folder), "completed": complete.modified}
-        return {complete.path: known.model_copy(update=now)}
 
 
 @lru_cache(maxsize=1024)  # sensors compare the same listed folders repeatedly
@@ -231,48 +226,7 @@ def _digest(facts: list[tuple[str, int, str]]) -> str:
 _MAX_LOCAL_BYTES = 16 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class FolderRecords:
-    """Files with their declaration; `completed_by` names their completion object in errors."""
-
-    declared: DeclaredFiles
-    files: tuple[ListedFile, ...]
-    completed_by: str
-
-    def frame(self, spark: SparkSession) -> DataFrame:
-        return read_files_with_spark(spark, self.declared, self.files)
-
-    def table(self) -> pa.Table:
-        return read_files(self.declared, self.files)
-
-    def count(self, spark: Callable[[], SparkSession], *, must: bool) -> int | None:
-        """Return the number of records; None if that needs reading large text files, unless it `must` be known."""
-        if self.declared.format == "parquet" or sum(file.size for file in self.files) <= _MAX_LOCAL_BYTES:
-            return count_file_records(self.declared, self.files)
-        if not must:
-            return None
-        if spark is IN_PROCESS:
-            return int(self.table().num_rows)
-        with translate_spark_errors():
-            return self.frame(spark()).count()
-
-    def check_checksum(self, expected: str, spark: Callable[[], SparkSession] | None) -> None:
-        """Raise MarkerConflictError if the records have another checksum; `spark` is None if there are no records."""
-        schema, checksum = self.declared.schema, EMPTY_CHECKSUM
-        if spark is IN_PROCESS:
-            checksum = arrow_checksum(self.table(), schema)
-        elif spark is not None:
-            checksum = records_checksum(self.frame(spark()), schema)
-        if checksum != expected:
-            raise MarkerConflictError(
-                f"{self.completed_by} expects records with the checksum {expected}, the files hold {checksum}.",
-                "The version is not published and what is served stays. Deliver the right content under a new name.",
-                expected=expected,
-                found=checksum,
-            )
-
-
-class FileVersions(NonStreamSource):
+class FileVersions(VersionSource):
     """The versions in the folders of a FileSource, as listed by the first call of `next`.
 
     With `partition`, it is only the version in the folder of that name, which is delivered again if its completion
@@ -280,23 +234,15 @@ class FileVersions(NonStreamSource):
     """
 
     def __init__(self, spec: AdjunctDataset, files: FileSource, partition: str | None = None) -> None:
-        super().__init__(spec, files.schema)
+        schema = derive_entry_schema(spec, files.schema)
+        # Of one key, the last record in the last file is kept.
+        super().__init__(spec, schema, declaration_from_spec(spec, schema), (PARTITION, OFFSET))
         self._source, self._partition = files, partition
         self._tree = open_tree(files.url)
         self._seen: list[Folder] | None = None
         self._notes: tuple[str, ...] = ()
         self._given: set[str] = set()
         self._known = FolderContents(self._tree)
-
-    @property
-    def _told(self) -> bool:
-        """Whether errors may show values: not with a sensitive column, because a line may contain its values."""
-        return not (self._spec.sensitive or getattr(self._spec.extractor, "sensitive", ()))
-
-    @property
-    def ordered_by(self) -> tuple[str, ...]:
-        """Of one key, the last record in the last file is kept."""
-        return (PARTITION, OFFSET)
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         """Return the version in the first complete folder that is not settled, or the one to wait for.
@@ -314,7 +260,14 @@ class FileVersions(NonStreamSource):
         in_place = next((folder for folder in folders if not folder.path), None)
         named = [folder for folder in folders if folder.path]
         if in_place is not None and in_place.complete is not None:
-            self._check_one_layout(named)
+            other = next((folder for folder in named if folder.complete is not None), None)
+            if other is not None:
+                raise DatasetError(
+                    f"dataset {self.spec.name!r}: {self._source.url} holds {self._source.complete} itself and so does "
+                    f"its folder {other.path!r}: either everything below the URL is one version, or each folder is.",
+                    "Remove one of the two completion objects.",
+                    dataset=self.spec.name,
+                )
             return self._next_in_place(manifest, in_place)
         if self._partition is not None:
             return self._find_partition(manifest, named, self._partition)
@@ -325,12 +278,11 @@ class FileVersions(NonStreamSource):
         notes = (*self._notes, *map(self._other, others))
         settled = _settled(manifest) - self._find_completed_again(manifest, named)
         late, rest = self._in_order(manifest, [folder for folder in named if folder.path not in settled])
-        for folder in rest:
-            if folder.complete is None:
-                notes += self._late(manifest, late)
-                return Awaiting(folder.path, (self._marker(folder),), notes=notes, copies=copies)
-            return replace(self._delivery(folder.path, folder), notes=notes, copies=copies)
+        if rest and rest[0].complete is not None:
+            return replace(self._delivery(rest[0].path, rest[0]), notes=notes, copies=copies)
         notes += self._late(manifest, late)
+        if rest:
+            return Awaiting(rest[0].path, (self._marker(rest[0]),), notes=notes, copies=copies)
         missing = f"{self._source.url}/*/{self._source.complete}"
         return Awaiting(None, (missing,), idle=True, notes=notes, copies=copies)
 
@@ -351,7 +303,7 @@ class FileVersions(NonStreamSource):
                 f"{what}: the completion object {self._marker(folder)} {promise.problem}.",
                 "Write it empty, or as a JSON object with rows, checksum and valid_from, and deliver under a new "
                 "version name.",
-                dataset=self._spec.name,
+                dataset=self.spec.name,
                 version=delivery.version,
             )
         if not folder.files and promise.rows != 0:
@@ -361,33 +313,54 @@ class FileVersions(NonStreamSource):
                 "below it, not called _… or .…, or a completion object that states rows 0.",
                 'Deliver the files and complete it again. For an empty version write {"rows": 0} into the completion '
                 "object.",
-                dataset=self._spec.name,
+                dataset=self.spec.name,
                 version=delivery.version,
             )
-        checksum = parse_records_checksum(promise.checksum)
-        records = self._records(what, folder)
-        rows = records.count(spark, must=promise.rows is not None)
+        expected = parse_records_checksum(promise.checksum)
+        declared, rows = self._declared(what), self._count(what, folder, spark, must=promise.rows is not None)
         if promise.rows is not None and rows != promise.rows:
-            raise MarkerConflictError(
-                f"{what}: the completion object {self._marker(folder)} expects {promise.rows} records, the files hold "
-                f"{rows}.",
-                "The version is not published and what is served stays. Deliver the right content under a new name.",
-                dataset=self._spec.name,
-                version=delivery.version,
-                expected=str(promise.rows),
-                found=str(rows),
-            )
-        if checksum is not None:
-            records.check_checksum(checksum, spark if rows else None)
+            raise self._promise_error(delivery, f"{promise.rows} records", f"{rows} records")
+        if expected is not None:
+            checksum = EMPTY_CHECKSUM
+            if rows != 0 and spark is IN_PROCESS:
+                checksum = arrow_checksum(read_files(declared, folder.files), declared.schema)
+            elif rows != 0:
+                checksum = records_checksum(read_files_with_spark(spark(), declared, folder.files), declared.schema)
+            if checksum != expected:
+                raise self._promise_error(delivery, f"checksum {expected}", f"checksum {checksum}")
         return rows
+
+    def _count(self, what: str, folder: Folder, spark: Callable[[], SparkSession], *, must: bool) -> int | None:
+        """Return the number of records; None if that needs reading large text files, unless it `must` be known."""
+        declared, files = self._declared(what), folder.files
+        if declared.format == "parquet" or sum(file.size for file in files) <= _MAX_LOCAL_BYTES:
+            return count_file_records(declared, files)
+        if not must:
+            return None
+        if spark is IN_PROCESS:
+            return int(read_files(declared, files).num_rows)
+        with translate_spark_errors():
+            return read_files_with_spark(spark(), declared, files).count()
+
+    def _promise_error(self, delivery: Delivery, expected: str, found: str) -> MarkerConflictError:
+        return MarkerConflictError(
+            f"{self._what(delivery)}: the completion object {self._marker(delivery.content[0])} expects {expected}, "
+            f"the files hold {found}.",
+            "The version is not published and what is served stays. Deliver the right content under a new name.",
+            dataset=self.spec.name,
+            version=delivery.version,
+            expected=expected,
+            found=found,
+        )
 
     def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
         """Return the version's entries with the columns of META: `__partition` is the file's index, by name."""
         what, folder = self._what(delivery), delivery.content[0]
         if spark is IN_PROCESS:
-            raise_if_spark_needed(self._spec, list_extractor_spark_needs(self._spec))
-            return entries_from_arrow(self._spec, self._records(what, folder).table(), self._schema)
-        return entries_from_frame(self._spec, self._records(what, folder).frame(spark()), self._schema)
+            raise_if_spark_needed(self.spec, list_extractor_spark_needs(self.spec))
+            return entries_from_arrow(self.spec, read_files(self._declared(what), folder.files), self.schema)
+        records = read_files_with_spark(spark(), self._declared(what), folder.files)
+        return entries_from_frame(self.spec, records, self.schema)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Return the file and the line (for Parquet, the row)."""
@@ -407,14 +380,13 @@ class FileVersions(NonStreamSource):
         return self._delivery(name, folder)
 
     def _next_in_place(self, manifest: BoundedManifest, folder: Folder) -> Delivery | Awaiting:
-        complete = folder.complete
-        assert complete is not None
+        complete = folder.marker
         if self._partition is not None:
             raise DatasetError(
-                f"dataset {self._spec.name!r}: version {self._partition!r} was requested, but {self._source.url} is "
+                f"dataset {self.spec.name!r}: version {self._partition!r} was requested, but {self._source.url} is "
                 "one folder that is written in place, whose versions are named by their completion time.",
                 "Put each version into a folder of its own, or advance the dataset without a partition.",
-                dataset=self._spec.name,
+                dataset=self.spec.name,
                 version=self._partition,
             )
         done = manifest.delivered[-1] if manifest.delivered else None
@@ -433,13 +405,12 @@ class FileVersions(NonStreamSource):
         tag = re.sub(r"[^A-Za-z0-9]", "", self._tree.content_tag(complete))[:8]
         name = f"{complete.modified:%Y%m%dT%H%M%SZ}-{tag}"
         if name in _settled(manifest):
-            same = done is not None and not done.freed and done.name == name  # with other contents, as checked above
-            note = (
-                f"{self._source.url} was completed twice in the second that names version {name!r}, with other contents"
-            )
-            notes = (
-                (f"{note}: write {self._marker(folder)} again, and they are a version of their own",) if same else ()
-            )
+            notes: tuple[str, ...] = ()
+            if done is not None and not done.freed and done.name == name:  # with other contents, as checked above
+                notes = (
+                    f"{self._source.url} was completed twice in the second that names version {name!r}, with other "
+                    f"contents: write {self._marker(folder)} again, and they are a version of their own",
+                )
             return Awaiting(None, (self._marker(folder),), idle=True, notes=notes)
         return self._delivery(name, folder)
 
@@ -450,9 +421,9 @@ class FileVersions(NonStreamSource):
         """
         folders = sorted(folders, key=lambda folder: natural_sort_key(folder.path))
         newest = max(manifest.taken, key=natural_sort_key, default=None)
-        if self._spec.versions is not None or newest is None:
+        if self.spec.versions is not None or newest is None:
             return [], folders
-        timed = self._spec.valid_from is not None
+        timed = self.spec.valid_from is not None
         again = {done.name for done in manifest.delivered if done.freed is not None and timed}
         late = [
             folder
@@ -465,9 +436,7 @@ class FileVersions(NonStreamSource):
         """Raise MarkerConflictError for a complete folder that comes too late; return notes on copies."""
         newest = max(manifest.taken, key=natural_sort_key, default=None)
         # Where the name states the valid-from time, a new name would state a wrong one.
-        rename = (
-            "Rename it so that it comes after, or abandon" if self._spec.valid_from in (None, MARKER) else "Abandon"
-        )
+        rename = "Rename it so that it comes after, or abandon" if self.spec.valid_from in (None, MARKER) else "Abandon"
         notes = []
         for folder in late:
             if folder.complete is not None:
@@ -476,11 +445,11 @@ class FileVersions(NonStreamSource):
                     notes.append(f"the folder {folder.path!r} is left out: it is a copy of version {original!r}")
                     continue
                 raise MarkerConflictError(
-                    f"dataset {self._spec.name!r}: the folder {folder.path!r} in {self._source.url} is complete, and "
+                    f"dataset {self.spec.name!r}: the folder {folder.path!r} in {self._source.url} is complete, and "
                     f"comes before version {newest!r}, which was delivered already.",
-                    f"{rename} it: abandon_version(lake, {self._spec.name!r}, {folder.path!r}, reason=…, by=…). "
+                    f"{rename} it: abandon_version(lake, {self.spec.name!r}, {folder.path!r}, reason=…, by=…). "
                     "If older versions may arrive later, declare versions=VersionPartitions(…).",
-                    dataset=self._spec.name,
+                    dataset=self.spec.name,
                     version=newest,
                 )
         return tuple(notes)
@@ -499,7 +468,7 @@ class FileVersions(NonStreamSource):
                 continue
             ref = manifest.ref(done.version)
             refused = done.freed or (ref.sealed_at if ref is not None and ref.state == "rejected" else None)
-            last = done is manifest.delivered[-1] or done.freed is not None or self._spec.versions is not None
+            last = done is manifest.delivered[-1] or done.freed is not None or self.spec.versions is not None
             if refused and last and (folder.complete.modified > refused or self._known.differs(done.markers, folder)):
                 again.add(folder.path)
         return again - self._given - {ended.name for ended in manifest.abandoned}
@@ -529,29 +498,17 @@ class FileVersions(NonStreamSource):
 
     def _other(self, folder: Folder) -> str:
         """Return a note on a delivered folder with changed contents, and how to publish them."""
-        assert folder.complete is not None
-        name, at = folder.path, f"{folder.complete.modified:%F %T}"
-        rebuild = "rebuild it as a partition (partition=…), or " if self._spec.versions is not None else ""
+        name, at = folder.path, f"{folder.marker.modified:%F %T}"
+        rebuild = "rebuild it as a partition (partition=…), or " if self.spec.versions is not None else ""
         return (
             f"version {name!r} was delivered, and {self._marker(folder)} was written again at {at} with other "
             f"contents: what was published stays. To publish them, {rebuild}deliver them under a new version name; to "
-            f"stop this note, abandon this one (adjunct dataset abandon {self._spec.name} {name} --reason …)"
+            f"stop this note, abandon this one (adjunct dataset abandon {self.spec.name} {name} --reason …)"
         )
 
-    def _check_one_layout(self, named: list[Folder]) -> None:
-        for folder in named:
-            if folder.complete is not None:
-                raise DatasetError(
-                    f"dataset {self._spec.name!r}: {self._source.url} holds {self._source.complete} itself and so does "
-                    f"its folder {folder.path!r}: either everything below the URL is one version, or each folder is.",
-                    "Remove one of the two completion objects.",
-                    dataset=self._spec.name,
-                )
-
     def _delivery(self, name: str, folder: Folder) -> Delivery:
-        assert folder.complete is not None
         self._given.add(name)
-        promise = parse_promise(self._tree.read(folder.complete)) if folder.complete.size else Promise()
+        promise = parse_promise(self._tree.read(folder.marker)) if folder.marker.size else Promise()
         return Delivery(
             name,
             markers=self._known.delivered(folder, promise.rows),
@@ -573,15 +530,16 @@ class FileVersions(NonStreamSource):
             f"{what}: {len(changes)} file(s) in {self._source.url} changed after the version was found complete: "
             f"{', '.join(changes[:3])}{' …' if len(changes) > 3 else ''}.",
             "Run again: it uses the files as they are then. Write the completion object last.",
-            dataset=self._spec.name,
+            dataset=self.spec.name,
         )
 
-    def _records(self, what: str, folder: Folder) -> FolderRecords:
-        declared = DeclaredFiles(self._tree, self._source.format, self._source.schema, what, self._told)
-        return FolderRecords(declared, folder.files, f"{what}: the completion object {self._marker(folder)}")
+    def _declared(self, what: str) -> DeclaredFiles:
+        # A line may contain the values of a sensitive column, so with one of these errors show none.
+        sensitive = self.spec.sensitive or getattr(self.spec.extractor, "sensitive", ())
+        return DeclaredFiles(self._tree, self._source.format, self._source.schema, what, values=not sensitive)
 
     def _what(self, delivery: Delivery) -> str:
-        return f"dataset {self._spec.name!r}, version {delivery.version!r}"
+        return f"dataset {self.spec.name!r}, version {delivery.version!r}"
 
     def _marker(self, folder: Folder) -> str:
         return "/".join(filter(None, [self._source.url.rstrip("/"), folder.path, self._source.complete]))

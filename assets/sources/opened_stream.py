@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dagster_adjunct.assets.declaration.change_values import PositionType, Samples, position_type
+from dagster_adjunct.assets.declaration.change_values import PositionType, position_type
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
-from dagster_adjunct.assets.sources.changes import decode_changes, derive_row_schema, shift_positions
+from dagster_adjunct.assets.sources.changes import derive_row_schema
 from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.version import DatasetDeclaration, declaration_from_spec
 from dagster_adjunct.resources.common import split_stream_name
@@ -132,6 +132,41 @@ class OpenedStream:
 
         return {ssp: later(known[ssp], oldest[ssp]) if ssp in known else default[ssp] for ssp in self.ssps}
 
+    def recreated_error(
+        self, before: str | None, read_to: Offsets, ends: Offsets, *, deleted_next: str, rewritten_next: str = ""
+    ) -> OffsetOutOfRangeError | None:
+        """Return the error for a stream that is not the one that the dataset has read; None if it is the same.
+
+        It is another one if its identity differs from `before`, or if it ends before the offsets read. The next step
+        depends on whether it was deleted, or repartitioned before all of it was read.
+        """
+        name, stream, compare = self.spec.name, str(self.spec.input), self.system.compare
+        beyond = next((ssp for ssp, offset in read_to.items() if ssp in ends and compare(offset, ends[ssp]) > 0), None)
+        if beyond is None and not self.info.was_recreated(before):
+            return None
+        if self.info.was_repartitioned(before):
+            return OffsetOutOfRangeError(
+                f"dataset {name!r} had not read all of {stream} when that was rewritten into {self.info.partitions} "
+                "partition(s).",
+                f"Its new offsets can't be compared with the old ones. What is served stays. {rewritten_next}",
+                dataset=name,
+                stream=stream,
+            )
+        next_step = f"The stream was deleted and recreated: {deleted_next}"
+        if beyond is None:
+            problem = f"dataset {name!r} was read from another stream under the name {stream}."
+            return OffsetOutOfRangeError(problem, next_step, dataset=name, stream=stream)
+        return OffsetOutOfRangeError(
+            f"dataset {name!r} has read {beyond} up to offset {read_to[beyond]}, and the stream ends at "
+            f"{ends[beyond]}.",
+            next_step,
+            dataset=name,
+            stream=stream,
+            partition=beyond.partition,
+            offset=read_to[beyond],
+            upcoming=ends[beyond],
+        )
+
     def markers(self, since: Offsets) -> list[Marker]:
         """Return the markers at or after these offsets."""
         return self.system.markers(self.info.name, since)
@@ -169,19 +204,6 @@ class OpenedStream:
                 "dataset more often.",
                 dataset=self.spec.name,
             ) from error
-
-    def read_changes(
-        self, spark: SparkSession, ranges: Ranges, *, positions_from: int = 0, samples: Samples | None = None
-    ) -> tuple[DataFrame, Samples | None]:
-        """Return the changes made from the records of these ranges, as `ChangeDecoder.read_changes` does."""
-        assert self.info.schema is not None, "raw records are rejected when the input is opened"
-        records = self.read(spark, ranges)
-        changes, samples = decode_changes(
-            self.spec, records, self.info.schema, self.schema, partitions=len(self.ssps), samples=samples
-        )
-        if positions_from and self.spec.following.order_by is None:
-            return shift_positions(changes, positions_from), samples
-        return changes, samples
 
 
 def check_changes_ordered(spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str) -> None:
@@ -232,103 +254,3 @@ def resolve_stream(
             dataset=dataset,
         )
     return systems[system], stream
-
-
-def find_partition_beyond_end(
-    read_to: Mapping[SystemStreamPartition, str],
-    ends: Mapping[SystemStreamPartition, str],
-    compare: Callable[[str, str], int],
-) -> SystemStreamPartition | None:
-    """Return a partition that was read beyond its end, else None."""
-    return next((ssp for ssp, offset in read_to.items() if ssp in ends and compare(offset, ends[ssp]) > 0), None)
-
-
-def recreated_stream_error(
-    dataset: str,
-    stream: str,
-    info: StreamInfo,
-    *,
-    before: str | None,
-    read_to: Mapping[SystemStreamPartition, str],
-    ends: Mapping[SystemStreamPartition, str],
-    compare: Callable[[str, str], int],
-    deleted_next: str,
-    rewritten_next: str = "",
-) -> OffsetOutOfRangeError | None:
-    """Return the error for a stream that is not the one that the dataset has read; None if it is the same.
-
-    It is another one if its identity differs from `before`, or if it ends before the offsets read. The next step
-    depends on whether it was deleted, or repartitioned before all of it was read.
-    """
-    beyond = find_partition_beyond_end(read_to, ends, compare)
-    if beyond is None and not info.was_recreated(before):
-        return None
-    if info.was_repartitioned(before):
-        return OffsetOutOfRangeError(
-            f"dataset {dataset!r} had not read all of {stream} when that was rewritten into {info.partitions} "
-            "partition(s).",
-            f"Its new offsets can't be compared with the old ones. What is served stays. {rewritten_next}",
-            dataset=dataset,
-            stream=stream,
-        )
-    if beyond is None:
-        return OffsetOutOfRangeError(
-            f"dataset {dataset!r} was read from another stream under the name {stream}.",
-            f"The stream was deleted and recreated: {deleted_next}",
-            dataset=dataset,
-            stream=stream,
-        )
-    return OffsetOutOfRangeError(
-        f"dataset {dataset!r} has read {beyond} up to offset {read_to[beyond]}, and the stream ends at {ends[beyond]}.",
-        f"The stream was deleted and recreated: {deleted_next}",
-        dataset=dataset,
-        stream=stream,
-        partition=beyond.partition,
-        offset=read_to[beyond],
-        upcoming=ends[beyond],
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class StreamIdentity:
-    """Checks that the input stream of a bounded dataset is the one that it was read from before."""
-
-    stream: OpenedStream
-    system: StreamSystem
-
-    def check(self, before: str | None) -> None:
-        """Raise OffsetOutOfRangeError if the stream does not have this identity."""
-        self._check(before, {}, {})
-
-    def ends_at(self, offsets: Mapping[SystemStreamPartition, int]) -> bool:
-        """Whether the stream ends at these offsets. Raises OffsetOutOfRangeError if it ends before them."""
-        ends = self.stream.system.upcoming(self.stream.ssps)
-        if any(int(ends[ssp]) < offset for ssp, offset in offsets.items()):
-            ends = self.system.upcoming(self.stream.ssps)  # another writer may have advanced since the first look
-        self._check(None, {ssp: str(offset) for ssp, offset in offsets.items()}, ends)
-        return all(int(ends[ssp]) == offset for ssp, offset in offsets.items())
-
-    def _check(
-        self,
-        before: str | None,
-        read_to: Mapping[SystemStreamPartition, str],
-        ends: Mapping[SystemStreamPartition, str],
-    ) -> None:
-        spec = self.stream.spec
-        ways_on = (
-            "Declare the dataset under a new name to build it separately from there, or delete this one (adjunct "
-            f"dataset delete {spec.name} --reason …) and advance it again."
-        )
-        refusal = recreated_stream_error(
-            spec.name,
-            str(spec.input),
-            self.stream.info,
-            before=before,
-            read_to=read_to,
-            ends=ends,
-            compare=self.system.compare,
-            deleted_next=f"its versions are not those of before, whatever their names. What is served stays. {ways_on}",
-            rewritten_next=ways_on,
-        )
-        if refusal is not None:
-            raise refusal

@@ -12,13 +12,15 @@ import pyarrow as pa
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import Computation, QuerySource
 from dagster_adjunct.assets.sources.entries import (
+    derive_entry_schema,
     entries_from_arrow,
     entries_from_frame,
     list_extractor_spark_needs,
     raise_if_spark_needed,
 )
-from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, NonStreamSource
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.column_sql import named_column, quote_text
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table, to_spark_frame
@@ -31,20 +33,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class QueryVersions(NonStreamSource):
-    """The one version that a query computes now, named after its partition or else after the time in UTC."""
+class QueryVersions(VersionSource):
+    """The one version that a query computes now, named after its partition or else after the time in UTC.
+
+    A query's rows have no order: of several with one key, the one with the greatest values is kept.
+    """
 
     def __init__(
         self, spec: AdjunctDataset, query: QuerySource, partition: str | None, *, now: Callable[[], datetime]
     ) -> None:
-        super().__init__(spec, query.schema)
+        schema = derive_entry_schema(spec, query.schema)
+        ordered_by = tuple(name for name in schema.names if name not in spec.key)
+        super().__init__(spec, schema, declaration_from_spec(spec, schema), ordered_by)
         self._query, self._partition, self._now = query, partition, now
         self._given = False
-
-    @property
-    def ordered_by(self) -> tuple[str, ...]:
-        """A query's rows have no order: of several with one key, the one with the greatest values is kept."""
-        return tuple(name for name in self._schema.names if name not in self._spec.key)
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         """Return the version to compute, on the first call only; it is computed when it is read."""
@@ -62,7 +64,7 @@ class QueryVersions(NonStreamSource):
         """Return the query's result as entries. Raises DatasetError if its columns are not as declared."""
         computation = delivery.content
         assert isinstance(computation, Computation)
-        what = f"dataset {self._spec.name!r}, version {delivery.version!r}: {self._query}"
+        what = f"dataset {self.spec.name!r}, version {delivery.version!r}: {self._query}"
         if spark is IN_PROCESS:
             return self._compute_in_process(computation, what)
         return self._compute_on_spark(spark(), computation, what)
@@ -70,14 +72,14 @@ class QueryVersions(NonStreamSource):
     def _compute_in_process(self, computation: Computation, what: str) -> pa.Table:
         query = self._query.query
         sql = ["its query, which is SQL"] if isinstance(query, str) else []
-        raise_if_spark_needed(self._spec, [*sql, *list_extractor_spark_needs(self._spec)])
+        raise_if_spark_needed(self.spec, [*sql, *list_extractor_spark_needs(self.spec)])
         assert not isinstance(query, str), "SQL was rejected above"
         answer = query(IN_PROCESS, computation)
         if not isinstance(answer, ArrowFrame):
             raise DatasetError(
                 f"{what} returned a {type(answer).__name__}.",
                 "Without Spark, return an Arrow table, or a pandas or Polars frame.",
-                dataset=self._spec.name,
+                dataset=self.spec.name,
             )
         answer = to_arrow_table(answer, what)
         columns = [(field.name, field.type) for field in Schema.from_arrow(answer.schema).fields]
@@ -87,7 +89,7 @@ class QueryVersions(NonStreamSource):
         answer = fit_to_schema(answer, self._query.schema, what)
         records = {name: answer.column(name) for name in self._query.schema.names}
         records |= dict(zip(META, (*marks, pa.array([False] * rows, pa.bool_())), strict=True))
-        return entries_from_arrow(self._spec, pa.table(records), self._schema)
+        return entries_from_arrow(self.spec, pa.table(records), self.schema)
 
     def _compute_on_spark(self, spark: SparkSession, computation: Computation, what: str) -> DataFrame:
         from pyspark.errors import PySparkException
@@ -98,7 +100,7 @@ class QueryVersions(NonStreamSource):
                 answer: object = spark.sql(_fill_placeholders(self._query.query, computation))
             except PySparkException as error:
                 problem = f"{what} can't be planned: {first_message_line(error)}"
-                raise DatasetError(problem, "Correct the query and run again.", dataset=self._spec.name) from error
+                raise DatasetError(problem, "Correct the query and run again.", dataset=self.spec.name) from error
         else:
             answer = self._query.query(spark, computation)
         frame = to_spark_frame(answer, spark, what)
@@ -106,7 +108,7 @@ class QueryVersions(NonStreamSource):
             raise DatasetError(
                 f"{what} returned a {type(answer).__name__}.",
                 "Return a Spark, pandas or Polars frame, or an Arrow table.",
-                dataset=self._spec.name,
+                dataset=self.spec.name,
             )
         check_query_columns(frame, self._query.schema, what)
         marks = {META[0]: F.lit(0), META[1]: F.lit(0).cast("bigint"), META[2]: F.lit(None).cast("timestamp")}
@@ -115,10 +117,7 @@ class QueryVersions(NonStreamSource):
             *[value.alias(name) for name, value in marks.items()],
             F.lit(False).alias(META[3]),
         )
-        return entries_from_frame(self._spec, records, self._schema)
-
-    def place(self, delivery: Delivery, partition: int, offset: int) -> str:
-        return ""
+        return entries_from_frame(self.spec, records, self.schema)
 
 
 def check_query_columns(answer: DataFrame, declared: Schema, what: str) -> None:

@@ -26,13 +26,12 @@ from dagster_adjunct.assets.sources.markers import (
     find_next_delivery,
     settled_from_manifest,
 )
-from dagster_adjunct.assets.sources.opened_stream import OpenedStream, StreamIdentity, offsets_to_json
+from dagster_adjunct.assets.sources.opened_stream import Offsets, OpenedStream, offsets_to_json
 from dagster_adjunct.assets.sources.truncation import LossUnknown, find_truncated_partitions, resume_after_truncation
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.versions.deliveries import Lost
 from dagster_adjunct.assets.versions.input_partitions import follow_added_partitions, follow_repartition
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, resume_bounded_manifest
-from dagster_adjunct.assets.versions.version import DatasetDeclaration
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake
@@ -50,13 +49,15 @@ from dagster_adjunct.resources.streams.system import (
     OFFSET,
     PARTITION,
     Marker,
-    StreamInfo,
     StreamSystem,
     SystemStreamPartition,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+_NONE: Offsets = {}
 
 
 def open_source(
@@ -79,50 +80,22 @@ def open_source(
         from dagster_adjunct.assets.sources.query_source import QueryVersions
 
         return QueryVersions(spec, spec.input, partition, now=lake.now)
-    return StreamSource.of(systems, spec, now=lake.now)
+    return StreamSource(systems, spec, now=lake.now)
 
 
-class StreamSource:
+class StreamSource(VersionSource):
     """The versions on a dataset's input stream, as of when this was opened."""
 
-    def __init__(self, stream: OpenedStream, system: StreamSystem, now: Callable[[], datetime]) -> None:
-        self._now = now
-        self._stream = stream
-        self._same = StreamIdentity(stream, system)
+    def __init__(
+        self, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, now: Callable[[], datetime]
+    ) -> None:
+        self._stream = stream = OpenedStream.of(systems, spec, at_once=True)
+        # Offsets order the records of one key; partitions only where a key can come in several of them.
+        ordered_by = (OFFSET,) if stream.has_one_partition_per_key else (OFFSET, PARTITION)
+        super().__init__(spec, stream.schema, stream.declaration, ordered_by)
+        self.copartitioned, self.info, self._now = stream.copartitioned, stream.info, now
+        self._system = systems[split_stream_name(str(spec.input))[0]]
         self._seen: tuple[dict[SystemStreamPartition, int], list[Marker]] | None = None
-
-    @classmethod
-    def of(
-        cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, now: Callable[[], datetime]
-    ) -> StreamSource:
-        """Look at the input stream of `spec` once, and check that its columns can make this dataset."""
-        stream = OpenedStream.of(systems, spec, at_once=True)
-        return cls(stream, systems[split_stream_name(str(spec.input))[0]], now)
-
-    @property
-    def spec(self) -> AdjunctDataset:
-        return self._stream.spec
-
-    @property
-    def info(self) -> StreamInfo:
-        return self._stream.info
-
-    @property
-    def schema(self) -> Schema:
-        return self._stream.schema
-
-    @property
-    def declaration(self) -> DatasetDeclaration:
-        return self._stream.declaration
-
-    @property
-    def copartitioned(self) -> bool:
-        return self._stream.copartitioned
-
-    @property
-    def ordered_by(self) -> tuple[str, ...]:
-        """Offsets order the records of one key; partitions only where a key can come in several of them."""
-        return (OFFSET,) if self._stream.has_one_partition_per_key else (OFFSET, PARTITION)
 
     def first_manifest(self) -> BoundedManifest:
         """Return a manifest that starts at the stream's first offset, even if retention has removed it."""
@@ -139,7 +112,7 @@ class StreamSource:
         """Return a stored manifest to continue from; see `VersionSource`."""
         # Before the declaration, which would also differ for a stream recreated with other partitions.
         if stored.declaration.input == self.declaration.input:
-            self._same.check(stored.stream)
+            self._raise_if_recreated(stored.stream)
         return resume_bounded_manifest(stored, self.declaration)
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
@@ -147,7 +120,7 @@ class StreamSource:
 
         Raises MarkerConflictError, and OffsetOutOfRangeError for a recreated stream.
         """
-        self._same.check(manifest.stream)
+        self._raise_if_recreated(manifest.stream)
         settled = settled_from_manifest(manifest)
         oldest = {ssp: int(offset) for ssp, offset in self._stream.system.oldest(self._stream.ssps).items()}
         markers, gone = self._markers(settled.offsets), find_truncated_partitions(settled.offsets, oldest)
@@ -158,7 +131,7 @@ class StreamSource:
             # The offsets stay: only the next markers tell which versions are lost.
             notes = (_lost_ranges((), gone, self._now()).summary(),) if manifest.change else ()
             missing = tuple(map(str, ahead.missing))
-            idle = self._same.ends_at({ssp: max(offset, oldest[ssp]) for ssp, offset in settled.offsets.items()})
+            idle = self._ends_at({ssp: max(offset, oldest[ssp]) for ssp, offset in settled.offsets.items()})
             return Awaiting(ahead.version, missing, manifest.offsets, idle=idle, notes=notes, stream=identity)
         # A dataset without a commit only reports losses of versions that it can name.
         lost = _lost_ranges(ahead.versions, gone, self._now()) if gone and (ahead.versions or manifest.change) else None
@@ -171,7 +144,7 @@ class StreamSource:
             check_repeats(name, upcoming, markers, records)
             answer = upcoming.delivery(records, sum(dropped.values()))
         else:
-            answer = upcoming.awaiting(sum(dropped.values()), idle=self._same.ends_at(upcoming.offsets))
+            answer = upcoming.awaiting(sum(dropped.values()), idle=self._ends_at(upcoming.offsets))
         return replace(answer, lost=lost, notes=describe_redeliveries(manifest, dropped), stream=identity)
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int:
@@ -211,9 +184,34 @@ class StreamSource:
         return entries_from_frame(self.spec, self._records(delivery, spark()), self.schema)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
+        """Return the partition and the offset."""
         return f"{self.spec.input}.{partition} at offset {offset}"
 
     # -- inside
+
+    def _ends_at(self, offsets: Mapping[SystemStreamPartition, int]) -> bool:
+        """Whether the stream ends at these offsets. Raises OffsetOutOfRangeError if it ends before them."""
+        ends = self._stream.system.upcoming(self._stream.ssps)
+        if any(int(ends[ssp]) < offset for ssp, offset in offsets.items()):
+            ends = self._system.upcoming(self._stream.ssps)  # another writer may have advanced since it was opened
+        self._raise_if_recreated(None, {ssp: str(offset) for ssp, offset in offsets.items()}, ends)
+        return all(int(ends[ssp]) == offset for ssp, offset in offsets.items())
+
+    def _raise_if_recreated(self, before: str | None, read_to: Offsets = _NONE, ends: Offsets = _NONE) -> None:
+        """Raise OffsetOutOfRangeError if the stream is not the one with the identity `before`, or ends too early."""
+        ways_on = (
+            "Declare the dataset under a new name to build it separately from there, or delete this one (adjunct "
+            f"dataset delete {self.spec.name} --reason …) and advance it again."
+        )
+        refusal = self._stream.recreated_error(
+            before,
+            read_to,
+            ends,
+            deleted_next=f"its versions are not those of before, whatever their names. What is served stays. {ways_on}",
+            rewritten_next=ways_on,
+        )
+        if refusal is not None:
+            raise refusal
 
     def _count(self, cut: MarkedSegment) -> int:
         return self._stream.count({cut.ssp: (str(cut.start), str(cut.end))})

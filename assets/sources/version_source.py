@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.deliveries import Lost, MarkerFacts
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, resume_bounded_manifest
-from dagster_adjunct.assets.versions.version import DatasetDeclaration, declaration_from_spec
+from dagster_adjunct.assets.versions.version import DatasetDeclaration
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
@@ -66,96 +66,53 @@ class Awaiting:
     stream: str | None = None
 
 
-class VersionSource(Protocol):
+class VersionSource(ABC):
     """A source of versions of one dataset, read once: `next` decides from what was found then.
 
-    A source raises DatasetError, naming the dataset, if the dataset can't be made from it: no schema, or no key
-    columns.
+    `schema` are the columns of the entries, after extractor and `columns`. `ordered_by` are the columns that order the
+    records of one key; the last record is kept. `copartitioned` says that partition i of the records that `read`
+    returns is exactly bucket i, so that no exchange is needed. A source raises DatasetError, naming the dataset, if the
+    dataset can't be made from it: no schema, or no key columns. The methods here are those of sources without a stream:
+    files and queries, which have no partitions and no offsets.
     """
 
-    @property
-    def spec(self) -> AdjunctDataset: ...
+    copartitioned = False
 
-    @property
-    def schema(self) -> Schema:
-        """The columns of the entries, after extractor and `columns`."""
-        ...
-
-    @property
-    def declaration(self) -> DatasetDeclaration: ...
-
-    @property
-    def copartitioned(self) -> bool:
-        """Whether partition i of the records that `read` returns is exactly bucket i, so that no exchange is needed."""
-        ...
-
-    @property
-    def ordered_by(self) -> tuple[str, ...]:
-        """Columns that order the records of one key; the last record is kept."""
-        ...
+    def __init__(
+        self, spec: AdjunctDataset, schema: Schema, declaration: DatasetDeclaration, ordered_by: tuple[str, ...]
+    ) -> None:
+        self.spec, self.schema, self.declaration, self.ordered_by = spec, schema, declaration, ordered_by
 
     def first_manifest(self) -> BoundedManifest:
         """Return the initial manifest of a dataset without a commit."""
-        ...
+        return BoundedManifest(name=self.spec.name, declaration=self.declaration, offsets={})
 
     def follow_repartition(self, stored: DatasetManifest) -> DatasetManifest | None:
         """Return a stored manifest at its position in an input that was repartitioned after all was read; else None."""
-        ...
+        return None
 
     def resume_manifest(self, stored: DatasetManifest) -> BoundedManifest:
         """Return a stored manifest with the declared order and policies, to continue from.
 
         Raises DatasetError for an incompatible declaration, and OffsetOutOfRangeError for a recreated stream.
         """
-        ...
+        return resume_bounded_manifest(stored, self.declaration)
 
+    @abstractmethod
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         """Return the next complete version that the manifest has not settled. Raises MarkerConflictError."""
-        ...
 
+    @abstractmethod
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
         """Return its number of records; raise MarkerConflictError if they differ from what the markers state."""
-        ...
 
+    @abstractmethod
     def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
         """Return its records: the columns of `schema`, those of META, and `ordered_by`, with exactly these types.
 
         They are a frame of the session, or an Arrow table for IN_PROCESS.
         """
-        ...
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Return the location of the record with this `__partition` and `__offset`; "" if it has none."""
-        ...
-
-
-class NonStreamSource:
-    """The common part of sources without a stream: files and queries, which have no partitions and no offsets."""
-
-    def __init__(self, spec: AdjunctDataset, records: Schema) -> None:
-        self._spec, self._schema = spec, derive_entry_schema(spec, records)
-
-    @property
-    def spec(self) -> AdjunctDataset:
-        return self._spec
-
-    @property
-    def schema(self) -> Schema:
-        return self._schema
-
-    @property
-    def declaration(self) -> DatasetDeclaration:
-        return declaration_from_spec(self._spec, self._schema)
-
-    @property
-    def copartitioned(self) -> bool:
-        return False
-
-    def first_manifest(self) -> BoundedManifest:
-        return BoundedManifest(name=self._spec.name, declaration=self.declaration, offsets={})
-
-    def follow_repartition(self, stored: DatasetManifest) -> None:
-        return None
-
-    def resume_manifest(self, stored: DatasetManifest) -> BoundedManifest:
-        return resume_bounded_manifest(stored, self.declaration)
+        return ""

@@ -54,6 +54,7 @@ from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.generation import SPARK, Runtime, open_runtime, write_generation
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, TimelineOptions
+from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
@@ -101,11 +102,13 @@ def load_snapshot(
                 layout,
                 placed,
                 SPARK,
-                what=f"dataset {spec.name!r}, bulk snapshot",
-                order_by=(*layout.key, POSITION),
-                keep_tombstones=False,
+                WriteOptions(
+                    f"dataset {spec.name!r}, bulk snapshot",
+                    drop_tombstones=True,
+                    over_time=None if spec.following.history is None else TimelineOptions(told=True),
+                ),
+                order_by=(POSITION,),
                 partitioned=False,
-                over_time=None if spec.following.history is None else TimelineOptions(told=True),
             )
     if counters["superseded"]:
         raise DatasetError(
@@ -401,7 +404,7 @@ def execute_plan(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, 
 
     A new table records the startpoints in `applied` (ids by partition) as applied.
     """
-    select_engine(advance.context.spark).decoder.check(advance.source)
+    select_engine(advance.context.spark).check(advance.source)
     if plan.first == "begin":
         progress = begin_table(advance, _commit_repartitioned(advance), applied)
     else:

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.dead_letters import send_dead_letters
@@ -42,16 +40,15 @@ from dagster_adjunct.assets.versions.leases import AttemptRecord, Lease, delete_
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action
 from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
-from dagster_adjunct.assets.writing.generation import GenerationWriter, sum_counters, write_generation
+from dagster_adjunct.assets.writing.generation import count_deletions, sum_counters, write_generation
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
+from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from dagster_adjunct.assets.unbounded.rewind import ActiveRewind
 
 
@@ -62,7 +59,7 @@ def write_changes(
     ranges: Ranges,
     *,
     keep_tombstones: bool,
-    over_time: TimelineOptions | None = None,
+    over_time: TimelineOptions | None,
     rewinding: ActiveRewind | None,
 ) -> tuple[AdvanceProgress, Generation, dict[str, int], Samples | None]:
     """Write the changes of these ranges as one generation; return the progress, the generation, counters and samples.
@@ -70,49 +67,63 @@ def write_changes(
     The samples are the first values that changes are ordered by. The progress is new where ranges with dead letters
     were committed first. Raises BadChangeError and NullKeyError for changes that can't be applied.
     """
-    source, spec, manifest = advance.source, advance.spec, progress.manifest
-    what = f"dataset {spec.name!r}"
+    source, spec, manifest, lake = advance.source, advance.spec, progress.manifest, advance.context.lake
+    following, late = spec.following, None
     engine = select_engine(advance.context.spark)
-    changes, samples = engine.decoder.read_changes(
-        source, ranges, positions_from=manifest.positions_from, samples=manifest.first_ordered
-    )
-    store, version = advance.context.lake.store, manifest.version
-    if rewinding is not None and spec.following.history is None:
-        changes, late = rewinding.place_in_table(changes, engine.table, store, spec, manifest)
-    else:
+    changes, samples = engine.read_changes(source, ranges, manifest.positions_from, manifest.first_ordered)
+    if rewinding is None or following.history is not None:
         # A table that is being built has dropped no tombstones yet.
         horizon = None if progress.running else manifest.horizon
-        changes, late = engine.decoder.drop_late(changes, horizon, spec.following.on_bad_change)
-        if rewinding is not None and version is not None:
-            changes = rewinding.place_in_history(changes, engine.table, store, spec, version)
-    layout, set_aside = table_layout(source), isinstance(spec.following.on_bad_change, DeadLetters)
-    decoder = engine.decoder
-    good = decoder.drop_problems(changes) if set_aside else decoder.fail_on_problems(changes, spec.name)
-    completion, writer = None, _CollectingWriter(engine.writer)
-    if spec.following.completes:
-        known = target_generations(progress)
-        by_offset, again = spec.following.order is None, rewinding is not None
-        completion = RowCompletion(spec.name, layout, known, by_offset, set_aside, again=again)
+        changes, late = engine.drop_late(changes, horizon, following.on_bad_change)
+    if rewinding is not None:
+        changes, late_again = rewinding.place_changes(changes, engine, lake.store, spec, manifest)
+        late = late or late_again
+    layout, set_aside = table_layout(source), isinstance(following.on_bad_change, DeadLetters)
+    completion, incomplete = None, list[tuple[int, int, str]]()
+    if following.completes:
+        by_offset, again = following.order is None, rewinding is not None
+        completion = RowCompletion(spec.name, layout, target_generations(progress), by_offset, set_aside, again=again)
+
+    def write_files(*rows_and_place: Any, **how: Any) -> list[BucketFile]:
+        """Write files and collect the incomplete changes from their stats, which manifests don't keep."""
+        files = []
+        for file in engine.writer(*rows_and_place, **how):
+            incomplete.extend(map(tuple, file.stats.get("incomplete", ())))
+            stats = {name: value for name, value in file.stats.items() if name != "incomplete"}
+            # The footer lists them too.
+            files.append(replace(file, stats=stats, footer=None) if "incomplete" in file.stats else file)
+        return files
+
     generation, counters = write_generation(
-        advance.context.lake,
+        lake,
         attempt,
-        progress.manifest.next_generation,
+        manifest.next_generation,
         layout,
-        good,
-        writer,
-        what=what,
-        order_by=(*layout.key, POSITION, *(source.tie_break if rewinding is None else (OFFSET, PARTITION))),
-        keep_tombstones=keep_tombstones,
+        engine.drop_problems(changes) if set_aside else engine.fail_on_problems(changes, spec.name),
+        write_files,
+        WriteOptions(
+            f"dataset {spec.name!r}", drop_tombstones=not keep_tombstones, over_time=over_time, completion=completion
+        ),
+        order_by=(POSITION, *(source.tie_break if rewinding is None else (OFFSET, PARTITION))),
         partitioned=source.copartitioned and rewinding is None,
-        over_time=over_time,
-        completion=completion,
     )
-    letters = decoder.dead_letters(changes, spec, writer.incomplete) if set_aside else None
+    letters = engine.dead_letters(changes, spec, incomplete) if set_aside else None
     if letters is not None:
         try:
-            identity = (*(rewinding.identity if rewinding is not None else ()), *sorted(writer.incomplete))
-            again = rewinding is not None
-            progress, counters["quarantined"] = _quarantine(advance, progress, letters, ranges, identity, again=again)
+            if manifest.quarantining is None and rewinding is None:
+                # First, so that a run that takes over sends the same letters again, which adds nothing. A rewind that
+                # is repeated reads the same ranges.
+                spans = {str(ssp): span for ssp, span in ranges.items()}
+                progress = commit_fields(advance, progress, quarantining=spans, change=Change(action="quarantine"))
+            identity = (*(rewinding.identity if rewinding is not None else ()), *sorted(incomplete))
+            read_to, distance = offsets_after(progress, ranges), source.system.distance
+            counters["quarantined"] = send_dead_letters(
+                advance.context.systems,
+                spec,
+                letters,
+                producer=_dead_letter_producer(advance, progress, identity),
+                sequence=1 + sum(distance(ssp, "0", end) for ssp, end in read_to.items()),
+            )
         except CommitConflictError:
             advance.log.drop(generation)
             raise
@@ -126,55 +137,6 @@ def target_generations(progress: AdvanceProgress) -> tuple[Generation, ...]:
     if progress.running:
         return progress.bootstrap.building
     return () if version is None else version.generations
-
-
-class _CollectingWriter:
-    """Writes files and collects the incomplete changes from their stats, which manifests don't keep."""
-
-    def __init__(self, writer: GenerationWriter[Any]) -> None:
-        self._writer = writer
-        self.incomplete: list[tuple[int, int, str]] = []
-        """Partition, offset and reason of each."""
-
-    def __call__(self, *rows_and_place: Any, **how: Any) -> list[BucketFile]:
-        return [self._collect_incomplete(file) for file in self._writer(*rows_and_place, **how)]
-
-    def _collect_incomplete(self, file: BucketFile) -> BucketFile:
-        stats = dict(file.stats)
-        incomplete = stats.pop("incomplete", None)
-        if incomplete is None:
-            return file
-        self.incomplete += [(partition, offset, reason) for partition, offset, reason in incomplete]
-        return replace(file, stats=stats, footer=None)  # the footer lists them too
-
-
-def _quarantine(
-    advance: Advance,
-    progress: AdvanceProgress,
-    letters: DataFrame | pa.Table,
-    ranges: Ranges,
-    identity: tuple[object, ...],
-    *,
-    again: bool,
-) -> tuple[AdvanceProgress, int]:
-    """Send the dead letters of changes that can't be applied; return the progress and how many there are.
-
-    The ranges are committed first, so that a run that takes over sends the same letters again, which adds nothing. A
-    rewind (`again`) commits no ranges: repeated, it reads the same ones. `identity` distinguishes these letters from
-    others of the same ranges.
-    """
-    if progress.manifest.quarantining is None and not again:
-        spans = {str(ssp): span for ssp, span in ranges.items()}
-        progress = commit_fields(advance, progress, quarantining=spans, change=Change(action="quarantine"))
-    system = advance.source.system
-    sent = send_dead_letters(
-        advance.context.systems,
-        advance.spec,
-        letters,
-        producer=_dead_letter_producer(advance, progress, identity),
-        sequence=1 + sum(system.distance(ssp, "0", end) for ssp, end in offsets_after(progress, ranges).items()),
-    )
-    return progress, sent
 
 
 def _dead_letter_producer(advance: Advance, progress: AdvanceProgress, identity: tuple[object, ...]) -> str:
@@ -243,13 +205,16 @@ def apply_ranges(
 
     `reached` says that they complete a bootstrap, `rewinding` that they are applied again.
     """
-    context, name, log = advance.context, advance.spec.name, advance.log
-    attempt = log.attempt()
+    context, name = advance.context, advance.spec.name
+    attempt, bootstrapping = advance.log.attempt(), progress.running
     generation = attempt.generation(progress.manifest.next_generation)
     records, samples = advance.source.count(ranges) if ranges else 0, progress.manifest.first_ordered
     counters = {"read": records}
-    running, begins = progress.running, _writes_base(advance, progress)
-    over_time = _over_time_write(advance, progress, begins)
+    begins = not any(stored.files for stored in target_generations(progress))
+    over_time = None
+    if advance.spec.following.history is not None:  # a base stores where the validity of a row ends
+        served = () if bootstrapping else target_generations(progress)
+        over_time = TimelineOptions(told=begins, newest=find_newest_valid_from(served))
     # Ordered by a column, a deletion also wins against later changes with a lower value, so a base keeps it too. With
     # history a deletion ends the validity of a row.
     tombstones = not begins or advance.spec.following.order is not None or over_time is not None
@@ -268,13 +233,19 @@ def apply_ranges(
                         over_time=over_time,
                         rewinding=rewinding,
                     )
-                    counted["deleted"] += sum(int(file.stats.get("tombstones", 0)) for file in generation.files)
+                    counted["deleted"] += count_deletions(generation)
                     counted.pop("conflicting", None)  # normal in a change stream
-                    counters |= counted if running else {"changes": generation.rows, **counted}
+                    counters |= counted if bootstrapping else {"changes": generation.rows, **counted}
             with advance.stages("commit"):
                 written = _WrittenChanges(attempt, generation, ranges, counters, reached, rewinding, samples)
-                progress = _commit_written(advance, progress, written)
+                progress = commit_with_retries(
+                    advance,
+                    progress,
+                    lambda current: _manifest_with_changes(advance, current, written),
+                    commit_id=attempt.id,
+                )
     except CommitConflictError:
+        advance.log.drop(generation)
         delete_attempt(context.lake, name, attempt.id)
         raise
     delete_attempt(context.lake, name, attempt.id)
@@ -301,37 +272,6 @@ def _lease_served_version(advance: Advance, progress: AdvanceProgress) -> Iterat
         yield
 
 
-def _over_time_write(advance: Advance, progress: AdvanceProgress, begins: bool) -> TimelineOptions | None:
-    """Return how rows with validity times are written (a base stores their ends); None for a table without history."""
-    if advance.spec.following.history is None:
-        return None
-    version = progress.manifest.version
-    served = () if progress.running or version is None else version.generations
-    return TimelineOptions(told=begins, newest=find_newest_valid_from(served))
-
-
-def _writes_base(advance: Advance, progress: AdvanceProgress) -> bool:
-    """Whether the next generation is the base."""
-    if progress.running:
-        return not progress.bootstrap.building
-    version = progress.manifest.version
-    return version is None or not any(generation.files for generation in version.generations)
-
-
-def _commit_written(advance: Advance, progress: AdvanceProgress, written: _WrittenChanges) -> AdvanceProgress:
-    """Commit data and offsets together."""
-    try:
-        return commit_with_retries(
-            advance,
-            progress,
-            lambda current: _manifest_with_changes(advance, current, written),
-            commit_id=written.attempt.id,
-        )
-    except CommitConflictError:
-        advance.log.drop(written.generation)
-        raise
-
-
 def _manifest_with_changes(advance: Advance, progress: AdvanceProgress, written: _WrittenChanges) -> UnboundedManifest:
     """Return the manifest with these changes; a chunk without records leaves the version unchanged."""
     source, manifest, bootstrap = advance.source, progress.manifest, progress.bootstrap
@@ -351,13 +291,8 @@ def _manifest_with_changes(advance: Advance, progress: AdvanceProgress, written:
     )
     if written.rewinding is not None:
         after = written.rewinding.record_in_manifest(after, source.system)
-    if not running:
-        if not generation.files:
-            return after
-        assert manifest.version is not None
-        generations = (*(before for before in manifest.version.generations if before.files), generation)
-        counters = written.counters
-    else:
+    counters = written.counters
+    if running:
         building = (*bootstrap.building, *([generation] if generation.files else []))
         if not written.reached:
             return after.after(bootstrap=bootstrap.model_copy(update={"building": building}))
@@ -365,5 +300,10 @@ def _manifest_with_changes(advance: Advance, progress: AdvanceProgress, written:
         done = bootstrap.model_copy(update={"state": "done", "finished_at": now, "building": ()})
         after = after.after(bootstrap=done, confirmed_at=bootstrap.started_at, horizon=None)
         generations = building or (generation,)
-        counters = sum_counters(dict(progress.counters), written.counters)
+        counters = sum_counters(dict(progress.counters), counters)
+    elif not generation.files:
+        return after
+    else:
+        assert manifest.version is not None
+        generations = (*(before for before in manifest.version.generations if before.files), generation)
     return manifest_with_version(advance, progress.commit, after, written.attempt, generations, counters)

@@ -24,7 +24,6 @@ from dagster_adjunct.assets.sources.opened_stream import (
     Ranges,
     offsets_by_partition,
     offsets_to_json,
-    recreated_stream_error,
 )
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.input_partitions import follow_repartition
@@ -159,16 +158,8 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
     offsets = offsets_by_partition(manifest.offsets)
     rebuild = f"rebuild the dataset from it (adjunct dataset rebuild {source.spec.name} MODULE:APP --reason …), or "
     rebuild += "declare it under a new name."
-    refusal = recreated_stream_error(
-        source.spec.name,
-        str(source.spec.input),
-        source.info,
-        before=manifest.stream,
-        read_to=offsets,
-        ends=snapshot.ends,
-        compare=source.system.compare,
-        deleted_next=rebuild,
-        rewritten_next=f"R{rebuild[1:]}",
+    refusal = source.recreated_error(
+        manifest.stream, offsets, snapshot.ends, deleted_next=rebuild, rewritten_next=f"R{rebuild[1:]}"
     )
     if refusal is not None:
         return TableContinuity("invalid", refusal.problem, building=building, refusal=refusal)

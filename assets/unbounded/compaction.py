@@ -33,6 +33,7 @@ from dagster_adjunct.assets.versions.version import (
 from dagster_adjunct.assets.writing.generation import Runtime, open_runtime, write_generation
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, Generation
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
+from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.common import resolve_user
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -202,22 +203,22 @@ def merge_generations(
     assert version is not None
     what = f"dataset {manifest.name!r}, {plan.level} compaction"
     engine = select_engine(context.spark)
-    rows = engine.table.stored(context.lake.store, what, version.layout, plan.generations)
+    rows = engine.stored_rows(context.lake.store, what, version.layout, plan.generations)
     if version.history is not None:
         return _merge_over_time(context, manifest, plan, attempt, rows, version.history, forget=forget)
     ordered = version.order_by is not None and plan.level == "major"
     horizon = None
     kept = manifest.declaration.keep_tombstones
     if ordered and forget and kept is not None:
-        highest = engine.table.positions(rows)[1]
+        highest = engine.position_bounds(rows)[1]
         horizon = None if highest is None else highest - kept
     forgotten = max((at for at in (manifest.horizon, horizon) if at is not None), default=None)
     observed: Callable[[], dict[str, int]] | None = None
     if ordered:
-        rows, observed = engine.table.drop_forgotten(rows, version.key, forgotten)
+        rows, observed = engine.drop_forgotten(rows, version.key, forgotten)
     expires, written = manifest.declaration.expires, manifest.written
     if expires is not None and written is not None and written.watermark is not None:
-        rows = engine.table.drop_expired(rows, expires, written.watermark)
+        rows = engine.drop_expired(rows, expires, written.watermark)
     generation, counters = write_generation(
         context.lake,
         attempt,
@@ -225,11 +226,9 @@ def merge_generations(
         version.layout,
         rows,
         engine.writer,
-        what=what,
-        order_by=(*version.key, POSITION, GENERATION_COLUMN),
-        keep_tombstones=plan.level == "minor" or ordered,
+        WriteOptions(what, drop_tombstones=plan.level == "major" and not ordered, range_of=expires),
+        order_by=(POSITION, GENERATION_COLUMN),
         partitioned=True,
-        range_of=expires,
     )
     tombstones = 0
     if observed is not None:
@@ -272,11 +271,12 @@ def _merge_over_time(
         version.layout,
         rows,
         select_engine(context.spark).writer,
-        what=f"dataset {manifest.name!r}, {plan.level} compaction",
-        order_by=(*version.layout.key, POSITION, GENERATION_COLUMN),
-        keep_tombstones=True,
+        WriteOptions(
+            f"dataset {manifest.name!r}, {plan.level} compaction",
+            over_time=TimelineOptions(told=major, edge=edge, forget=limit),
+        ),
+        order_by=(POSITION, GENERATION_COLUMN),
         partitioned=True,
-        over_time=TimelineOptions(told=major, edge=edge, forget=limit),
     )
     counters.pop("conflicting", None)
     horizon = counters.pop("forgotten_to", None)
@@ -437,8 +437,8 @@ def _has_late_deltas(context: Runtime, fresh: UnboundedManifest, known: set[str]
         return any(span[0] <= horizon for span in ranges if span)
     if not appended:
         return False
-    what, table = f"dataset {fresh.name!r}, deltas committed meanwhile", select_engine(context.spark).table
-    lowest, _ = table.positions(table.stored(context.lake.store, what, version.layout, appended))
+    what, engine = f"dataset {fresh.name!r}, deltas committed meanwhile", select_engine(context.spark)
+    lowest, _ = engine.position_bounds(engine.stored_rows(context.lake.store, what, version.layout, appended))
     return lowest is not None and lowest <= horizon
 
 

@@ -1,6 +1,12 @@
 """The two engines that build tables: Spark, or Arrow in this process with all rows in memory.
 
-Both build the same tables from the same streams; tests run random histories through both.
+An engine reads changes, separates those that can't be applied, merges rows and writes files; `changes.py`,
+`compaction.py` and `rewind.py` describe the steps for both. Both have the same methods, and build the same tables from
+the same streams; tests run random histories through both.
+
+Changes have the columns of the entries, those of META, `__position`, and PROBLEM: why a change can't be applied. Stored
+rows have `__position`, `__tombstone` and `__gen` next to their columns; of each key the row with the highest (position,
+generation) wins.
 """
 
 from __future__ import annotations
@@ -9,98 +15,156 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
+from itertools import compress
 from operator import and_
-from typing import TYPE_CHECKING, Any, Generic, Protocol
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_adjunct.assets.declaration.change_formats import PROBLEM
+from dagster_adjunct.assets.declaration.change_formats import PROBLEM, ArrowChangeFormat
+from dagster_adjunct.assets.declaration.change_values import Samples
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.reading.stored_file import StoredFile, read_stored_file
-from dagster_adjunct.assets.sources.arrow_changes import ArrowDecoder, add_problems
-from dagster_adjunct.assets.sources.changes import ChangeDecoder, Rows, late_change_reason
-from dagster_adjunct.assets.sources.dead_letters import SparkDecoder
+from dagster_adjunct.assets.sources.arrow_changes import (
+    add_problems,
+    arrow_dead_letters,
+    decode_arrow_changes,
+    drop_marks,
+    supports_json,
+)
+from dagster_adjunct.assets.sources.changes import (
+    RAW,
+    bad_change_error,
+    decode_changes,
+    fail_on_problems,
+    late_change_reason,
+)
+from dagster_adjunct.assets.sources.entries import list_spark_needs, raise_if_spark_needed
+from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges
 from dagster_adjunct.assets.versions.version import POSITION
-from dagster_adjunct.assets.writing.generation import ARROW, SPARK, GenerationWriter
-from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
+from dagster_adjunct.assets.writing.generation import ARROW, SPARK
+from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, bucketed_frame
+from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-
-class TableRows(Protocol[Rows]):
-    """Operations on the rows of generations, which have `__position`, `__tombstone` and `__gen` next to their columns.
-
-    Of each key the row with the highest (position, generation) wins.
-    """
-
-    def stored(self, store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]) -> Rows:
-        """Return all rows of these generations. Raises ManifestMismatchError for damaged files."""
-        ...
-
-    def positions(self, rows: Rows) -> tuple[int | None, int | None]:
-        """Return the lowest and the highest position of these rows; None and None without rows."""
-        ...
-
-    def drop_forgotten(
-        self, rows: Rows, key: tuple[str, ...], horizon: int | None
-    ) -> tuple[Rows, Callable[[], dict[str, int]]]:
-        """Return the winner of each key without tombstones up to the horizon, and a function with the counts.
-
-        Once the rows are written it counts "keys", dropped tombstones ("forgotten") and kept "tombstones".
-        """
-        ...
-
-    def drop_expired(self, rows: Rows, expires: str, watermark: datetime) -> Rows:
-        """Return the rows whose time in the column `expires` is after the watermark."""
-        ...
-
-    def raise_to_stored_positions(self, changes: Rows, stored: Rows, key: tuple[str, ...]) -> Rows:
-        """Return the changes, with positions raised to at least those of the stored rows of their keys."""
-        ...
-
-    def split_late(self, changes: Rows, stored: Rows, key: tuple[str, ...], horizon: int) -> tuple[Rows, Rows, int]:
-        """Return the changes in time, all changes with the late ones marked as problems, and how many are late.
-
-        Changes of a key are late where the table does not hold the key and the newest of them is not above the horizon:
-        a tombstone that was dropped might win against them. If the newest is a deletion itself, they are left out.
-        """
-        ...
-
-
+Counted = Callable[[], int] | None
+"""Counts the late changes once they are written; None where they are not left out."""
+Counts = Callable[[], dict[str, int]]
+Key = tuple[Any, ...]
 _NEWER, _GENERATION = "__newer", "__gen"
 _STORED, _LATE, _NEWEST = "__stored", "__late", "__newest"
 
 
 @dataclass(frozen=True, slots=True)
-class SparkRows:
-    """TableRows over Spark frames; the first read starts the session."""
+class SparkEngine:
+    """The engine over Spark frames; the first read starts the session."""
 
     session: Callable[[], SparkSession]
+    writer = staticmethod(SPARK)
 
-    def stored(
+    def check(self, source: OpenedStream) -> None:
+        """Raise ConfigurationError for a dataset whose changes this engine can't read."""
+
+    def read_changes(
+        self, source: OpenedStream, ranges: Ranges, positions_from: int = 0, samples: Samples | None = None
+    ) -> tuple[DataFrame, Samples | None]:
+        """Return the changes made from the records of these ranges, and the first values of their order.
+
+        Positions by offset start at `positions_from`. `samples` are the first values if there were changes before.
+        Raises SchemaMismatchError if the first change can't be ordered.
+        """
+        return decode_changes(source, source.read(self.session(), ranges), positions_from, samples)
+
+    def drop_late(self, changes: DataFrame, horizon: int | None, on_bad_change: object) -> tuple[DataFrame, Counted]:
+        """Return the changes above the horizon, and a function that counts the late ones after the write.
+
+        The horizon is a position, or a time in microseconds for rows over time. A late change may be older than a
+        deletion that is no longer stored, so it can't be applied. With dead letters it gets a problem instead.
+        """
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+
+        if horizon is None:
+            return changes, None
+        over_time = VALID_FROM in changes.columns
+        late = (F.unix_micros(VALID_FROM) if over_time else F.col(POSITION)) <= F.lit(horizon)
+        # A row without a time gets a problem of its own.
+        late = F.coalesce(late, F.lit(False)) if over_time else late
+        if isinstance(on_bad_change, DeadLetters):
+            reason = F.lit(late_change_reason(horizon, over_time))
+            return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), F.when(late, reason))), None
+        observed = Observation()
+        counted = changes.observe(observed, F.coalesce(F.sum(late.cast("long")), F.lit(0)).alias("late"))
+        return counted.where(~late | F.col(PROBLEM).isNotNull()), lambda: int(observed.get["late"])
+
+    def fail_on_problems(self, changes: DataFrame, dataset: str) -> DataFrame:
+        """Return the changes without the column PROBLEM; a change with a problem raises BadChangeError by the write."""
+        return fail_on_problems(changes, dataset)
+
+    def drop_problems(self, changes: DataFrame) -> DataFrame:
+        """Return the changes that can be applied."""
+        from pyspark.sql import functions as F
+
+        return changes.where(F.col(PROBLEM).isNull()).drop(PROBLEM, RAW)
+
+    def dead_letters(
+        self, changes: DataFrame, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
+    ) -> DataFrame | None:
+        """Return the dead letters for the changes that can't be applied, one for each record; None without any.
+
+        `incomplete` has partition, offset and reason of further ones.
+        """
+        from pyspark.sql import functions as F
+
+        if incomplete:
+            place, reason = ("__bad_partition", "__bad_offset"), "__reason"
+            columns = f"{place[0]} int, {place[1]} bigint, {reason} string"
+            known = changes.sparkSession.createDataFrame(list(incomplete), columns)
+            same = (F.col(PARTITION) == F.col(place[0])) & (F.col(OFFSET) == F.col(place[1]))
+            changes = changes.join(F.broadcast(known), same, "left")
+            changes = changes.withColumn(PROBLEM, F.coalesce(PROBLEM, reason)).drop(*place, reason)
+        bad = changes.where(F.col(PROBLEM).isNotNull()).groupBy(PARTITION, OFFSET)
+        letters = bad.agg(
+            F.min(PROBLEM).alias("reason"), F.first(RAW).alias("value"), F.first(TIMESTAMP).alias("at")
+        ).select(
+            F.lit(spec.name).alias("dataset"),
+            F.lit(str(spec.input)).alias("stream"),
+            F.col(PARTITION).alias("partition"),
+            F.col(OFFSET).alias("offset"),
+            "reason",
+            "value",
+            "at",
+        )
+        return None if letters.isEmpty() else letters
+
+    def stored_rows(
         self, store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]
     ) -> DataFrame:
-        """Return all rows of these generations; bucket i is partition i."""
-        from dagster_adjunct.resources.bucketing.files import bucketed_frame
-
+        """Return all rows of these generations; bucket i is partition i. Raises ManifestMismatchError for damage."""
         rows = bucketed_frame(self.session(), store, what, layout, generations)
         return rows if layout.bucket_by else rows.coalesce(1)
 
-    def positions(self, rows: DataFrame) -> tuple[int | None, int | None]:
+    def position_bounds(self, rows: DataFrame) -> tuple[int | None, int | None]:
+        """Return the lowest and the highest position of these rows; None and None without rows."""
         from pyspark.sql import functions as F
 
         lowest, highest = rows.agg(F.min(POSITION), F.max(POSITION)).collect()[0]
         return lowest, highest
 
-    def drop_forgotten(
-        self, rows: DataFrame, key: tuple[str, ...], horizon: int | None
-    ) -> tuple[DataFrame, Callable[[], dict[str, int]]]:
+    def drop_forgotten(self, rows: DataFrame, key: tuple[str, ...], horizon: int | None) -> tuple[DataFrame, Counts]:
+        """Return the winner of each key without tombstones up to the horizon, and a function with the counts.
+
+        Once the rows are written it counts "keys", dropped tombstones ("forgotten") and kept "tombstones".
+        """
         from pyspark.sql import Observation, Window
         from pyspark.sql import functions as F
 
@@ -122,11 +186,13 @@ class SparkRows:
         return watched.where(~gone), lambda: {name: int(value) for name, value in observed.get.items()}
 
     def drop_expired(self, rows: DataFrame, expires: str, watermark: datetime) -> DataFrame:
+        """Return the rows whose time in the column `expires` is after the watermark."""
         from pyspark.sql import functions as F
 
         return rows.where(named_column(expires) > F.lit(watermark))
 
     def raise_to_stored_positions(self, changes: DataFrame, stored: DataFrame, key: tuple[str, ...]) -> DataFrame:
+        """Return the changes, with positions raised to at least those of the stored rows of their keys."""
         from pyspark.sql import functions as F
 
         return (
@@ -138,9 +204,20 @@ class SparkRows:
     def split_late(
         self, changes: DataFrame, stored: DataFrame, key: tuple[str, ...], horizon: int
     ) -> tuple[DataFrame, DataFrame, int]:
+        """Return the changes in time, all changes with the late ones marked as problems, and how many are late.
+
+        Changes of a key are late where the table does not hold the key and the newest of them is not above the horizon:
+        a tombstone that was dropped might win against them. If the newest is a deletion itself, they are left out.
+        """
+        from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        changes = _mark_late(_join_stored_positions(changes, stored, key), key, horizon).drop(_STORED)
+        place = F.when(F.col(PROBLEM).isNull(), F.struct(POSITION, OFFSET, PARTITION, TOMBSTONE))
+        newest = F.max(place).over(Window.partitionBy(*[named_column(name) for name in key]))
+        changes = _join_stored_positions(changes, stored, key).withColumn(_NEWEST, newest)
+        last = F.col(_NEWEST)
+        below = F.col(_STORED).isNull() & F.col(PROBLEM).isNull() & (last[POSITION] <= F.lit(horizon))
+        changes = changes.where(~below | ~last[TOMBSTONE]).withColumn(_LATE, below).drop(_NEWEST, _STORED)
         reasons = F.coalesce(F.col(PROBLEM), F.when(F.col(_LATE), F.lit(late_change_reason(horizon))))
         in_time = changes.where(~F.col(_LATE)).drop(_LATE)
         return in_time, changes.withColumn(PROBLEM, reasons).drop(_LATE), changes.where(_LATE).count()
@@ -157,27 +234,66 @@ def _join_stored_positions(changes: DataFrame, stored: DataFrame, key: tuple[str
     return changes.join(held, same, "left").drop(*names)
 
 
-def _mark_late(changes: DataFrame, key: tuple[str, ...], horizon: int) -> DataFrame:
-    """Return the changes, marked where a dropped tombstone might win against them; see `split_late`."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
-    place = F.when(F.col(PROBLEM).isNull(), F.struct(POSITION, OFFSET, PARTITION, TOMBSTONE))
-    newest = F.max(place).over(Window.partitionBy(*[named_column(name) for name in key]))
-    changes = changes.withColumn(_NEWEST, newest)
-    last = F.col(_NEWEST)
-    below = F.col(_STORED).isNull() & F.col(PROBLEM).isNull() & (last[POSITION] <= F.lit(horizon))
-    return changes.where(~below | ~last[TOMBSTONE]).withColumn(_LATE, below).drop(_NEWEST)
-
-
-Key = tuple[Any, ...]
-
-
 @dataclass(frozen=True, slots=True)
-class ArrowRows:
-    """TableRows over Arrow tables."""
+class ArrowEngine:
+    """The engine over Arrow tables, for changes and tables that fit in memory; see SparkEngine for the methods.
 
-    def stored(
+    It reads inputs that need no Spark (`list_spark_needs`) in formats that are ArrowChangeFormats. Dead letters store
+    records as JSON, which needs Spark for records with fractions or decimals.
+    """
+
+    writer = staticmethod(ARROW)
+
+    def check(self, source: OpenedStream) -> None:
+        spec, needed = source.spec, list_spark_needs(source)
+        if not isinstance(spec.following.changes, ArrowChangeFormat):
+            needed.append(f"the form of its changes ({spec.following.changes.describe()})")
+        assert source.info.schema is not None, "raw records are rejected when the input is opened"
+        plain = all(supports_json(field.type) for field in source.info.schema.fields)
+        if isinstance(spec.following.on_bad_change, DeadLetters) and not plain:
+            needed.append("dead letters of records with fractions or decimals")
+        if spec.following.initial is not None:
+            needed.append(f"its bulk snapshot ({spec.following.initial.describe()})")
+        raise_if_spark_needed(spec, needed)
+
+    def read_changes(
+        self, source: OpenedStream, ranges: Ranges, positions_from: int = 0, samples: Samples | None = None
+    ) -> tuple[pa.Table, Samples | None]:
+        return decode_arrow_changes(source, source.read_arrow(ranges), positions_from, samples)
+
+    def drop_late(self, changes: pa.Table, horizon: int | None, on_bad_change: object) -> tuple[pa.Table, Counted]:
+        if horizon is None:
+            return changes, None
+        over_time = VALID_FROM in changes.column_names
+        places = changes.column(VALID_FROM).cast("int64") if over_time else changes.column(POSITION)
+        late = pc.fill_null(pc.less_equal(places, horizon), False)
+        if isinstance(on_bad_change, DeadLetters):
+            reasons = [late_change_reason(horizon, over_time) if is_late else None for is_late in late.to_pylist()]
+            return add_problems(changes, reasons), None
+        count = int(pc.sum(late).as_py() or 0)
+        return changes.filter(pc.or_(pc.invert(late), pc.is_valid(changes.column(PROBLEM)))), lambda: count
+
+    def fail_on_problems(self, changes: pa.Table, dataset: str) -> pa.Table:
+        bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
+        if bad.num_rows:
+            offset, partition, reason = (bad.column(name)[0].as_py() for name in (OFFSET, PARTITION, PROBLEM))
+            raise bad_change_error(dataset, offset, partition, reason)
+        return drop_marks(changes)
+
+    def drop_problems(self, changes: pa.Table) -> pa.Table:
+        return drop_marks(changes.filter(pc.is_null(changes.column(PROBLEM))))
+
+    def dead_letters(
+        self, changes: pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
+    ) -> pa.Table | None:
+        if incomplete:
+            reasons = {(partition, offset): reason for partition, offset, reason in incomplete}
+            places = zip(*(changes.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True)
+            changes = add_problems(changes, [reasons.get(place) for place in places])
+        bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
+        return arrow_dead_letters(bad, spec) if bad.num_rows else None
+
+    def stored_rows(
         self, store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]
     ) -> pa.Table:
         tables = [layout.arrow_schema().empty_table().append_column(_GENERATION, pa.array([], pa.int32()))]
@@ -187,13 +303,11 @@ class ArrowRows:
                 tables.append(rows.append_column(_GENERATION, pa.array([generation.id] * rows.num_rows, pa.int32())))
         return pa.concat_tables(tables)
 
-    def positions(self, rows: pa.Table) -> tuple[int | None, int | None]:
+    def position_bounds(self, rows: pa.Table) -> tuple[int | None, int | None]:
         bounds = pc.min_max(rows.column(POSITION)).as_py()
         return bounds["min"], bounds["max"]
 
-    def drop_forgotten(
-        self, rows: pa.Table, key: tuple[str, ...], horizon: int | None
-    ) -> tuple[pa.Table, Callable[[], dict[str, int]]]:
+    def drop_forgotten(self, rows: pa.Table, key: tuple[str, ...], horizon: int | None) -> tuple[pa.Table, Counts]:
         order = [(name, "ascending") for name in (*key, POSITION, _GENERATION)]
         rows = rows.sort_by(order)
         last = {row: index for index, row in enumerate(_iterate_keys(rows, key))}
@@ -204,21 +318,21 @@ class ArrowRows:
             for mark, position in zip(deleted, positions, strict=True)
         ]
         counts = {"keys": len(last), "forgotten": sum(gone), "tombstones": sum(deleted) - sum(gone)}
-        return _filter_rows(winners, [not mark for mark in gone]), lambda: counts
+        return winners.filter(pa.array([not mark for mark in gone], pa.bool_())), lambda: counts
 
     def drop_expired(self, rows: pa.Table, expires: str, watermark: datetime) -> pa.Table:
         return rows.filter(pc.greater(rows.column(expires).cast("int64"), to_microseconds(watermark)))
 
     def raise_to_stored_positions(self, changes: pa.Table, stored: pa.Table, key: tuple[str, ...]) -> pa.Table:
-        held = _highest_positions(stored, key)
+        highest = _highest_positions(stored, key)
         rows = zip(_iterate_keys(changes, key), changes.column(POSITION).to_pylist(), strict=True)
-        positions = [max(position, held.get(own, position)) for own, position in rows]
+        positions = [max(position, highest.get(own, position)) for own, position in rows]
         return changes.set_column(changes.column_names.index(POSITION), POSITION, pa.array(positions, pa.int64()))
 
     def split_late(
         self, changes: pa.Table, stored: pa.Table, key: tuple[str, ...], horizon: int
     ) -> tuple[pa.Table, pa.Table, int]:
-        held, own = _highest_positions(stored, key), list(_iterate_keys(changes, key))
+        known, own = _highest_positions(stored, key), list(_iterate_keys(changes, key))
         good = [problem is None for problem in changes.column(PROBLEM).to_pylist()]
         names = (POSITION, OFFSET, PARTITION, TOMBSTONE)
         places = list(zip(*(changes.column(name).to_pylist() for name in names), strict=True))
@@ -226,11 +340,12 @@ class ArrowRows:
         for row, place, fine in zip(own, places, good, strict=True):
             if fine:
                 newest[row] = max(place, newest.get(row, place))
-        late = [fine and row not in held and newest[row][0] <= horizon for row, fine in zip(own, good, strict=True)]
+        late = [fine and row not in known and newest[row][0] <= horizon for row, fine in zip(own, good, strict=True)]
         kept = [not (mark and newest[row][3]) for row, mark in zip(own, late, strict=True)]
-        changes, late = _filter_rows(changes, kept), [mark for mark, stays in zip(late, kept, strict=True) if stays]
+        changes, late = changes.filter(pa.array(kept, pa.bool_())), list(compress(late, kept))
         reasons = [late_change_reason(horizon) if mark else None for mark in late]
-        return _filter_rows(changes, [not mark for mark in late]), add_problems(changes, reasons), sum(late)
+        in_time = changes.filter(pa.array([not mark for mark in late], pa.bool_()))
+        return in_time, add_problems(changes, reasons), sum(late)
 
 
 def _iterate_keys(rows: pa.Table, key: tuple[str, ...]) -> Iterator[Key]:
@@ -239,28 +354,15 @@ def _iterate_keys(rows: pa.Table, key: tuple[str, ...]) -> Iterator[Key]:
 
 def _highest_positions(stored: pa.Table, key: tuple[str, ...]) -> dict[Key, int]:
     """Return the highest stored position of each key."""
-    held: dict[Key, int] = {}
+    highest: dict[Key, int] = {}
     for own, position in zip(_iterate_keys(stored, key), stored.column(POSITION).to_pylist(), strict=True):
-        held[own] = max(position, held.get(own, position))
-    return held
+        highest[own] = max(position, highest.get(own, position))
+    return highest
 
 
-def _filter_rows(rows: pa.Table, mask: Sequence[bool]) -> pa.Table:
-    return rows.filter(pa.array(mask, pa.bool_()))
+def select_engine(spark: Callable[[], SparkSession]) -> SparkEngine:
+    """Return the SparkEngine, which starts the session on first use, or for IN_PROCESS the ArrowEngine.
 
-
-@dataclass(frozen=True, slots=True)
-class Engine(Generic[Rows]):
-    """A decoder of changes, a reader of stored rows and a writer of generations, all on the same kind of rows."""
-
-    decoder: ChangeDecoder[Rows]
-    table: TableRows[Rows]
-    writer: GenerationWriter[Rows]
-
-
-ARROW_ENGINE = Engine(ArrowDecoder(), ArrowRows(), ARROW)
-
-
-def select_engine(spark: Callable[[], SparkSession]) -> Engine[Any]:
-    """Return the Spark engine, which starts the session on first use, or for IN_PROCESS the Arrow engine."""
-    return ARROW_ENGINE if spark is IN_PROCESS else Engine(SparkDecoder(spark), SparkRows(spark), SPARK)
+    The steps do not look into rows, so they are typed for Spark alone.
+    """
+    return cast("SparkEngine", ArrowEngine()) if spark is IN_PROCESS else SparkEngine(spark)

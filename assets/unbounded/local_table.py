@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
@@ -47,8 +47,16 @@ from dagster_adjunct.assets.versions.version import (
     declaration_from_spec,
     version_id,
 )
-from dagster_adjunct.assets.writing.generation import SPARK, GenerationWriter, Runtime, sum_counters, write_generation
+from dagster_adjunct.assets.writing.generation import (
+    SPARK,
+    GenerationWriter,
+    Runtime,
+    count_deletions,
+    sum_counters,
+    write_generation,
+)
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
+from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -144,11 +152,6 @@ def version_from_generations(
         offsets={},
         counters=counters,
     )
-
-
-def count_deletions(generation: Generation) -> int:
-    """Return how many of a generation's rows are tombstones."""
-    return sum(int(file.stats.get("tombstones", 0)) for file in generation.files)
 
 
 def counters_from_sends(sends: Sequence[SentToTable]) -> dict[str, int]:
@@ -361,7 +364,7 @@ class LocalTableWriter:
         spec: AdjunctDataset,
         pinned: SealedVersion | None,
         batch: WritingBatch,
-        writer: GenerationWriter[Any] = SPARK,
+        writer: GenerationWriter = SPARK,
     ) -> None:
         self._lake, self._spec, self._pinned, self._batch, self._writer = lake, spec, pinned, batch, writer
         self._log = DatasetLog(lake, spec.name)
@@ -405,11 +408,13 @@ class LocalTableWriter:
             self._layout,
             _with_position(rows, number),
             self._writer,
-            what=f"local table {self._spec.name!r}",
-            order_by=(*self._spec.key, *order_by),
-            keep_tombstones=bool(self._stacked_generations()),
+            WriteOptions(
+                f"local table {self._spec.name!r}",
+                drop_tombstones=not self._stacked_generations(),
+                range_of=expiry_column(self._spec),
+            ),
+            order_by=order_by,
             partitioned=partitioned,
-            range_of=expiry_column(self._spec),
         )
         counters.pop("conflicting", None)  # normal for changes
         tombstones = count_deletions(generation)

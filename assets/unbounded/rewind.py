@@ -22,19 +22,17 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.sources.changes import Rows
 from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges, offsets_by_partition
 from dagster_adjunct.assets.unbounded.advance import compact_if_due, execute_plan, resume_table
 from dagster_adjunct.assets.unbounded.changes import apply_changes, apply_ranges
 from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress, TableSnapshot, inspect_table
-from dagster_adjunct.assets.unbounded.engine import TableRows
+from dagster_adjunct.assets.unbounded.engine import SparkEngine
 from dagster_adjunct.assets.unbounded.progress import build_report
 from dagster_adjunct.assets.unbounded.recovery import plan_recovery, require_complete_stream
 from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, Decision, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
-from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -78,28 +76,23 @@ class ActiveRewind:
         """The values that distinguish this rewind from others."""
         return sorted(self.ids.items()), sorted((str(ssp), span) for ssp, span in self.ranges.items())
 
-    def place_in_table(
-        self,
-        changes: Rows,
-        table: TableRows[Rows],
-        store: ObjectStore,
-        spec: AdjunctDataset,
-        manifest: UnboundedManifest,
-    ) -> tuple[Rows, Callable[[], int] | None]:
+    def place_changes(
+        self, changes: Any, engine: SparkEngine, store: ObjectStore, spec: AdjunctDataset, manifest: UnboundedManifest
+    ) -> tuple[Any, Callable[[], int] | None]:
         """Return the changes positioned over the stored rows, and a function that counts the late ones.
 
-        Raises DatasetError for late changes unless forced.
+        Raises DatasetError for late changes unless forced. With history, late changes were dropped before.
         """
-        horizon, version = manifest.horizon, manifest.version
+        version, following = manifest.version, spec.following
         assert version is not None
-        by_offset = spec.following.order is None
+        by_offset, horizon = following.order is None, manifest.horizon if following.history is None else None
         if horizon is None and not by_offset:
             return changes, None
         what = f"dataset {spec.name!r}, version {version.id}"
-        stored = table.stored(store, what, version.layout, version.generations)
+        stored = engine.stored_rows(store, what, version.layout, version.generations)
         if by_offset or horizon is None:
-            return table.raise_to_stored_positions(changes, stored, spec.key), None
-        in_time, with_reasons, late = table.split_late(changes, stored, spec.key, horizon)
+            return engine.raise_to_stored_positions(changes, stored, version.layout.key), None
+        in_time, with_reasons, late = engine.split_late(changes, stored, spec.key, horizon)
         if late and not self.forced:
             raise DatasetError(
                 f"dataset {spec.name!r}: {late:,} of the changes to apply again have keys that it does not hold, at or "
@@ -108,19 +101,9 @@ class ActiveRewind:
                 "set aside as late.",
                 dataset=spec.name,
             )
-        if isinstance(spec.following.on_bad_change, DeadLetters):
+        if isinstance(following.on_bad_change, DeadLetters):
             return with_reasons, None
         return in_time, lambda: late
-
-    def place_in_history(
-        self, changes: Rows, table: TableRows[Rows], store: ObjectStore, spec: AdjunctDataset, version: SealedVersion
-    ) -> Rows:
-        """Return the changes positioned to replace stored rows of the same key and validity start."""
-        if spec.following.order is not None:
-            return changes
-        what = f"dataset {spec.name!r}, version {version.id}"
-        stored = table.stored(store, what, version.layout, version.generations)
-        return table.raise_to_stored_positions(changes, stored, version.layout.key)
 
     def record_in_manifest(self, after: UnboundedManifest, system: StreamSystem) -> UnboundedManifest:
         """Return the manifest with this rewind: its startpoint ids, and the start and end of what was read."""

@@ -17,8 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 from dagster_adjunct.assets.declaration.change_formats import KEPT
 from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.sources.changes import fail_on_problems
-from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges, offsets_to_json, recreated_stream_error
+from dagster_adjunct.assets.sources.changes import decode_changes, fail_on_problems
+from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges, offsets_to_json
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion, complete_frame
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import Decision
@@ -141,7 +141,15 @@ class TransientTable:
                 if before is None
                 else (_end_offsets(before.ranges), _decision_to_continue())
             )
-            self._raise_if_recreated(starts, upcoming)
+            refusal = source.recreated_error(
+                None,  # only offsets are known of what was read
+                starts,
+                upcoming,
+                deleted_next="declare the dataset under a new name, which begins at the stream's default offset, or "
+                "with bootstrap=True, which reads all of the stream in each run.",
+            )
+            if refusal is not None:
+                raise refusal
             fresh = self._next_ranges(starts, upcoming, spark)
             records = source.count(fresh) if fresh else 0
         action: Action = "up-to-date"
@@ -278,23 +286,6 @@ class TransientTable:
             reason += f"; {problem}"
         return source.last_offsets(last, oldest, upcoming), _decision_for_new("create", reason)
 
-    def _raise_if_recreated(
-        self, starts: Mapping[SystemStreamPartition, str], upcoming: Mapping[SystemStreamPartition, str]
-    ) -> None:
-        refusal = recreated_stream_error(
-            self.spec.name,
-            str(self.spec.input),
-            self._source.info,
-            before=None,  # only offsets are known of what was read
-            read_to=starts,
-            ends=upcoming,
-            compare=self._source.system.compare,
-            deleted_next="declare the dataset under a new name, which begins at the stream's default offset, or with "
-            "bootstrap=True, which reads all of the stream in each run.",
-        )
-        if refusal is not None:
-            raise refusal
-
     def _last_end_offsets(self) -> dict[SystemStreamPartition, str]:
         """Return the end offsets that the application has read, of the existing partitions."""
         if self._last is None or not is_transient(self._last):
@@ -340,7 +331,7 @@ class TransientTable:
             hidden = f"{POSITION} {source.position_type}, {TOMBSTONE} BOOLEAN, {OFFSET} BIGINT, {PARTITION} INT"
             ddl = f"{source.schema.ddl()}, {hidden}"
             return spark.createDataFrame(spark.sparkContext.emptyRDD(), ddl)
-        changes, self._samples = source.read_changes(spark, ranges, samples=self._samples)
+        changes, self._samples = decode_changes(source, source.read(spark, ranges), samples=self._samples)
         changes = fail_on_problems(changes, self.spec.name)
         kept = [KEPT] if self.spec.following.completes else []
         return changes.select(*[named_column(name) for name in (*names, *kept)])

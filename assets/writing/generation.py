@@ -13,17 +13,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation
-from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import (
     DIGEST,
-    Completion,
     WriteOptions,
     check_readable,
     write_arrow_buckets,
@@ -33,7 +31,7 @@ from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import named_column
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS, session_factory
+from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.scope import session_scope
 from dagster_adjunct.resources.streams.registry import open_systems
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem
@@ -42,23 +40,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-Rows_contra = TypeVar("Rows_contra", contravariant=True)
-
-
-class GenerationWriter(Protocol[Rows_contra]):
-    """Writes rows, sorted by never-null columns in each bucket, and returns one file for each bucket."""
-
-    def __call__(
-        self,
-        rows: Rows_contra,
-        store: ObjectStore,
-        folder: str,
-        layout: BucketLayout,
-        options: WriteOptions,
-        *,
-        order_by: Sequence[str],
-        partitioned: bool,
-    ) -> list[BucketFile]: ...
+GenerationWriter = Callable[..., list[BucketFile]]
+"""Called as writer(rows, store, folder, layout, options, order_by=…, partitioned=…): writes the rows, sorted by
+never-null columns in each bucket, and returns one file for each bucket."""
 
 
 def write_arrow_table(
@@ -85,16 +69,10 @@ def write_arrow_table(
     return write_arrow_buckets(rows, store, folder, layout, options)
 
 
-# The parameter is called df there; callers pass it by position.
-SPARK: GenerationWriter[DataFrame] = write_buckets  # type: ignore[assignment]
-SPARK_ONE_TASK: GenerationWriter[DataFrame] = partial(write_buckets, one_task=True)
+SPARK: GenerationWriter = write_buckets
+SPARK_ONE_TASK: GenerationWriter = partial(write_buckets, one_task=True)
 """For a frame of few rows: one task writes all buckets."""
-ARROW: GenerationWriter[pa.Table] = write_arrow_table
-
-
-def choose_writer(spark: Callable[[], SparkSession]) -> GenerationWriter[Any]:
-    """Return the writer for rows read by this session, or in this process for IN_PROCESS."""
-    return ARROW if spark is IN_PROCESS else SPARK
+ARROW: GenerationWriter = write_arrow_table
 
 
 def find_null_keys(rows: DataFrame | pa.Table, key: tuple[str, ...], limit: int) -> list[tuple[int, int]]:
@@ -161,75 +139,52 @@ def write_generation(
     attempt: Attempt,
     number: int,
     layout: BucketLayout,
-    rows: Rows_contra,
-    writer: GenerationWriter[Rows_contra],
+    rows: DataFrame | pa.Table,
+    writer: GenerationWriter,
+    options: WriteOptions,
     *,
-    what: str,
     order_by: Sequence[str],
-    keep_tombstones: bool,
     partitioned: bool,
-    refuse_conflicting: bool = False,
-    range_of: str | None = None,
-    over_time: TimelineOptions | None = None,
-    completion: Completion | None = None,
 ) -> tuple[Generation, dict[str, int]]:
     """Write the last row of each key into one file a bucket; return the generation that they make, and counters.
 
-    `order_by` sorts the rows of each key together, the one to keep last. The counters are: rows superseded by a later
-    one of their key; superseded rows that differ from it ("conflicting", left out if none); keys whose last row is a
-    tombstone, unless tombstones are kept; for rows `over_time` also corrections of the past, pruned and forgotten rows.
-    With `refuse_conflicting`, conflicting rows raise SchemaMismatchError, which names keys. `range_of` is a timestamp
-    column whose range is stored with each file. `completion` completes rows that leave out columns.
+    `order_by` sorts the rows within each key, the one to keep last. The counters are: rows superseded by a later one of
+    their key; superseded rows that differ from it ("conflicting", left out if none); keys whose last row is a dropped
+    tombstone; for rows over time also corrections of the past, pruned and forgotten rows. If the options name
+    conflicting rows, these raise SchemaMismatchError.
     """
-    empty = attempt.generation(number)
-    options = write_options(
-        what, keep_tombstones=keep_tombstones, refuse_conflicting=refuse_conflicting, range_of=range_of
+    files = writer(
+        rows,
+        lake.store,
+        attempt.generation(number).folder,
+        layout,
+        replace(options, last_per_key=True),
+        order_by=(*layout.key, *order_by),
+        partitioned=partitioned,
     )
-    options = replace(options, over_time=over_time, completion=completion)
-    files = writer(rows, lake.store, empty.folder, layout, options, order_by=order_by, partitioned=partitioned)
-    return build_generation(attempt, number, layout, files, what=what, refuse_conflicting=refuse_conflicting)
-
-
-def write_options(
-    what: str, *, keep_tombstones: bool, refuse_conflicting: bool, range_of: str | None = None
-) -> WriteOptions:
-    """Return the options for writing the rows of a generation."""
-    named = MAX_NAMED if refuse_conflicting else 0
-    return WriteOptions(
-        what, last_per_key=True, drop_tombstones=not keep_tombstones, name_conflicting=named, range_of=range_of
-    )
-
-
-def build_generation(
-    attempt: Attempt,
-    number: int,
-    layout: BucketLayout,
-    files: Sequence[BucketFile],
-    *,
-    what: str,
-    refuse_conflicting: bool,
-) -> tuple[Generation, dict[str, int]]:
-    """Return the generation of these files, and its counters (see `write_generation`)."""
     counters = {
-        what: sum(int(file.stats.get(what, 0)) for file in files) for what in ("superseded", "deleted", "conflicting")
+        name: count
+        for name in ("superseded", "deleted", "conflicting", "corrections", "pruned", "forgotten")
+        if (count := sum(int(file.stats.get(name, 0)) for file in files)) or name in ("superseded", "deleted")
     }
-    if counters["conflicting"] and refuse_conflicting:
+    if "conflicting" in counters and options.name_conflicting:
         keys = [key for file in files for key in file.stats.get("conflicting_keys", ())]
         raise SchemaMismatchError(
-            f"{what}: {counters['conflicting']} record(s) have the key ({', '.join(layout.key)}) of another record but "
-            f"different values, and the dataset is declared with duplicates='error': {format_first(keys)}.",
+            f"{options.what}: {counters['conflicting']} record(s) have the key ({', '.join(layout.key)}) of another "
+            "record but different values, and the dataset is declared with duplicates='error': "
+            f"{format_first(keys)}.",
             "Deliver each key once, or declare duplicates='last'.",
             column=layout.key[0],
         )
-    if not counters["conflicting"]:
-        del counters["conflicting"]
-    for name in ("corrections", "pruned", "forgotten"):
-        if count := sum(int(file.stats.get(name, 0)) for file in files):
-            counters[name] = count
     highest = [int(file.stats["forgotten_to"]) for file in files if "forgotten_to" in file.stats]
     if highest:
         counters["forgotten_to"] = max(highest)  # a position and not a count; kept even if the file has no rows left
     return attempt.generation(number, [file for file in files if file.rows]), counters
+
+
+def count_deletions(generation: Generation) -> int:
+    """Return how many of a generation's rows are tombstones."""
+    return sum(int(file.stats.get("tombstones", 0)) for file in generation.files)
 
 
 def format_first(things: Sequence[str]) -> str:

@@ -31,6 +31,8 @@ from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SchemaMismatchError, SourceChangedError
 from dagster_adjunct.resources.files.tree import LocalTree
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.checksum import arrow_checksum
 from tests.assets.conftest import World, no_spark
 
 if TYPE_CHECKING:
@@ -482,8 +484,10 @@ def test_records_are_counted_without_spark_and_hidden_files_are_no_records(place
 def test_another_number_of_records_than_promised_refuses_the_version(place: Place) -> None:
     place.csv("v1", {"N1": 1}, done='{"rows": 2}')
     source, delivery = delivered(dataset(place))
-    with pytest.raises(MarkerConflictError, match=r"'planes', version 'v1'.*v1/_SUCCESS expects 2 records.* hold 1"):
+    with pytest.raises(MarkerConflictError) as failure:
         source.check(delivery, no_spark)
+    error = failure.value
+    assert (error.dataset, error.version, error.expected, error.found) == ("planes", "v1", "2 records", "1 records")
 
 
 @pytest.mark.parametrize(
@@ -673,7 +677,23 @@ def test_files_on_s3_are_sealed_by_spark_whatever_their_names_with_their_checksu
     s3_place.put("v2/_SUCCESS", json.dumps({"checksum": "r2-" + "f" * 16}))
     report = sparkling.advance(spec)
     assert report.action == "rejected"
-    assert f"checksum r2-{'f' * 16}, the files hold {checksum}" in report.note
+    assert f"checksum r2-{'f' * 16}, the files hold checksum {checksum}" in report.note
+
+
+def test_a_checksum_of_large_text_files_is_compared_without_a_number_of_records(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagster_adjunct.assets.sources.file_source._MAX_LOCAL_BYTES", 0)
+    checksum = arrow_checksum(pa.table({"tailnum": ["N1"], "seats": pa.array([1], pa.int32())}), PLANES)
+    place.csv("v1", {"N1": 1}, done=json.dumps({"checksum": checksum}))
+    source, delivery = delivered(dataset(place))
+    assert source.check(delivery, IN_PROCESS) is None
+    other = "r2-" + "f" * 16
+    place.csv("v1", {"N1": 1}, done=json.dumps({"checksum": other}))
+    source, delivery = delivered(dataset(place))
+    with pytest.raises(MarkerConflictError) as failure:
+        source.check(delivery, IN_PROCESS)
+    assert (failure.value.expected, failure.value.found) == (f"checksum {other}", f"checksum {checksum}")
 
 
 def test_marker_facts_of_a_delivery_are_those_of_its_completion_object(place: Place) -> None:

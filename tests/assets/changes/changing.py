@@ -78,7 +78,7 @@ def as_record(value: Any) -> tuple[Any, ...]:
 
 def changes_of(world: World, spec: AdjunctDataset) -> Any:
     """Return the changes that the whole stream holds, as the world's engine has them."""
-    source, decoder = OpenedStream.of(world.systems, spec), select_engine(world.spark).decoder
+    source, decoder = OpenedStream.of(world.systems, spec), select_engine(world.spark)
     decoder.check(source)
     ranges = {ssp: (span.start, span.end) for ssp, span in world.streams.whole("changes").items()}
     return decoder.read_changes(source, ranges)[0]

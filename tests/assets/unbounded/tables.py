@@ -59,7 +59,7 @@ def entries(world: World, spec: AdjunctDataset, version: str | None = None) -> C
 def stored(world: World, spec: AdjunctDataset) -> set[tuple[int, str, bool]]:
     """Return (generation, key, whether it is a tombstone) of all stored rows of the version that is served."""
     sealed = world.view(spec).sealed
-    rows = select_engine(world.spark).table.stored(world.lake.store, "test", sealed.layout, sealed.generations)
+    rows = select_engine(world.spark).stored_rows(world.lake.store, "test", sealed.layout, sealed.generations)
     named = rows.to_pylist() if world.spark is IN_PROCESS else [row.asDict() for row in rows.collect()]
     return {(row["__gen"], row["k"], row["__tombstone"]) for row in named}
 

@@ -216,12 +216,12 @@ def test_a_table_whose_entries_are_all_deleted_is_compacted_to_nothing(quick: Wo
 @pytest.mark.spark
 def test_the_merge_is_local_to_each_bucket(sparkling: World) -> None:
     """No exchange stands in the plan: a bucket's generations are read and written by one task."""
-    merging = select_engine(sparkling.spark).table
+    merging = select_engine(sparkling.spark)
     for spec in (table(sparkling, partitions=2), table(sparkling, "ordered", partitions=2, order_by="n")):
         send(sparkling, spec, {"a": 1, "b": 1})
         send(sparkling, spec, {"a": 2})
         sealed = sparkling.view(spec).sealed
-        rows = merging.stored(sparkling.lake.store, "test", sealed.layout, sealed.generations)
+        rows = merging.stored_rows(sparkling.lake.store, "test", sealed.layout, sealed.generations)
         for merged in (rows, merging.drop_forgotten(rows, sealed.key, 1)[0]):
             ordered = merged.sortWithinPartitions("k", "__position", "__gen")
             assert "Exchange" not in ordered._jdf.queryExecution().executedPlan().toString()
