@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError
-from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
+from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import MASKED, truncate_text
 
@@ -113,8 +113,6 @@ class AsOfJoin(Join):
 
         `__matched` is null where the record has no entry.
         """
-        from pyspark.sql import functions as F
-
         added = self.selection(over.schema.names)
         side = self._side(over, keys, scattered=not dataset.partition_by)
         side = F.broadcast(side) if dataset.broadcast else side.hint("merge")
@@ -140,7 +138,6 @@ class AsOfJoin(Join):
     def _side(self, over: TimedRows, keys: Sequence[str], *, scattered: bool) -> DataFrame:
         """Return the rows over time with unique column names; rows of a key are in any partition if `scattered`."""
         from pyspark.sql import Window
-        from pyspark.sql import functions as F
 
         side = over.frame.select(
             *[named_column(entry).alias(key) for (_, entry), key in zip(self.on, keys, strict=True)],
@@ -160,8 +157,6 @@ class AsOfJoin(Join):
 
     def _pruned(self, row: Column, time: Column, over: TimedRows) -> Column:
         """Whether a record without a row is from a time whose history was dropped."""
-        from pyspark.sql import functions as F
-
         if over.known_from is None:
             return F.lit(False)
         known = reduce(and_, [named_column(name).isNotNull() for name, _ in self.on])
@@ -169,8 +164,6 @@ class AsOfJoin(Join):
 
     def _refuse(self, operator: str, met: DataFrame, batch: BatchContext) -> None:
         """Raise OperatorFailedError for the first record, by position, that must fail the batch."""
-        from pyspark.sql import functions as F
-
         early, timeless = self.before_history == "error", self.on_null_time == "fail"
         wrong = (F.col(BEFORE_HISTORY) & F.lit(early)) | (F.col(NO_TIME) & F.lit(timeless))
         wrong_record = batch.first(met.where(wrong).orderBy(PARTITION, OFFSET, *tie_breakers(met)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.arguments import first_duplicate
 from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types
 from dagster_adjunct.resources.sql.parser import parse_expression
 from dagster_adjunct.resources.sql.syntax_checks import did_you_mean
@@ -69,8 +70,6 @@ def ordinal_column(frame: DataFrame, number: Column) -> Column:
 
     They sort as text: by the source record's ordinal, then by number.
     """
-    from pyspark.sql import functions as F
-
     digits = F.lpad(number.cast("string"), _DIGITS, "0")
     return F.concat_ws("/", F.col(ORDINAL), digits) if ORDINAL in frame.columns else digits
 

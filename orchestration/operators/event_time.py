@@ -25,7 +25,7 @@ from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, 
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.sql.checking import check_expression, nondeterministic_parts
 from dagster_adjunct.resources.sql.parser import other_records_construct
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
@@ -94,8 +94,6 @@ class EventTime:
 
         Times before the year 1 or after 9999 become null: they are mistakes, and would close all windows.
         """
-        from pyspark.sql import functions as F
-
         time = F.col(TIMESTAMP) if self.expression == ARRIVAL else F.expr(self.expression)
         kind = records.select(time.alias("time")).dtypes[0][1]
         if kind not in _TIME_TYPES:
@@ -192,8 +190,6 @@ def make_records(
     `by` are the columns that choose the partition, `ordinal` is a text that is unique in the batch. A TOMBSTONE column
     is kept. `behind` is the watermark that a late row is behind (`hold_back_watermark`), null for others.
     """
-    from pyspark.sql import functions as F
-
     own = [named_column(name) for name in frame.columns if not name.startswith("__")]
     place = F.pmod(F.hash(*[named_column(name) for name in by]), F.lit(partitions)) if by else F.lit(0)
     return frame.select(
@@ -214,16 +210,12 @@ def hold_back_watermark(behind: Column, micros: Column, by: timedelta) -> Column
 
     The next operator decides by it whether the record is late, independent of how batches are cut.
     """
-    from pyspark.sql import functions as F
-
     mark = F.unix_micros(behind) - F.lit(by // timedelta(microseconds=1))
     return F.when(micros < mark, F.timestamp_micros(mark))
 
 
 def to_json_object(columns: Sequence[Column]) -> Column:
     """Return these columns as the text of a JSON object, with nulls, and times to the microsecond."""
-    from pyspark.sql import functions as F
-
     return F.to_json(F.struct(*columns), _JSON_OPTIONS)
 
 
@@ -232,15 +224,11 @@ def stored_position_key(frame: DataFrame, batch: BatchContext) -> Column:
 
     A recreated or repartitioned stream has other records at the same positions.
     """
-    from pyspark.sql import functions as F
-
     return F.concat_ws("@", position_key(frame), F.lit(str(batch.number)))
 
 
 def position_key(frame: DataFrame) -> Column:
     """Return a text that is unique for each record of a batch and sorts records by position."""
-    from pyspark.sql import functions as F
-
     numbers = [F.lpad(F.col(name).cast("string"), _WIDTH, "0") for name in (PARTITION, OFFSET)]
     names = (*tie_breakers(frame), *((ORIGIN,) if ORIGIN in frame.columns else ()))
     return F.concat_ws(":", *numbers, *[F.coalesce(F.col(name).cast("string"), F.lit("")) for name in names])
@@ -256,17 +244,11 @@ class LateRecords(Spec):
     """One record with LATE_RECORD_COLUMNS for each record that the operator before rejected."""
 
     kind: ClassVar[str] = "late-records"
+    reads_late_records: ClassVar[bool] = True
+    assigns_positions: ClassVar[bool] = True
 
     def summary(self) -> str:
         return "records that arrived too late"
-
-    @property
-    def reads_late_records(self) -> bool:
-        return True
-
-    @property
-    def assigns_positions(self) -> bool:
-        return True
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
@@ -276,8 +258,6 @@ class LateRecords(Spec):
         return dict(LATE_RECORD_COLUMNS)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        from pyspark.sql import functions as F
-
         return make_records(
             batch.diverted_late_records(operator).select(*LATE_RECORD_COLUMNS, "__place", EVENT_TIME, BEHIND),
             batch,
@@ -294,8 +274,6 @@ def to_late_records(frame: DataFrame, why: Column, holds_back: timedelta, side: 
 
     `holds_back` is by how much the operator that leaves them out holds watermarks back.
     """
-    from pyspark.sql import functions as F
-
     own = [named_column(name) for name in frame.columns if not name.startswith("__")]
     return frame.select(
         F.lit(side).alias("side"),

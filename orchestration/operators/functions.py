@@ -38,7 +38,7 @@ from dagster_adjunct.resources.errors import (
     PlanningError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema, to_exact_array
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark.errors import encode_task_errors
@@ -364,7 +364,6 @@ class Explode(Spec):
         return self._as_columns.column_sources(context, arriving)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        from pyspark.sql import functions as F
         from pyspark.sql.types import ArrayType, MapType
 
         (frame,) = frames
@@ -402,10 +401,6 @@ class FlatMap(Spec):
     function: RecordFunction
     schema: Schema
     keeps_partitioning: bool = False
-
-    @property
-    def promises_partitioning(self) -> bool:
-        return self.keeps_partitioning
 
     def summary(self) -> str:
         return function_label(self.function)

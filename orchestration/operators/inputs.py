@@ -29,6 +29,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 )
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.schemas.column_sql import F
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,12 +40,9 @@ class Broadcast(Spec):
     """All records once per task, with the task's number in the column `task`."""
 
     kind: ClassVar[str] = "broadcast"
+    role: ClassVar[Role] = "broadcast"
     stream: str
     task: str
-
-    @property
-    def role(self) -> Role:
-        return "broadcast"
 
     def summary(self) -> str:
         return f"all of it for each {self.task}"
@@ -102,8 +100,6 @@ def copy_for_each_task(records: DataFrame, name: str, tasks: int) -> DataFrame:
     A hidden copy of the number orders the copies of one record when they are merged again, so that a repeated batch
     sends the same bytes. For records that are copies already, the ordinal contains the earlier task.
     """
-    from pyspark.sql import functions as F
-
     if TASK in records.columns:
         records = records.withColumn(ORDINAL, ordinal_column(records, F.col(TASK))).drop(TASK)
     numbers = records.sparkSession.range(0, tasks, 1, tasks).select(F.col("id").cast("int").alias(TASK))

@@ -36,7 +36,7 @@ from dagster_adjunct.orchestration.operators.operator import (
 )
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, ColumnSources, LineageContext, LineageNode
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
+from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
@@ -272,8 +272,6 @@ class Join(Spec):
         self, operator: str, frame: DataFrame, entries: DataFrame, added: Sequence[Column], batch: BatchContext
     ) -> DataFrame:
         """Return the records with these columns of their entries."""
-        from pyspark.sql import functions as F
-
         keys = [f"__key_{index}" for index in range(len(self.on))]
         side = entries.select(
             *[named_column(entry).alias(key) for (_, entry), key in zip(self.on, keys, strict=True)],
@@ -394,8 +392,6 @@ class JoinFunction(Join):
         return None if types is None else types | types_by_name(self.made)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        from pyspark.sql import functions as F
-
         (frame,) = frames
         entries, schema = batch.entries(self.dataset)
         self._check_types(operator, dict(frame.dtypes), schema)

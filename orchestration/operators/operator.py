@@ -68,11 +68,9 @@ class Declarations(Protocol):
 
     def dataset(self, name: str) -> AdjunctDataset:
         """Return the declared dataset of this name."""
-        ...
 
     def table_key(self, name: str) -> tuple[str, ...]:
         """Return the key columns of a declared remote table."""
-        ...
 
 
 def find_schemas_in_fields(spec: object) -> Iterator[Schema]:
@@ -195,7 +193,7 @@ class Spec(ABC):
         return None
 
     @property
-    def sends(self) -> TableSend | None:
+    def send(self) -> TableSend | None:
         """How records are sent to a remote table, or None."""
         return None
 
@@ -220,34 +218,24 @@ class Spec(ABC):
         return ()
 
     @property
-    def promises_partitioning(self) -> bool:
+    def keeps_partitioning(self) -> bool:
         """Whether the user promises that a function leaves records in their partitions."""
         return False
 
-    @property
-    def diverts_late_records(self) -> bool:
-        """Whether it passes its late records to the operator after it (`LateRecords`)."""
-        return False
-
-    @property
-    def reads_late_records(self) -> bool:
-        """Whether it reads the late records of the operator before it."""
-        return False
-
-    @property
-    def assigns_positions(self) -> bool:
-        """Whether records that leave have new positions instead of those of an input (`make_records`)."""
-        return False
+    diverts_late_records: ClassVar[bool] = False
+    """Whether it passes its late records to the operator after it (`LateRecords`)."""
+    reads_late_records: ClassVar[bool] = False
+    """Whether it reads the late records of the operator before it."""
+    assigns_positions: ClassVar[bool] = False
+    """Whether records that leave have new positions instead of those of an input (`make_records`)."""
 
     @property
     def moves(self) -> int:
         """The maximum number of exchanges of its own rows in a batch, which a plan does not list."""
         return 0
 
-    @property
-    def takes_partition_by(self) -> bool:
-        """Whether it has the argument `partition_by`: a subset of its key that records are partitioned by."""
-        return False
+    takes_partition_by: ClassVar[bool] = False
+    """Whether it has the argument `partition_by`: a subset of its key that records are partitioned by."""
 
     @property
     def over_time(self) -> str | None:

@@ -44,7 +44,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     sources_from_sql,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.sql.checking import check_condition, check_expression, check_expressions
 from dagster_adjunct.resources.sql.parser import implies_true, parse_expression, struct_fields
 from dagster_adjunct.resources.sql.types import expression_type, types_differ
@@ -62,10 +62,6 @@ class Filter(PassThroughSpec):
     kind: ClassVar[str] = "filter"
     condition: str | DataFrameFunction
     keeps_partitioning: bool = False
-
-    @property
-    def promises_partitioning(self) -> bool:
-        return self.keeps_partitioning
 
     def summary(self) -> str:
         return self.condition if isinstance(self.condition, str) else function_label(self.condition)
@@ -152,10 +148,6 @@ class Map(Spec):
     expressions: tuple[str, ...] = ()
     function: DataFrameFunction | None = None
     keeps_partitioning: bool = False
-
-    @property
-    def promises_partitioning(self) -> bool:
-        return self.keeps_partitioning
 
     def summary(self) -> str:
         return function_label(self.function) if self.function else ", ".join(self.expressions)
@@ -401,13 +393,10 @@ class PartitionBy(PassThroughSpec):
     """An intermediate stream: the records repartitioned by `columns`; the count is inferred if None."""
 
     kind: ClassVar[str] = "partition-by"
+    role: ClassVar[Role] = "intermediate"
     stream: str
     columns: tuple[str, ...]
     partitions: int | None = None
-
-    @property
-    def role(self) -> Role:
-        return "intermediate"
 
     def summary(self) -> str:
         return f"by {', '.join(self.columns)}"
@@ -536,8 +525,6 @@ class WithColumns(Spec):
         return kept | {name: sources for name, sources in given.items() if sources}
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        from pyspark.sql import functions as F
-
         (frame,) = frames
         return frame.withColumns({name: F.expr(expression) for name, expression in self.columns})
 

@@ -103,11 +103,8 @@ class OutputStreamSpec(Spec):
     """An operator that writes the output stream `stream`, whose partitions its records are in from then on."""
 
     __slots__ = ()
+    role: ClassVar[Role] = "output"
     stream: str
-
-    @property
-    def role(self) -> Role:
-        return "output"
 
     @property
     def writes(self) -> str:
@@ -360,10 +357,6 @@ class Sink(Spec):
     function: SinkFunction
     returns: Schema | None = None
     keeps_partitioning: bool = False
-
-    @property
-    def promises_partitioning(self) -> bool:
-        return self.keeps_partitioning
 
     @property
     def writes(self) -> str:

@@ -43,7 +43,7 @@ from dagster_adjunct.orchestration.operators.operator import (
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
 from dagster_adjunct.resources.common import check_name, to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 
@@ -108,8 +108,6 @@ def classify_join_records(frame: DataFrame, side: Side, watermarks: Watermarks, 
     A record's own partition decides whether it is late, up to the record alone: however batches were cut, it is the
     same. The watermark that the batch began with is above that only where idle partitions were not waited for.
     """
-    from pyspark.sql import functions as F
-
     time = F.unix_micros(EVENT_TIME)
     late = F.col(BEHIND).isNotNull()
     if watermarks.before is not None:
@@ -127,8 +125,6 @@ def classify_join_records(frame: DataFrame, side: Side, watermarks: Watermarks, 
 
 def select_kept_records(frame: DataFrame, side: Side, needed: int, batch: BatchContext) -> DataFrame:
     """Return the rows to keep of judged records; each is needed so many microseconds from its time on."""
-    from pyspark.sql import functions as F
-
     expires = F.timestamp_micros(F.unix_micros(EVENT_TIME) + F.lit(needed))
     return frame.where(F.col(EXCLUSION).isNull()).select(
         *[named_column(name) for name in side.columns],
@@ -140,8 +136,6 @@ def select_kept_records(frame: DataFrame, side: Side, needed: int, batch: BatchC
 
 def unmatchable_results(frame: DataFrame, side: Side) -> DataFrame:
     """Return results of the judged records that can meet nothing."""
-    from pyspark.sql import functions as F
-
     named = [named_column(name).alias(_side_column(side, name)) for name in side.columns]
     return frame.where(F.col(EXCLUSION).isin(*UNMATCHABLE)).select(
         *named,
@@ -158,8 +152,6 @@ def match_rows(
 ) -> DataFrame:
     """Return the pairs that this batch makes: its new rows of the left with all of the right, and of the right with the
     older ones of the left. No new row is from before `since`."""
-    from pyspark.sql import functions as F
-
     lefts, rights = (_prefix_columns(rows, side) for rows, side in zip((left, right), sides, strict=True))
     if since is not None:
         lefts = lefts.where(_at(sides[0]) >= since - bound.after)
@@ -187,8 +179,6 @@ def find_unmatched(
     left: DataFrame, right: DataFrame, sides: tuple[Side, Side], bound: Bound, of: Side, watermarks: Watermarks
 ) -> DataFrame:
     """Return the rows of one side that have met nothing when the watermark passed the last time of a partner."""
-    from pyspark.sql import functions as F
-
     assert watermarks.after is not None, "nothing has passed"
     until = to_microseconds(watermarks.after) - of.ahead
     lefts, rights = (_prefix_columns(rows, side) for rows, side in zip((left, right), sides, strict=True))
@@ -222,8 +212,6 @@ def combine_results(
 
     The key stands in the columns of the left, whichever side it is of.
     """
-    from pyspark.sql import functions as F
-
     left, right = sides
     results = []
     for part in parts:
@@ -262,8 +250,6 @@ def _new(side: Side) -> Column:
 
 def _prefix_columns(rows: DataFrame, side: Side) -> DataFrame:
     """Return kept rows with names that the other side has not; their time in microseconds."""
-    from pyspark.sql import functions as F
-
     named = [named_column(name).alias(_side_column(side, name)) for name in (*side.columns, RECORD, NEW)]
     return rows.select(*named, F.unix_micros(named_column(AT)).alias(_side_column(side, AT)))
 
@@ -279,8 +265,6 @@ def _around(rows: DataFrame, side: Side, since: int | None, until: int, earlier:
 
 def _span(time: Column, bound: Bound) -> Column:
     """Return the begin of the span that a time is in."""
-    from pyspark.sql import functions as F
-
     return time - F.pmod(time, F.lit(bound.width))
 
 
@@ -294,8 +278,6 @@ def _next_span(left: Side, bound: Bound) -> Column:
 
 
 def _spread(rows: DataFrame, spans: Sequence[Column]) -> DataFrame:
-    from pyspark.sql import functions as F
-
     return rows.withColumn(_SPAN, F.explode(F.array(*spans)))
 
 
@@ -331,6 +313,9 @@ class StreamJoin(Spec):
     """
 
     kind: ClassVar[str] = "stream-join"
+    takes_partition_by: ClassVar[bool] = True
+    diverts_late_records: ClassVar[bool] = True
+    assigns_positions: ClassVar[bool] = True
     name: str
     on: tuple[tuple[str, str], ...]
     partition_by: tuple[str, ...]
@@ -346,24 +331,12 @@ class StreamJoin(Spec):
         return Bound(self.before // _MICROSECOND, self.after // _MICROSECOND)
 
     @property
-    def takes_partition_by(self) -> bool:
-        return True
-
-    @property
     def over_time(self) -> str:
         return self.name
 
     @property
     def states(self) -> Sequence[str]:
         return (f"{self.name}-left", f"{self.name}-right")
-
-    @property
-    def diverts_late_records(self) -> bool:
-        return True
-
-    @property
-    def assigns_positions(self) -> bool:
-        return True
 
     @property
     def watermark_delay(self) -> timedelta:
@@ -449,8 +422,6 @@ class StreamJoin(Spec):
     # -- the batch
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        from pyspark.sql import functions as F
-
         sides, added = self._sides(operator, frames)
         watermarks = batch.watermarks(self.name)
         taken = [
@@ -501,8 +472,6 @@ class StreamJoin(Spec):
         self, operator: str, frame: DataFrame, side: Side, watermarks: Watermarks, batch: BatchContext
     ) -> DataFrame:
         """Return the judged records of one side; what is left out is handed over where somebody wants it."""
-        from pyspark.sql import functions as F
-
         frame = classify_join_records(frame, side, watermarks, self.record_retention // _MICROSECOND)
         late = batch.has_late_consumer(operator)
         if side.outer or late:  # they are read more than once
@@ -518,8 +487,6 @@ class StreamJoin(Spec):
         self, operator: str, frame: DataFrame, side: Side, watermarks: Watermarks, batch: BatchContext
     ) -> DataFrame:
         """Keep the records of one side; return all rows of it that are kept."""
-        from pyspark.sql import functions as F
-
         counts = {
             LATE: LATE,
             REPLAYED_REASON: REPLAYED_REASON,
@@ -552,8 +519,6 @@ class StreamJoin(Spec):
         return (bound.before + bound.after if judges else side.ahead) + 1
 
     def _made(self, operator: str, results: DataFrame, batch: BatchContext) -> DataFrame:
-        from pyspark.sql import functions as F
-
         partitions, by = batch.partitions_at(operator), self.partition_by
         made = make_records(
             results,

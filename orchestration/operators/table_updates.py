@@ -535,10 +535,6 @@ class SendToTable(PassThroughSpec):
         return self.send.table
 
     @property
-    def sends(self) -> TableSend:
-        return self.send
-
-    @property
     def sql(self) -> Sequence[str]:
         return tuple(expression for _, _, expression in self._written)
 

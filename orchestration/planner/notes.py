@@ -161,7 +161,7 @@ def name_writers(app: Application, writer: str) -> dict[str, str]:
     unnamed: Counter[str] = Counter()
     taken: dict[tuple[str, str], str] = {}
     for operator in app.operators:
-        send = operator.spec.sends
+        send = operator.spec.send
         if send is None:
             continue
         store = store_key(app, send.table)
@@ -202,7 +202,7 @@ def note_marks(app: Application) -> list[str]:
     sends: dict[str, list[str]] = {}
     names: dict[str, str] = {}
     for operator in app.operators:
-        send = operator.spec.sends
+        send = operator.spec.send
         if send is not None and send.marks_as is None and getattr(app.tables[send.table], "idempotent", False):
             store = store_key(app, send.table)
             names.setdefault(store, send.table)
@@ -261,7 +261,7 @@ def plan_tables(app: Application, catalog: Catalog, types: Mapping[str, Types]) 
     sent, writers = _find_send_conflicts(app, types), name_writers(app, app.name)
     for operator in app.operators:
         read[operator.id] = _trace_origin(operator, app, catalog, read)
-        send = operator.spec.sends
+        send = operator.spec.send
         if send is None:
             continue
         (source,) = operator.inputs
@@ -284,10 +284,10 @@ def _find_send_conflicts(app: Application, types: Mapping[str, Types]) -> dict[s
     """Return the columns that each send to a remote table changes, and the other sends to it."""
     to_tables: dict[str, dict[str, ChangedColumns | None]] = {}
     for operator in app.operators:
-        if operator.spec.sends is not None:
+        if operator.spec.send is not None:
             (source,) = operator.inputs
             changed = operator.spec.changed(app, types[source])
-            to_tables.setdefault(store_key(app, operator.spec.sends.table), {})[operator.id] = changed
+            to_tables.setdefault(store_key(app, operator.spec.send.table), {})[operator.id] = changed
     sent = {}
     for sends in to_tables.values():
         for one, changed in sends.items():

@@ -393,7 +393,7 @@ def explain_failure(batch: BatchOutputs, operator: str, error: Exception) -> Ope
 
 def _explain_broken_promise(batch: BatchOutputs, operator: str, error: AdjunctError) -> OperatorFailedError | None:
     """Return the error that names the functions with keeps_partitioning=True; None if there is none."""
-    promising = [one for one in iter_upstream(batch.app, operator) if one.spec.promises_partitioning]
+    promising = [one for one in iter_upstream(batch.app, operator) if one.spec.keeps_partitioning]
     if not promising:
         return None
     names, place = " or ".join(sorted(one.id for one in promising)), promising[0].declared_at

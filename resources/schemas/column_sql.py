@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pyspark.sql.functions as F
     from pyspark.sql import Column
+else:
+
+    class _SparkFunctions:
+        """The module pyspark.sql.functions, imported when a function of it is first used: that takes a second."""
+
+        def __getattr__(self, name: str) -> Any:
+            from pyspark.sql import functions
+
+            return getattr(functions, name)
+
+    F = _SparkFunctions()
+
+__all__ = ["F", "bigint_array", "named_column", "quote_name", "quote_text", "row_hash"]
 
 
 def quote_name(name: str) -> str:
@@ -21,8 +35,6 @@ def quote_text(text: str) -> str:
 
 def named_column(name: str) -> Column:
     """Return the column of exactly this name; dots in it are no path into a struct."""
-    from pyspark.sql import functions as F
-
     return F.col(quote_name(name))
 
 
@@ -32,8 +44,6 @@ def row_hash(names: Iterable[str]) -> Column:
     Spark's hash skips nulls, so that (1, null) and (null, 1) would be equal without positions. The last column may be
     left out where it is null.
     """
-    from pyspark.sql import functions as F
-
     # A position only with its value: else (0, 1, 1) would stand for two rows, as a 1 could be value or position.
     pairs = [
         f"CASE WHEN {quote_name(name)} IS NOT NULL THEN {place} END, {quote_name(name)}"
@@ -44,6 +54,4 @@ def row_hash(names: Iterable[str]) -> Column:
 
 def bigint_array(values: Iterable[int]) -> Column:
     """Return an array of bigint as one string literal, which Spark folds, so that the plan stays small."""
-    from pyspark.sql import functions as F
-
     return F.split(F.lit(",".join(map(str, values))), ",").cast("array<bigint>")

@@ -25,6 +25,7 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.file_errors import DISK_FULL_ERRNOS, file_error
+from dagster_adjunct.resources.schemas.column_sql import F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -128,8 +129,6 @@ def _error_class(name: str) -> type[AdjunctError] | None:
 
 def raise_error_column(kind: type[AdjunctError], problem: Column, next_step: str, **facts: str) -> Column:
     """Return a column whose evaluation raises this error, for rows that must not exist."""
-    from pyspark.sql import functions as F
-
     before, after = _ENCODED.format(
         kind=kind.__name__, problem="\0", next_step=next_step, facts=json.dumps(facts)
     ).split("\0")

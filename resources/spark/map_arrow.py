@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from dagster_adjunct.resources.schemas.column_sql import F
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
@@ -37,8 +39,6 @@ def apply_in_arrow(
     frame: DataFrame, key: Sequence[str], task: Callable[[Any], Any], schema: StructType | str
 ) -> DataFrame:
     """Return the result of `task` on the table of all rows of each key."""
-    from pyspark.sql import functions as F
-
     names = frame.columns
     if not _needs_other_names(names):
         return frame.groupBy(*[F.col(name) for name in key]).applyInArrow(task, schema)

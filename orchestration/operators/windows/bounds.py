@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 
 from dagster_adjunct.orchestration.operators.windows.aggregates import Sliding, Tumbling, to_micros
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.schemas.column_sql import F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -24,8 +25,6 @@ _EPOCH = datetime(1970, 1, 1)
 
 def window_start(time: Column, kind: Tumbling) -> Column:
     """Return the begin of the window that a time is in."""
-    from pyspark.sql import functions as F
-
     if kind.zone is None or kind.local is None:
         assert kind.size is not None
         return time - F.pmod(time, F.lit(to_micros(kind.size)))
@@ -48,8 +47,6 @@ def window_start(time: Column, kind: Tumbling) -> Column:
 
 def window_end(start: Column, kind: Tumbling | Sliding) -> Column:
     """Return the end, exclusive, of the window that begins there."""
-    from pyspark.sql import functions as F
-
     if isinstance(kind, Sliding) or kind.zone is None or kind.local is None:
         assert kind.size is not None
         return start + to_micros(kind.size)
@@ -82,22 +79,16 @@ def _check_known_to_spark(zone: str) -> None:
 
 
 def _floor(clock: Column, length: int) -> Column:
-    from pyspark.sql import functions as F
-
     return clock - F.pmod(clock, F.lit(length))
 
 
 def _utc_to_clock(moment: Column, zone: str) -> Column:
     """Return what clocks of the zone show, in microseconds since they showed 1970-01-01T00:00."""
-    from pyspark.sql import functions as F
-
     return F.unix_micros(F.from_utc_timestamp(F.timestamp_micros(moment), zone))
 
 
 def _clock_to_utc(clock: Column, zone: str, length: int) -> Column:
     """Return when clocks of the zone first show this multiple of `length`, or are put forward over it."""
-    from pyspark.sql import functions as F
-
     moment = F.unix_micros(F.to_utc_timestamp(F.timestamp_micros(clock), zone))
     # Spark adds by how much clocks were put forward; where they were not at such a multiple before, that is too late.
     for skipped, put_forward in skipped_multiples(zone, length):

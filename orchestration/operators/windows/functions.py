@@ -26,7 +26,7 @@ from dagster_adjunct.orchestration.operators.windows.rows import (
     join_old_and_new,
 )
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
+from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
 from dagster_adjunct.resources.schemas.schema import Field, Schema, to_exact_array
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import encode_task_errors
@@ -53,8 +53,6 @@ def prepare_records(records: DataFrame, windows: Windows) -> DataFrame:
 
     Of sessions it is of the record's own, and moves with the session (`session_records`).
     """
-    from pyspark.sql import functions as F
-
     schema = kept_record_schema(windows)
     if isinstance(windows.kind, Session):
         last = F.col(TIME) + to_micros(windows.kind.gap + windows.lateness)
@@ -66,8 +64,6 @@ def prepare_records(records: DataFrame, windows: Windows) -> DataFrame:
 
 def merge_records(kept: DataFrame, new: DataFrame, windows: Windows) -> DataFrame:
     """Return the records of before and of the batch, as they are kept."""
-    from pyspark.sql import functions as F
-
     key = (*windows.by, POSITION)
     both, keys = join_old_and_new(kept, new, key)
     others = [name for name in kept_record_schema(windows).names if name not in key]
@@ -81,8 +77,6 @@ def merge_records(kept: DataFrame, new: DataFrame, windows: Windows) -> DataFram
 
 def assign_sessions(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
     """Return the records of the sessions `rows`, with BEGIN of theirs, and its EXPIRES in place of their own."""
-    from pyspark.sql import functions as F
-
     sessions = rows.select(*map(named_column, (*windows.by, START, END, EXPIRES)), TOUCHED, CLOSING).alias("session")
     pairs = F.col(f"record.{quote_name(KEPT_TIME)}") >= F.col(f"session.{START}")
     pairs = pairs & (F.col(f"record.{quote_name(KEPT_TIME)}") < F.col(f"session.{END}"))
@@ -96,8 +90,6 @@ def assign_sessions(records: DataFrame, rows: DataFrame, windows: Windows) -> Da
 
 def select_window_records(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
     """Return a record for each of the windows `rows` of one size that it is in, with the window's BEGIN."""
-    from pyspark.sql import functions as F
-
     times = {TIME: F.unix_micros(named_column(KEPT_TIME)), "__limit": F.unix_micros(named_column(LIMIT))}
     placed = assign_windows(add_window_starts(records.withColumns(times), windows), windows)
     asked = rows.select(*map(named_column, (*windows.by, START))).alias("asked")

@@ -25,7 +25,7 @@ from dagster_adjunct.orchestration.operators.windows.aggregates import (
 )
 from dagster_adjunct.orchestration.operators.windows.bounds import window_end, window_start
 from dagster_adjunct.orchestration.operators.windows.exact_sums import ExactSum, Partial
-from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
+from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 
@@ -119,8 +119,6 @@ def aggregate_records(
 
     They are added in the order of `order` where that makes a difference.
     """
-    from pyspark.sql import functions as F
-
     made = [F.expr(partial.made).cast(partial.type).alias(partial.name) for partial in partials]
     return _aggregated(frame, by, partials, order, [*more, *made])
 
@@ -129,8 +127,6 @@ def merge_partials(
     frame: DataFrame, by: Sequence[str], partials: Sequence[Partial], order: Sequence[str], *more: Column
 ) -> DataFrame:
     """Return the same for each of the groups `by` of rows that have partial values."""
-    from pyspark.sql import functions as F
-
     merged = [F.expr(partial.merged).cast(partial.type).alias(partial.name) for partial in partials]
     return _aggregated(frame, by, partials, order, [*more, *merged])
 
@@ -149,8 +145,6 @@ def join_old_and_new(left: DataFrame, right: DataFrame, on: Sequence[str]) -> tu
 
     They lie as both lay: Spark knows nothing any more of where rows of a union lie.
     """
-    from pyspark.sql import functions as F
-
     pairs = [F.col(f"old.{quote_name(name)}") == F.col(f"new.{quote_name(name)}") for name in on]
     condition = pairs[0]
     for pair in pairs[1:]:
@@ -165,8 +159,6 @@ def mark_windows(rows: DataFrame, windows: Windows, after: datetime | None) -> D
     EXPIRES of `rows` is as it was kept, null for a new window. It never gets earlier, also where less lateness is
     allowed since: or a window would be closed in one batch, and again in another by what was kept of it before.
     """
-    from pyspark.sql import functions as F
-
     kept_until = F.greatest(named_column(EXPIRES), F.timestamp_micros(F.unix_micros(END) + to_micros(windows.lateness)))
     reached = epoch_micros(after)
     closing = F.lit(False) if reached is None else F.unix_micros(named_column(EXPIRES)) <= F.lit(reached)
@@ -194,8 +186,6 @@ def classify_window_records(frame: DataFrame, windows: Windows, before: datetime
     A record's own partition decides whether it is late, up to the record alone: however batches were cut, it is the
     same. `before` is above that only where idle partitions were not waited for.
     """
-    from pyspark.sql import functions as F
-
     time = _representable(F.unix_micros(EVENT_TIME), windows)
     limit = F.greatest(F.unix_micros(BEHIND), F.lit(epoch_micros(before)).cast("bigint"))
     frame = frame.withColumns({TIME: time, _LIMIT: limit})
@@ -219,22 +209,16 @@ def classify_window_records(frame: DataFrame, windows: Windows, before: datetime
 
 def _representable(time: Column, windows: Windows) -> Column:
     """Return the times whose windows end, and expire, before the year 10000: nothing can hold a later time."""
-    from pyspark.sql import functions as F
-
     return F.when(time <= MAX_MICROS - to_micros(max_duration_after(windows.kind)) - to_micros(windows.lateness), time)
 
 
 def select_counted(frame: DataFrame, batch: BatchContext) -> DataFrame:
     """Return the records that count in windows, with PLACE and without what was only needed to judge them."""
-    from pyspark.sql import functions as F
-
     return frame.filter(F.col(EXCLUSION).isNull()).withColumn(POSITION, stored_position_key(frame, batch))
 
 
 def assign_windows(records: DataFrame, windows: Windows) -> DataFrame:
     """Return a record for each fixed window of one size that it is not too late for, with the window's BEGIN."""
-    from pyspark.sql import functions as F
-
     assert not isinstance(windows.kind, Session)
     if isinstance(windows.kind, Tumbling):
         return records.withColumn(BEGIN, F.timestamp_micros(_LAST))
@@ -247,8 +231,6 @@ def assign_windows(records: DataFrame, windows: Windows) -> DataFrame:
 
 def add_window_starts(frame: DataFrame, windows: Windows) -> DataFrame:
     """Return the records with the begins of the first and the last window that they are in."""
-    from pyspark.sql import functions as F
-
     assert not isinstance(windows.kind, Session)
     if isinstance(windows.kind, Tumbling):
         begin = window_start(F.col(TIME), windows.kind)
@@ -266,8 +248,6 @@ def update_fixed_windows(kept: DataFrame, records: DataFrame, windows: Windows, 
     `kept` are the rows of before it, `records` those that count. Where both lie in the partitions of the same columns
     of the key, nothing moves.
     """
-    from pyspark.sql import functions as F
-
     assert not isinstance(windows.kind, Session)
     key = (*windows.by, START)
     new = aggregate_records(assign_windows(records, windows), (*windows.by, BEGIN), windows.partials, (POSITION,))
@@ -291,7 +271,6 @@ _CLOSES = "__closes"
 def build_session_runs(records: DataFrame, windows: Windows) -> DataFrame:
     """Return the sessions that the batch's records, those that count, make by themselves; they have no EXPIRES yet."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as F
 
     assert isinstance(windows.kind, Session)
     gap = to_micros(windows.kind.gap)
@@ -314,7 +293,6 @@ def union_sessions(kept: DataFrame, runs: DataFrame, windows: Windows, marks: Wa
     are put together is not known any more where rows lie.
     """
     from pyspark.sql import Window
-    from pyspark.sql import functions as F
 
     asked = F.col(f"new.{quote_name(windows.by[0])}").isNotNull()
     reached = epoch_micros(marks.after)
@@ -336,7 +314,6 @@ def merge_sessions(rows: DataFrame, windows: Windows, marks: Watermarks) -> Data
     ABSORBED has START and EXPIRES of the sessions of before that are part of one with another begin now.
     """
     from pyspark.sql import Window
-    from pyspark.sql import functions as F
 
     order = (START, _KEPT)
     before = (
@@ -358,7 +335,6 @@ def merge_sessions(rows: DataFrame, windows: Windows, marks: Watermarks) -> Data
 def _number_sessions(frame: DataFrame, begins: Column, windows: Windows, order: Sequence[str]) -> DataFrame:
     """Return the rows of each key with the number of the session that they are in."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as F
 
     so_far = Window.partitionBy(*map(named_column, windows.by)).orderBy(*map(named_column, order))
     so_far = so_far.rowsBetween(Window.unboundedPreceding, Window.currentRow)

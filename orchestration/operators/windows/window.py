@@ -50,7 +50,7 @@ from dagster_adjunct.orchestration.operators.windows.rows import (
 )
 from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.spark.errors import raise_error_column
 from dagster_adjunct.resources.streams.system import TOMBSTONE
@@ -107,8 +107,6 @@ def make_results(
     A sum that its type can't hold fails the batch that closes its window. In updates before that it is null: records
     may come that bring it back.
     """
-    from pyspark.sql import functions as F
-
     masked = frozenset(name.lower() for name in sensitive)
     values = [F.col(START), F.col(END)]
     values += [_value(name, made, windows, operator, masked) for name, made in windows.aggregates]
@@ -119,8 +117,6 @@ def make_results(
 
 
 def _value(name: str, made: Aggregation, windows: Windows, operator: str, masked: Collection[str]) -> Column:
-    from pyspark.sql import functions as F
-
     if isinstance(made, Aggregate):
         return named_column(name)
     kind = windows.kind_of(made)
@@ -172,8 +168,6 @@ def _add_retractions(rows: DataFrame, windows: Windows, values: Sequence[Column]
 
     They come out of one list a row, so that they lie where it does: of a union Spark would not know.
     """
-    from pyspark.sql import functions as F
-
     key = [named_column(name) for name in windows.by]
     if not isinstance(windows.kind, Session):
         return rows.select(*key, *values, F.lit(False).alias(TOMBSTONE))
@@ -199,6 +193,9 @@ class Window(Spec):
     """
 
     kind: ClassVar[str] = "window"
+    takes_partition_by: ClassVar[bool] = True
+    diverts_late_records: ClassVar[bool] = True
+    assigns_positions: ClassVar[bool] = True
     name: str
     windows: Kind
     by: tuple[str, ...]
@@ -229,10 +226,6 @@ class Window(Spec):
         return max_duration_after(self.windows) + self.allowed_lateness
 
     @property
-    def takes_partition_by(self) -> bool:
-        return True
-
-    @property
     def over_time(self) -> str:
         return self.name
 
@@ -241,17 +234,9 @@ class Window(Spec):
         return self.results == "updates"
 
     @property
-    def diverts_late_records(self) -> bool:
-        return True
-
-    @property
     def moves(self) -> int:
         """Rows of changed windows, values of functions, and records of sessions."""
         return 1 + (0 if not self._functions else 2 if isinstance(self.windows, Session) else 1)
-
-    @property
-    def assigns_positions(self) -> bool:
-        return True
 
     @property
     def _records(self) -> str:
@@ -355,8 +340,6 @@ class Window(Spec):
 
     def _made(self, results: DataFrame, batch: BatchContext, partitions: int) -> DataFrame:
         """Return results as records. A window's own time is its last moment."""
-        from pyspark.sql import functions as F
-
         last = F.timestamp_micros(F.unix_micros(F.coalesce(END, START)) - 1)
         ordinal = to_json_object([named_column(name) for name in (*self.by, START)])
         return make_records(
@@ -365,8 +348,6 @@ class Window(Spec):
 
     def _counted(self, operator: str, frame: DataFrame, windows: Windows, batch: BatchContext) -> DataFrame:
         """Return the records that count in windows; the others are left out for who asks for them."""
-        from pyspark.sql import functions as F
-
         conditions = {name: F.expr(condition) for name, condition in _COUNTS.items()}
         before = batch.watermarks(self.name).before
         judged = batch.count_records(operator, records.classify_window_records(frame, windows, before), conditions)
