@@ -25,7 +25,7 @@ from dagster_adjunct.orchestration.application.graph import (
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
-from dagster_adjunct.orchestration.operators.arguments import validate_column_names, validate_partition_count
+from dagster_adjunct.orchestration.operators.columns import validate_column_names, validate_partition_count
 from dagster_adjunct.orchestration.operators.event_time import build_event_time
 from dagster_adjunct.orchestration.operators.inputs import DefaultOffset, Input, OnLost, build_input
 from dagster_adjunct.orchestration.operators.operator import KeyedTable, Operator

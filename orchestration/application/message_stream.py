@@ -18,9 +18,9 @@ from dagster_adjunct.orchestration.application.graph import (
     OutputStream,
     RemoteTableHandle,
 )
-from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey, validate_column_names
 from dagster_adjunct.orchestration.operators.asof_join import build_asof_join
 from dagster_adjunct.orchestration.operators.batch_context import SinkFunction, TableSend
+from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey, validate_column_names
 from dagster_adjunct.orchestration.operators.event_time import build_late_records
 from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map
 from dagster_adjunct.orchestration.operators.inputs import Broadcast, build_broadcast

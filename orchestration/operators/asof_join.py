@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -22,19 +22,20 @@ from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHE
 from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, Flow, Match, OnNullTime, PlanContext
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
-from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError
+from dagster_adjunct.resources.common import argument_error, check_choice
+from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import MASKED, truncate_text
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql import Column, DataFrame
 
 
 TIMES = ("timestamp", "date")
 """The types that a time may have; a date is its midnight in UTC."""
-_FROM, _TO, _FIRST, _ENTRY = "__met_from", "__met_to", "__met_first", "__met_entry"
-_BEGINS = "__met_begins"
+_FROM, _TO, _FIRST, _ENTRY = "__row_from", "__row_to", "__row_first", "__row_entry"
+_BEGINS = "__row_begins"
 """The begin of the key's history, in the row that matches earlier times; null in others."""
 
 
@@ -53,24 +54,16 @@ class AsOfJoin(Join):
 
     @property
     def match(self) -> Match:
-        return Match(
-            self.dataset,
-            self.min_match_rate,
-            as_of=AsOf(self.as_of, self.before_history, self.on_null_time),
-        )
+        as_of = AsOf(self.as_of, self.before_history, self.on_null_time)
+        return Match(self.dataset, self.min_match_rate, as_of=as_of)
 
     def summary(self) -> str:
         return f"{Join.summary(self)} as of {self.as_of}"
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        require_columns(
-            context.operator,
-            "the stream",
-            (self.as_of,),
-            flow.columns,
-            "Correct as_of=, or join before the column is dropped.",
-        )
+        step = "Correct as_of=, or join before the column is dropped."
+        require_columns(context.operator, "the stream", (self.as_of,), flow.columns, step)
         return Join.flow(self, context, arriving)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
@@ -81,11 +74,11 @@ class AsOfJoin(Join):
     def _check_time(self, operator: str, kind: str | None) -> None:
         if kind is None or kind in TIMES:
             return
+        time = f"cast({self.as_of} as timestamp)"
+        time = time if kind in ("string", "timestamp_ntz") else f"timestamp_millis({self.as_of})"
         raise PlanningError(
             f"{operator}: the stream's {self.as_of!r} is {kind}: expected timestamp or date.",
-            f'Convert it first: .with_columns({self.as_of}="cast({self.as_of} as timestamp)").'
-            if kind in ("string", "timestamp_ntz")
-            else f'Convert it first, for example .with_columns({self.as_of}="timestamp_millis({self.as_of})").',
+            f'Convert it first, for example .with_columns({self.as_of}="{time}").',
             column=self.as_of,
             dataset=self.dataset,
             operator=operator,
@@ -100,15 +93,15 @@ class AsOfJoin(Join):
         self._check_types(operator, types, over.schema)
         self._check_time(operator, types.get(self.as_of))
         keys = [f"__key_{index}" for index in range(len(self.on))]
-        met = self._met(frame, keys, over, batch.app.dataset(self.dataset))
+        matched = self._match(frame, keys, over, batch.app.dataset(self.dataset))
         if self.before_history == "error" or self.on_null_time == "fail":
-            met = batch.materialize(operator, met)
-            self._refuse(operator, met, batch)
-        counted = batch.count_matches(operator, self.dataset, met)
+            matched = batch.materialize(operator, matched)
+            self._check_times(operator, matched, batch)
+        counted = batch.count_matches(operator, self.dataset, matched)
         kept = counted.filter(MATCHED) if self.how == "inner" else counted
         return kept.drop(*keys, _FROM, _TO, _BEGINS, _ENTRY, BEFORE_HISTORY, NO_TIME, MATCHED)
 
-    def _met(self, frame: DataFrame, keys: Sequence[str], over: TimedRows, dataset: AdjunctDataset) -> DataFrame:
+    def _match(self, frame: DataFrame, keys: Sequence[str], over: TimedRows, dataset: AdjunctDataset) -> DataFrame:
         """Return the records with their matching rows and the columns MATCHED, BEFORE_HISTORY and NO_TIME.
 
         `__matched` is null where the record has no entry.
@@ -162,38 +155,35 @@ class AsOfJoin(Join):
         known = reduce(and_, [named_column(name).isNotNull() for name, _ in self.on])
         return row.isNull() & known & (time < F.lit(over.known_from))
 
-    def _refuse(self, operator: str, met: DataFrame, batch: BatchContext) -> None:
+    def _check_times(self, operator: str, matched: DataFrame, batch: BatchContext) -> None:
         """Raise OperatorFailedError for the first record, by position, that must fail the batch."""
-        early, timeless = self.before_history == "error", self.on_null_time == "fail"
-        wrong = (F.col(BEFORE_HISTORY) & F.lit(early)) | (F.col(NO_TIME) & F.lit(timeless))
-        wrong_record = batch.first(met.where(wrong).orderBy(PARTITION, OFFSET, *tie_breakers(met)))
-        if wrong_record is not None:
-            raise self._refused(operator, wrong_record, batch)
+        fails = {BEFORE_HISTORY: self.before_history == "error", NO_TIME: self.on_null_time == "fail"}
+        wrong = reduce(or_, [F.col(name) for name, is_failure in fails.items() if is_failure])
+        record = batch.first(matched.where(wrong).orderBy(PARTITION, OFFSET, *tie_breakers(matched)))
+        if record is None:
+            return
+        hidden = {name.lower() for name in batch.sensitive(operator)}
+        hidden_entries = {name.lower() for name in batch.app.dataset(self.dataset).sensitive}
 
-    def _refused(self, operator: str, record: Row, batch: BatchContext) -> OperatorFailedError:
-        secret = {name.lower() for name in batch.sensitive(operator)}
-        masked = {name.lower() for name in batch.app.dataset(self.dataset).sensitive}
+        def describe(name: str, entry: str = "") -> str:
+            is_hidden = name.lower() in hidden or entry.lower() in hidden_entries
+            return f"{name} = {MASKED if is_hidden else truncate_text(str(record[name]))}"
 
-        def told(name: str, entry: str = "") -> str:
-            hidden = name.lower() in secret or entry.lower() in masked
-            return f"{name} = {MASKED if hidden else truncate_text(str(record[name]))}"
-
-        key = ", ".join(told(stream, entry) for stream, entry in self.on)
+        key = ", ".join(describe(stream, entry) for stream, entry in self.on)
         stream, partition, offset = batch.stream_of(operator), record[PARTITION], record[OFFSET]
         place = "" if stream is None else f" (at {stream}.{partition} offset {offset})"
-        about = {"operator": operator, "stream": stream, "partition": partition, "offset": str(offset)}
+        problem = f"from before the history of dataset {self.dataset}: {describe(self.as_of)}{place}"
+        step = 'Load the entries of that time, or choose before_history="null" or "oldest" for such records.'
         if record[NO_TIME]:
-            return OperatorFailedError(
-                f"{operator}: a record of {key} has no time: {self.as_of} is null{place}, and dataset {self.dataset} "
-                "is joined as of it.",
-                'Correct the record, or join such records with no entry: on_null_time="null".',
-                **about,
-            )
-        return OperatorFailedError(
-            f"{operator}: a record of {key} is from before the history of dataset {self.dataset}: "
-            f"{told(self.as_of)}{place}.",
-            'Load the entries of that time, or choose before_history="null" or "oldest" for such records.',
-            **about,
+            problem = f"joined with dataset {self.dataset} as of {self.as_of}, which is null{place}"
+            step = 'Correct the record, or join such records with no entry: on_null_time="null".'
+        raise OperatorFailedError(
+            f"{operator}: a record of {key} is {problem}.",
+            step,
+            operator=operator,
+            stream=stream,
+            partition=partition,
+            offset=str(offset),
         )
 
 
@@ -212,23 +202,14 @@ def build_asof_join(
     """Return the join for a user's arguments; `operator` is its id."""
     join = build_join(operator, dataset, on, how, select, prefix, min_match_rate)
     if not isinstance(as_of, str) or not as_of:
-        raise ConfigurationError(
-            f"{operator} has as_of={as_of!r}: expected the name of a column of the stream.",
-            "Name the column with the record's time, a timestamp or a date.",
-            argument="as_of",
-            operator=operator,
-        )
+        expected = "the name of the stream's column with the record's time, a timestamp or a date"
+        raise argument_error(f"{operator} has as_of={as_of!r}", expected, argument="as_of", operator=operator)
     for argument, value, choices in (
         ("before_history", before_history, ("null", "oldest", "error")),
         ("on_null_time", on_null_time, ("null", "fail")),
     ):
-        if value not in choices:
-            raise ConfigurationError(
-                f"{operator} has {argument}={value!r}: expected {' or '.join(choices)}.",
-                'Leave it out for "null".',
-                argument=argument,
-                operator=operator,
-            )
+        found = f"{operator} has {argument}={value!r}"
+        check_choice(value, found, choices, argument=argument, operator=operator)
     _check_history(operator, dataset)
     return AsOfJoin(
         join.dataset, join.on, join.how, join.select, join.prefix, join.min_match_rate,
@@ -246,10 +227,8 @@ def _check_history(operator: str, dataset: AdjunctDataset) -> None:
     elif dataset.follows_changes:
         problem, step = "keeps no history", 'Declare it with history=timedelta(days=…), or "all".'
     else:
-        problem, step = (
-            "does not declare from when its versions are valid",
-            'Declare it, for example valid_from="name".',
-        )
+        problem = "does not declare from when its versions are valid"
+        step = 'Declare it, for example valid_from="name".'
     raise PlanningError(
         f"{operator}: dataset {dataset.name!r} is joined as of a time, but {problem}.",
         step,

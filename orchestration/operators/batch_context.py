@@ -8,8 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from dagster_adjunct.assets.unbounded.state_table import StateSpec
-from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
-from dagster_adjunct.orchestration.operators.columns import Types
+from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey, Types
 from dagster_adjunct.orchestration.operators.operator import Declarations, KeyedTable
 from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
 from dagster_adjunct.resources.backends.columns import parse_column, to_spark_type

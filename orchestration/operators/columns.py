@@ -1,13 +1,14 @@
-"""The hidden columns with a record's position, which every operator passes on, and checks of column names."""
+"""The hidden columns with a record's position, which every operator passes on, and checks of operators' arguments."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from dagster_adjunct.orchestration.operators.arguments import first_duplicate
-from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
+from dagster_adjunct.resources.common import argument_error
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types
 from dagster_adjunct.resources.sql.parser import parse_expression
@@ -84,21 +85,15 @@ def check_state_columns(
     operator: str, types: Mapping[str, str | None], names: Iterable[str], key: Sequence[str]
 ) -> None:
     """Raise PlanningError for columns that state can't store, and for a key that can't be compared exactly."""
-    known = {name: types[name] for name in dict.fromkeys((*key, *names)) if types.get(name) is not None}
-    what = f"{operator} can't store these records as state"
-    for name, kind in known.items():
+    for name in dict.fromkeys((*key, *names)):
+        kind = types.get(name)
+        if kind is None:
+            continue
         try:
-            schema = _one_column(name, str(kind), what)
-            check_key_types(schema, [name] if name in key else [], what)
+            check_key_types(Schema((Field(name, kind),)), [name] if name in key else [], "state")
         except SchemaMismatchError as error:
-            raise PlanningError(error.problem, error.next_step, operator=operator, column=name) from error
-
-
-def _one_column(name: str, kind: str, what: str) -> Schema:
-    try:
-        return Schema((Field(name, kind),))
-    except SchemaMismatchError as error:
-        raise error.reworded(f"{what}: {error.problem}", error.next_step) from error
+            problem = f"{operator} can't store these records as state: {error.problem.removeprefix('state: ')}"
+            raise PlanningError(problem, error.next_step, operator=operator, column=name) from error
 
 
 Columns = tuple[str, ...] | None
@@ -139,6 +134,97 @@ def check_new_names(operator: str, names: list[str], next_step: str) -> None:
         )
 
 
+def append_columns(
+    operator: str, columns: Columns, added: list[str], other: str, prefix: str, **about: Any
+) -> tuple[str, ...] | None:
+    """Return the stream's columns and those that a join adds from `other`, None where the former are unknown.
+
+    Raises PlanningError for a name that is reserved, or used twice.
+    """
+    there = {name.lower() for name in columns or ()}
+    taken = next((name for name in added if name.lower() in there), None)
+    if taken is not None:
+        raise PlanningError(
+            f"{operator}: the stream and {other} both have a column {taken!r}; the stream's columns there are "
+            f"{', '.join(columns or ())}.",
+            f'Rename the added one: select=["… as {prefix}_{taken}"], or prefix="{prefix}_".',
+            operator=operator,
+            **{"column": taken, **about},
+        )
+    check_new_names(operator, added, "Rename one with 'column as name'.")
+    return None if columns is None else (*columns, *added)
+
+
 def types_by_name(schema: Schema) -> dict[str, str | None]:
     """Return the types of a schema's columns by name."""
     return {field.name: field.type for field in schema.fields}
+
+
+DataFrameFunction: TypeAlias = "Callable[[DataFrame], DataFrame]"
+OnNullKey = Literal["fail", "skip"]
+_PARTITIONS = 100_000
+MAX_DURATION = timedelta(days=36_525)
+"""Longer durations are a mistake, and lead beyond the times that Spark supports."""
+
+
+def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return column names, given as one string or several; raises ConfigurationError for duplicates."""
+    names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    for name in names:
+        if not isinstance(name, str) or not name.strip() or name.startswith("__"):
+            raise ConfigurationError(
+                f"{what} names the column {name!r}: expected a non-empty name that does not begin with '__'.",
+                "Name a column of the records; names with '__' are reserved.",
+                column=name,
+            )
+    double = first_duplicate(names)
+    if double:
+        raise ConfigurationError(f"{what} names column {double!r} twice.", "Name it once.", column=double)
+    return names
+
+
+def validate_partition_count(what: str, value: int | None) -> int | None:
+    """Return a valid partition count, or None where none is given."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _PARTITIONS:
+        raise argument_error(f"{what} is {value!r}", f"a whole number from 1 to {_PARTITIONS:,}", argument="partitions")
+    return value
+
+
+def validate_partition_by(
+    what: str, partition_by: str | Sequence[str] | None, key: tuple[str, ...], argument: str
+) -> tuple[str, ...]:
+    """Return the columns to partition by, all of the `key` where none are given; `argument` has the key."""
+    columns = key if partition_by is None else validate_column_names(f"{what}: partition_by=", partition_by)
+    if not columns or set(columns) - set(key):
+        expected = f"columns in {argument}= ({', '.join(key)}), so that all records of a key are in one partition"
+        raise argument_error(f"{what} has partition_by={partition_by!r}", expected, argument="partition_by")
+    return columns
+
+
+def check_duration(
+    value: object, found: str, *, argument: str, zero: bool = False, most: timedelta = timedelta.max, **about: Any
+) -> None:
+    """Raise ConfigurationError unless this is a timedelta above 0, or from 0 on if `zero`, up to `most`.
+
+    `found` says where it was given: "input stream 'lake.flights' has delay".
+    """
+    least = timedelta(0) if zero else timedelta(microseconds=1)
+    if not isinstance(value, timedelta) or not least <= value <= most:
+        limit = "" if most == timedelta.max else ", and at most 100 years"
+        expected = f"a timedelta {'from 0 on' if zero else 'above 0'}{limit}, such as timedelta(minutes=5)"
+        raise argument_error(f"{found}={value!r}", expected, argument=argument, **about)
+
+
+def first_duplicate(names: Sequence[str]) -> str | None:
+    """Return the first duplicate name, ignoring case as Spark does, or None."""
+    lower = [name.lower() for name in names]
+    if len(set(lower)) == len(lower):
+        return None
+    return next((name for at, name in enumerate(names) if lower[at] in lower[:at]), None)
+
+
+def function_label(function: Callable[..., object]) -> str:
+    """Return the label of a function in plans: "plus_one()"."""
+    return f"{getattr(function, '__name__', type(function).__name__)}()"

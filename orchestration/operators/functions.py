@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import pyarrow as pa
 
-from dagster_adjunct.orchestration.operators.arguments import function_label, validate_column_names
 from dagster_adjunct.orchestration.operators.batch_context import BatchContext
 from dagster_adjunct.orchestration.operators.columns import (
     ORDINAL,
     Types,
+    function_label,
     list_hidden_columns,
     ordinal_column,
     ordinal_text,
@@ -27,6 +27,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     require_columns,
     split_alias,
     types_by_name,
+    validate_column_names,
 )
 from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
 from dagster_adjunct.orchestration.operators.records import WithColumns

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.changes import derive_stored_schema
-from dagster_adjunct.orchestration.operators.arguments import first_duplicate, function_label, validate_column_names
 from dagster_adjunct.orchestration.operators.batch_context import BatchContext
 from dagster_adjunct.orchestration.operators.columns import (
     Columns,
     Types,
-    check_new_names,
+    append_columns,
+    first_duplicate,
+    function_label,
     plain_column,
     require_columns,
     split_alias,
     types_by_name,
+    validate_column_names,
 )
 from dagster_adjunct.orchestration.operators.functions import (
     RecordCall,
@@ -35,6 +39,7 @@ from dagster_adjunct.orchestration.operators.operator import (
     Spec,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, ColumnSources, LineageContext, LineageNode
+from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -50,6 +55,7 @@ BEFORE_HISTORY, NO_TIME = "__before_history", "__no_time"
 
 How = Literal["inner", "left"]
 On: TypeAlias = str | Sequence[str] | Mapping[str, str]
+Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +69,27 @@ class SelectedColumn:
 def check_join_options(operator: str, how: str, rate: float | None) -> None:
     """Raise an error for an invalid `how=` or `min_match_rate=`."""
     if how not in ("inner", "left"):
-        raise PlanningError(
-            f"{operator} has how={how!r}: expected inner or left.",
-            "Leave it out for an inner join.",
-            operator=operator,
-        )
-    if rate is None:
-        return
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
-        raise ConfigurationError(
-            f"{operator} has min_match_rate={rate!r}: expected 0 to 1.",
-            "It is a fraction: 0.95 is 95 %.",
-            argument="min_match_rate",
-            operator=operator,
-        )
+        raise PlanningError(f"{operator} has how={how!r}: expected inner or left.", operator=operator)
+    if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1):
+        found = f"{operator} has min_match_rate={rate!r}"
+        raise argument_error(found, "0 to 1, such as 0.95 for 95 %", argument="min_match_rate", operator=operator)
+
+
+def parse_on(operator: str, on: On) -> Pairs:
+    """Return pairs (stream column, column of the other side), as the user gave them."""
+    if isinstance(on, Mapping):
+        return tuple((str(stream), str(entry)) for stream, entry in on.items())
+    return tuple((column, column) for column in validate_column_names(f"{operator}: on=", on))
 
 
 def pair_key_columns(
     operator: str, kind: Literal["dataset", "table"], name: str, key: Sequence[str], on: On
 ) -> tuple[tuple[str, str], ...]:
     """Return pairs (stream column, key column) in the order of the dataset's or table's key."""
-    if isinstance(on, Mapping):
-        pairs = [(str(stream), str(entry)) for stream, entry in on.items()]
-    else:
-        pairs = [(column, column) for column in validate_column_names(f"{operator}: on=", on)]
-    shown = ", ".join(key)
+    dataset = name if kind == "dataset" else None
+    shown = f"the key of {kind} {name!r} ({', '.join(key)})"
     by_column: dict[str, str] = {}
-    for stream, entry in pairs:
+    for stream, entry in parse_on(operator, on):
         if entry in by_column:
             raise PlanningError(
                 f"{operator}: on= compares {kind} column {entry!r} twice.",
@@ -99,23 +99,37 @@ def pair_key_columns(
             )
         if entry not in key:
             raise PlanningError(
-                f"{operator}: on= names {entry!r}, which is not in the key of {kind} {name!r} ({shown}).",
+                f"{operator}: on= names {entry!r}, which is not in {shown}.",
                 f"Join on the key; for other names on the stream write on={{stream column: {key[0]!r}}}.",
-                dataset=name if kind == "dataset" else None,
+                dataset=dataset,
                 operator=operator,
             )
         by_column[entry] = stream
     missing = ", ".join(repr(part) for part in key if part not in by_column)
     if missing:
         raise PlanningError(
-            f"{operator}: on= lacks {missing} of the key of {kind} {name!r} ({shown}), "
-            "so a record could match several entries.",
+            f"{operator}: on= lacks {missing} of {shown}, so a record could match several entries.",
             "Name every column of the key in on=.",
-            dataset=name if kind == "dataset" else None,
+            dataset=dataset,
             operator=operator,
         )
     validate_column_names(f"{operator}: on=", list(by_column.values()))
     return tuple((by_column[part], part) for part in key)
+
+
+def describe_on(on: Pairs) -> str:
+    """Return the compared columns for plans: "shop, visitor = id"."""
+    return ", ".join(stream if stream == other else f"{stream} = {other}" for stream, other in on)
+
+
+def select_columns(
+    select: tuple[SelectedColumn, ...] | None, on: Pairs, prefix: str, columns: Iterable[str]
+) -> tuple[SelectedColumn, ...]:
+    """Return the columns to add of the other side's: those of `select`, by default all but its key."""
+    keys = {other for _, other in on}
+    if select is not None:
+        return select
+    return tuple(SelectedColumn(name, prefix + name) for name in columns if name not in keys)
 
 
 def parse_selection(operator: str, select: Sequence[str] | None, prefix: str) -> tuple[SelectedColumn, ...] | None:
@@ -123,12 +137,8 @@ def parse_selection(operator: str, select: Sequence[str] | None, prefix: str) ->
     if select is None:
         return None
     if isinstance(select, str):
-        raise ConfigurationError(
-            f"{operator}: select={select!r} is one string: expected a list.",
-            f"Write select=[{select!r}].",
-            argument="select",
-            operator=operator,
-        )
+        found = f"{operator}: select={select!r} is one string"
+        raise argument_error(found, f"a list, [{select!r}]", argument="select", operator=operator)
     chosen = []
     for item in select:
         what, alias = split_alias(str(item))
@@ -143,11 +153,8 @@ def parse_selection(operator: str, select: Sequence[str] | None, prefix: str) ->
         chosen.append(SelectedColumn(name, alias or prefix + name))
     double = first_duplicate([item.name for item in chosen])
     if double:
-        raise PlanningError(
-            f"{operator}: select gives two columns the name {double!r}.",
-            f"Rename one: '{double} as other_name'.",
-            operator=operator,
-        )
+        problem = f"{operator}: select gives two columns the name {double!r}."
+        raise PlanningError(problem, f"Rename one: '{double} as other_name'.", operator=operator)
     return tuple(chosen)
 
 
@@ -168,42 +175,36 @@ class Join(Spec):
     prefix: str = ""
     min_match_rate: float | None = None
 
-    def stream_column(self, dataset_column: str) -> str:
-        """Return the stream's column that is compared with this key column of the dataset."""
-        return next(stream for stream, dataset in self.on if dataset == dataset_column)
-
     def selection(self, dataset_columns: Iterable[str]) -> tuple[SelectedColumn, ...]:
         """Return the columns to add, for a dataset with these columns."""
-        if self.select is not None:
-            return self.select
-        keys = {dataset for _, dataset in self.on}
-        return tuple(SelectedColumn(name, self.prefix + name) for name in dataset_columns if name not in keys)
+        return select_columns(self.select, self.on, self.prefix, dataset_columns)
 
     @property
     def match(self) -> Match:
         return Match(self.dataset, self.min_match_rate)
 
     def summary(self) -> str:
-        on = ", ".join(stream if stream == name else f"{stream} = {name}" for stream, name in self.on)
-        return f"{self.how} join {self.dataset} on {on}"
+        return f"{self.how} join {self.dataset} on {describe_on(self.on)}"
 
     def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
         dataset = app.dataset(self.dataset)
         if dataset.partitions is None:  # every task reads all of it
             return ()
-        columns = tuple(map(self.stream_column, dataset.partition_by))
+        stream_columns = {entry: stream for stream, entry in self.on}
+        columns = tuple(stream_columns[name] for name in dataset.partition_by)
         return (Requirement(dataset.name, dataset.partitions, columns),)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        dataset = context.app.dataset(self.dataset)
-        stored = _stored_columns(dataset, context.catalog)
-        return replace(flow, columns=self._columns(context.operator, dataset, flow.columns, stored))
-
-    def _columns(self, operator: str, dataset: AdjunctDataset, stream: Columns, stored: Columns) -> Columns:
-        """Return the columns after the join; raises PlanningError for missing and duplicate ones."""
+        dataset, operator = context.app.dataset(self.dataset), context.operator
+        records = source_schema(dataset, context.catalog)
+        try:
+            stored = dataset.columns if records is None else derive_stored_schema(dataset, records).names
+        except SchemaMismatchError as error:
+            step = "Correct key=, columns= or the extractor of the dataset."
+            raise PlanningError(error.problem, step, dataset=dataset.name) from error
         require_columns(
-            operator, "the stream", tuple(name for name, _ in self.on), stream,
+            operator, "the stream", tuple(name for name, _ in self.on), flow.columns,
             f"Correct on=, or join before the column is dropped; the key of dataset {dataset.name} is "
             f"{', '.join(dataset.key)}.",
         )  # fmt: skip
@@ -212,20 +213,13 @@ class Join(Spec):
         if self.select is not None:
             require_columns(operator, side, tuple(item.column for item in self.select), stored, "Correct select=.")
         elif stored is None:
-            return None
-        added = [item.name for item in self.selection(stored or ())]
-        there = {name.lower() for name in stream or ()}
-        taken = [name for name in added if name.lower() in there]
-        if taken:
-            raise PlanningError(
-                f"{operator}: the stream and dataset {dataset.name} both bring a column {taken[0]!r}; the stream's "
-                f"columns there are {', '.join(stream or ())}.",
-                f'Rename the added one: select=["… as {dataset.name}_{taken[0]}"], or prefix="{dataset.name}_".',
-                dataset=dataset.name,
-                operator=operator,
-            )
-        check_new_names(operator, added, "Rename one with 'column as name'.")
-        return None if stream is None else (*stream, *added)
+            return replace(flow, columns=None)
+        return replace(flow, columns=self._append(operator, flow.columns, stored or ()))
+
+    def _append(self, operator: str, stream: Columns, stored: Sequence[str]) -> Columns:
+        added = [item.name for item in self.selection(stored)]
+        other = f"dataset {self.dataset}"
+        return append_columns(operator, stream, added, other, self.dataset, dataset=self.dataset)
 
     def compared_columns(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
         (types,) = arriving
@@ -239,7 +233,7 @@ class Join(Spec):
 
     def _entry_types(self, context: PlanContext) -> Types:
         dataset = context.app.dataset(self.dataset)
-        records = _source_schema(dataset, context.catalog)
+        records = source_schema(dataset, context.catalog)
         try:
             return None if records is None else types_by_name(derive_stored_schema(dataset, records))
         except AdjunctError:  # check_datasets reports it
@@ -278,27 +272,19 @@ class Join(Spec):
             *added,
             F.lit(True).alias("__matched"),
         )
-        condition: Column | None = None
-        for (stream, _), key in zip(self.on, keys, strict=True):
-            equal = frame[quote_name(stream)] == side[key]
-            condition = equal if condition is None else condition & equal
+        equal = [frame[quote_name(stream)] == side[key] for (stream, _), key in zip(self.on, keys, strict=True)]
         side = F.broadcast(side) if batch.app.dataset(self.dataset).broadcast else side.hint("merge")
         # An inner join is a left join whose unmatched records are counted and then dropped.
-        counted = batch.count_matches(operator, self.dataset, frame.join(side, condition, "left"))
+        counted = batch.count_matches(operator, self.dataset, frame.join(side, reduce(and_, equal), "left"))
         kept = counted.filter("__matched") if self.how == "inner" else counted
         return kept.drop(*keys, "__matched")
 
     def _check_types(self, operator: str, types: Mapping[str, str], schema: Schema) -> None:
         """Raise PlanningError for missing and duplicate columns and different key types, before Spark does."""
+        own = tuple(name for name in types if not name.startswith("__"))
+        on = tuple(stream for stream, _ in self.on)
+        require_columns(operator, "the stream", on, own, "Correct on=, or add the column with map().")
         for stream, entry in self.on:
-            if stream not in types:
-                raise PlanningError(
-                    f"{operator}: the stream has no column {stream!r} to join on; it has "
-                    f"{', '.join(name for name in types if not name.startswith('__'))}.",
-                    "Correct on=, or add the column with map().",
-                    column=stream,
-                    operator=operator,
-                )
             expected = schema.field(entry, f"dataset {self.dataset}").type
             if types[stream] != expected:
                 raise PlanningError(
@@ -308,16 +294,8 @@ class Join(Spec):
                     dataset=self.dataset,
                     operator=operator,
                 )
-        for chosen in self.selection(schema.names):
-            schema.field(chosen.column, f"dataset {self.dataset}")
-            if chosen.name in types:
-                raise PlanningError(
-                    f"{operator}: the stream and dataset {self.dataset} both have a column {chosen.name!r}.",
-                    f'Rename one: select=["{chosen.column} as …"] or prefix="{self.dataset}_".',
-                    dataset=self.dataset,
-                    column=chosen.name,
-                    operator=operator,
-                )
+        schema.select([chosen.column for chosen in self.select or ()], f"dataset {self.dataset}")
+        self._append(operator, own, schema.names)
 
 
 def build_join(
@@ -335,25 +313,12 @@ def build_join(
     return Join(dataset.name, pairs, how, parse_selection(operator, select, prefix), prefix, min_match_rate)
 
 
-def _source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
+def source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
     """Return the schema of a dataset's source, None where it is unknown."""
     if not isinstance(dataset.input, str):
         return dataset.input.schema
     facts = catalog.get(dataset.input)
     return facts.schema if facts else None
-
-
-def _stored_columns(dataset: AdjunctDataset, catalog: Catalog) -> Columns:
-    """Return the columns that a dataset stores; raises PlanningError if its source is known to lack one."""
-    records = _source_schema(dataset, catalog)
-    if records is None:
-        return dataset.columns
-    try:
-        return derive_stored_schema(dataset, records).names
-    except SchemaMismatchError as error:
-        raise PlanningError(
-            error.problem, "Correct key=, columns= or the extractor of the dataset.", dataset=dataset.name
-        ) from error
 
 
 _ENTRY = "__entry"
@@ -379,7 +344,7 @@ class JoinFunction(Join):
         taken = next((name for name in self.made.names if name.lower() in there), None)
         if taken is not None:
             raise PlanningError(
-                f"{context.operator}: the stream and {function_label(self.function)} both bring a column {taken!r}; "
+                f"{context.operator}: the stream and {function_label(self.function)} both have a column {taken!r}; "
                 f"the stream's columns there are {', '.join(flow.columns or ())}.",
                 "Use another name in schema=, and replace the stream's column with select() after the join.",
                 operator=context.operator,
@@ -397,18 +362,9 @@ class JoinFunction(Join):
         self._check_types(operator, dict(frame.dtypes), schema)
         entry = F.struct(*[named_column(name) for name in schema.names]).alias(_ENTRY)
         joined = self._joined(operator, frame, entries, [entry], batch)
-        return call_in_tasks(
-            joined,
-            RecordCall(
-                operator,
-                self.function,
-                self.made,
-                entry=_ENTRY,
-                stream=batch.stream_of(operator),
-                sensitive=batch.sensitive(operator),
-            ),
-            frame.columns,
-        )
+        stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
+        call = RecordCall(operator, self.function, self.made, entry=_ENTRY, stream=stream, sensitive=sensitive)
+        return call_in_tasks(joined, call, frame.columns)
 
 
 def build_join_function(

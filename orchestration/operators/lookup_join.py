@@ -15,14 +15,16 @@ from dagster_adjunct.orchestration.operators.batch_context import (
     declared_column_types,
     lookup_column_types,
 )
-from dagster_adjunct.orchestration.operators.columns import Columns, Types, check_new_names, require_columns
+from dagster_adjunct.orchestration.operators.columns import Columns, Types, append_columns, require_columns
 from dagster_adjunct.orchestration.operators.joins import (
     How,
     On,
     SelectedColumn,
     check_join_options,
+    describe_on,
     pair_key_columns,
     parse_selection,
+    select_columns,
 )
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
@@ -66,36 +68,27 @@ class LookupJoin(Spec):
         return Match(None, self.min_match_rate, self.table)
 
     def summary(self) -> str:
-        on = ", ".join(stream if stream == name else f"{stream} = {name}" for stream, name in self.on)
-        return f"{self.how} lookup in table {self.table} on {on}"
+        return f"{self.how} lookup in table {self.table} on {describe_on(self.on)}"
 
     def call(self, app: Declarations) -> ExternalCall:
-        table = app.tables[self.table]
-        kept = "" if getattr(table, "cache", None) is None else ", unless the table's cache has it"
-        return ExternalCall(
-            "lookup",
-            self.table,
-            f"each key once a batch{kept}; a repeated batch has the same answers",
-            recorded=True,
-        )
+        cached = "" if getattr(app.tables[self.table], "cache", None) is None else ", unless the table's cache has it"
+        guarantee = f"each key once a batch{cached}; a repeated batch has the same answers"
+        return ExternalCall("lookup", self.table, guarantee, recorded=True)
 
     def lookup(self, operator: str, table: KeyedTable) -> TableLookup:
         """Return the lookup, with the types of its columns.
 
         Raises PlanningError for a column that the table does not have, or whose type is unknown.
         """
-        chosen = self.select
-        if chosen is None:
-            declared = declared_column_types(table)
-            if declared is None:
-                raise PlanningError(
-                    f"{operator}: table {table.name} declares no columns, and the join names none.",
-                    'Name those to add, with their types: select={"seats": "int"}; or declare the columns of the '
-                    "table's function.",
-                    operator=operator,
-                )
-            keys = {entry for _, entry in self.on}
-            chosen = tuple(SelectedColumn(name, self.prefix + name) for name in declared if name not in keys)
+        declared = declared_column_types(table)
+        if self.select is None and declared is None:
+            raise PlanningError(
+                f"{operator}: table {table.name} declares no columns, and the join names none.",
+                'Name those to add, with their types: select={"seats": "int"}; or declare the columns of the '
+                "table's function.",
+                operator=operator,
+            )
+        chosen = select_columns(self.select, self.on, self.prefix, declared or ())
         types = lookup_column_types(operator, table, tuple(item.column for item in chosen), dict(self.types_given))
         answers = tuple(LookupColumn(item.column, item.name, types[item.column]) for item in chosen)
         return TableLookup(self.table, tuple(stream for stream, _ in self.on), answers, self.args)
@@ -114,18 +107,7 @@ class LookupJoin(Spec):
 
     def _columns(self, operator: str, lookup: TableLookup, stream: Columns) -> Columns:
         added = [answer.name for answer in lookup.answers]
-        check_new_names(operator, added, "Rename one with 'column as name'.")
-        there = {name.lower() for name in stream or ()}
-        taken = next((name for name in added if name.lower() in there), None)
-        if taken is not None:
-            raise PlanningError(
-                f"{operator}: the stream and table {self.table} both bring a column {taken!r}; the stream's columns "
-                f"there are {', '.join(stream or ())}.",
-                f'Rename the added one: select=["… as {self.table}_{taken}"], or prefix="{self.table}_".',
-                column=taken,
-                operator=operator,
-            )
-        return None if stream is None else (*stream, *added)
+        return append_columns(operator, stream, added, f"table {self.table}", self.table)
 
     def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
         (types,) = arriving
@@ -140,10 +122,8 @@ class LookupJoin(Spec):
         (types,) = arriving
         table = context.app.tables[self.table]
         check_lookup_key_types(context.operator, table, self.on, types)
-        added: dict[str, str | None] = {
-            answer.name: answer.type for answer in self.lookup(context.operator, table).answers
-        }
-        return None if types is None else types | added
+        answers = self.lookup(context.operator, table).answers
+        return None if types is None else types | {answer.name: answer.type for answer in answers}
 
     def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         (made,) = arriving

@@ -8,22 +8,20 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_adjunct.orchestration.operators.arguments import (
-    DataFrameFunction,
-    function_label,
-    validate_column_names,
-    validate_partition_count,
-)
 from dagster_adjunct.orchestration.operators.batch_context import BatchContext
 from dagster_adjunct.orchestration.operators.columns import (
     FINAL,
     Columns,
+    DataFrameFunction,
     Types,
     check_new_names,
+    function_label,
     list_hidden_columns,
     plain_column,
     require_columns,
     split_alias,
+    validate_column_names,
+    validate_partition_count,
 )
 from dagster_adjunct.orchestration.operators.operator import (
     Flow,

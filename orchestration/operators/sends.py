@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import OwnedBy
-from dagster_adjunct.orchestration.operators.arguments import OnNullKey, function_label
 from dagster_adjunct.orchestration.operators.batch_context import BatchContext, SinkFunction
-from dagster_adjunct.orchestration.operators.columns import Types, require_columns, types_by_name
+from dagster_adjunct.orchestration.operators.columns import (
+    OnNullKey,
+    Types,
+    function_label,
+    require_columns,
+    types_by_name,
+)
 from dagster_adjunct.orchestration.operators.functions import flow_after_function
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,

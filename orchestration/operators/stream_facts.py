@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from dagster_adjunct.orchestration.operators.arguments import validate_partition_count
-from dagster_adjunct.orchestration.operators.columns import Columns
+from dagster_adjunct.orchestration.operators.columns import Columns, validate_partition_count
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema

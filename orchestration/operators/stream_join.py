@@ -10,17 +10,18 @@ from operator import and_
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.state_table import StateSpec
-from dagster_adjunct.orchestration.operators.arguments import MAX_DURATION, validate_column_names
 from dagster_adjunct.orchestration.operators.batch_context import BatchContext, Watermarks
 from dagster_adjunct.orchestration.operators.columns import (
     BEHIND,
     EVENT_TIME,
+    MAX_DURATION,
     REPLAYED,
     Columns,
     Types,
     check_new_names,
     check_state_columns,
     require_columns,
+    validate_column_names,
 )
 from dagster_adjunct.orchestration.operators.event_time import (
     MAX_MICROS,

@@ -7,9 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from dagster_adjunct.orchestration.operators.arguments import first_duplicate, validate_column_names
 from dagster_adjunct.orchestration.operators.batch_context import BatchContext, ChangedColumns, TableSend
-from dagster_adjunct.orchestration.operators.columns import Types, list_hidden_columns, require_columns
+from dagster_adjunct.orchestration.operators.columns import (
+    Types,
+    first_duplicate,
+    list_hidden_columns,
+    require_columns,
+    validate_column_names,
+)
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
     Declarations,

@@ -18,6 +18,7 @@ from dagster_adjunct.assets.sources.opened_stream import check_changes_ordered
 from dagster_adjunct.assets.validation.validators import check_validator_columns, is_left_to_spark, iterate_sql_rules
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.columns import Types
+from dagster_adjunct.orchestration.operators.joins import source_schema
 from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Operator, PlanContext, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, StreamFacts, new_stream_defaults
 from dagster_adjunct.resources.common import CodeLine, split_stream_name
@@ -113,14 +114,6 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
             place = None if dataset.declared_at is None else format_place(dataset.declared_at)
             told = {**facts_known, "dataset": dataset.name, "declared_at": place}
             raise PlanningError(error.problem, error.next_step, **told) from None
-
-
-def source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
-    """Return the schema of a dataset's source, None where its stream declares none."""
-    if not isinstance(dataset.input, str):
-        return dataset.input.schema
-    facts = catalog.get(dataset.input)
-    return None if facts is None else facts.schema
 
 
 def extractor_schema(dataset: AdjunctDataset, records: Schema) -> Schema:

@@ -12,9 +12,8 @@ from uuid import uuid4
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import add_counters
-from dagster_adjunct.orchestration.operators.arguments import function_label
 from dagster_adjunct.orchestration.operators.batch_context import SinkFunction, TableLookup, TableSend
-from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, ORIGIN, tie_breakers
+from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, ORIGIN, function_label, tie_breakers
 from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME
 from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
 from dagster_adjunct.orchestration.operators.sends import DEAD_LETTER_COLUMNS

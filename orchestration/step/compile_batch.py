@@ -16,14 +16,16 @@ from dagster_adjunct.assets.sources.changes import derive_stored_schema
 from dagster_adjunct.assets.unbounded.state_table import StateSpec
 from dagster_adjunct.assets.versions.version import build_layout
 from dagster_adjunct.orchestration.batch_log.batch_log import TimeState
-from dagster_adjunct.orchestration.operators.arguments import (
+from dagster_adjunct.orchestration.operators.batch_context import StateHandle, TimedRows, Watermarks
+from dagster_adjunct.orchestration.operators.columns import (
+    BRANCH,
+    ORIGIN,
     DataFrameFunction,
     OnNullKey,
     first_duplicate,
     function_label,
+    list_hidden_columns,
 )
-from dagster_adjunct.orchestration.operators.batch_context import StateHandle, TimedRows, Watermarks
-from dagster_adjunct.orchestration.operators.columns import BRANCH, ORIGIN, list_hidden_columns
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.step.batch_outputs import BatchOutputs, add_barrier
 from dagster_adjunct.orchestration.step.context import BatchInputs, Counters, StepContext

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.assets.declaration.sources import OwnedBy
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.arguments import function_label
+from dagster_adjunct.orchestration.operators.columns import function_label
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext, LineageNode
 from dagster_adjunct.orchestration.step.context import StepContext

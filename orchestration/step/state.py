@@ -13,9 +13,8 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, WritingBatch, columns_of_local_table
 from dagster_adjunct.assets.unbounded.state_table import StateSpec, declare_state_dataset, state_dataset_name
 from dagster_adjunct.assets.writing.generation import SPARK, SPARK_ONE_TASK
-from dagster_adjunct.orchestration.operators.arguments import OnNullKey
 from dagster_adjunct.orchestration.operators.batch_context import Watermarks
-from dagster_adjunct.orchestration.operators.columns import tie_breakers
+from dagster_adjunct.orchestration.operators.columns import OnNullKey, tie_breakers
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
 from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError

@@ -22,7 +22,6 @@ from dagster_adjunct.assets.unbounded.state_table import StateSpec, declare_stat
 from dagster_adjunct.assets.unbounded.transient import TransientVersion
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.arguments import DataFrameFunction, OnNullKey
 from dagster_adjunct.orchestration.operators.batch_context import (
     SinkFunction,
     StateHandle,
@@ -31,7 +30,7 @@ from dagster_adjunct.orchestration.operators.batch_context import (
     check_stored_columns,
     get_read_function,
 )
-from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, tie_breakers
+from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, DataFrameFunction, OnNullKey, tie_breakers
 from dagster_adjunct.orchestration.operators.functions import pickle_function
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.table_updates import TableSink, check_sink_columns

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from dagster_adjunct.orchestration.operators.arguments import MAX_DURATION
+from dagster_adjunct.orchestration.operators.columns import MAX_DURATION
 from dagster_adjunct.orchestration.operators.windows.exact_sums import DECIMAL, ExactSum, Partial
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.column_sql import quote_name

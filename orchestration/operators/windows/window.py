@@ -8,14 +8,16 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.state_table import StateSpec
-from dagster_adjunct.orchestration.operators.arguments import MAX_DURATION, first_duplicate, validate_column_names
 from dagster_adjunct.orchestration.operators.batch_context import BatchContext
 from dagster_adjunct.orchestration.operators.columns import (
     FINAL,
+    MAX_DURATION,
     Types,
     check_new_names,
     check_state_columns,
+    first_duplicate,
     require_columns,
+    validate_column_names,
 )
 from dagster_adjunct.orchestration.operators.event_time import make_records, to_json_object, to_late_records
 from dagster_adjunct.orchestration.operators.operator import Declarations, Flow, PlanContext, Requirement, Spec
