@@ -229,37 +229,40 @@ def get_read_function(table: KeyedTable) -> Any:
     return getattr(table, "read_function", None)
 
 
+def function_column_types(function: Any) -> dict[str, str] | None:
+    """Return the columns and types that a table's function declares, or None."""
+    column_types: Callable[[], dict[str, str] | None] | None = getattr(function, "column_types", None)
+    return None if column_types is None else column_types()
+
+
 def declared_column_types(table: KeyedTable) -> dict[str, str] | None:
     """Return the columns and types that a table's read function declares, or None."""
-    tell = getattr(get_read_function(table), "column_types", None)
-    declared: dict[str, str] | None = None if tell is None else tell()
-    return declared
+    return function_column_types(get_read_function(table))
 
 
-def check_lookup(operator: str, table: KeyedTable, args: tuple[object, ...]) -> None:
-    """Raise PlanningError if the table does not support lookups, or lookups with these arguments."""
-    for problem, step in _lookup_problems(table, args):
-        raise PlanningError(f"{operator}: table {table.name} {problem}", step, operator=operator)
-
-
-def _lookup_problems(table: KeyedTable, args: tuple[object, ...]) -> Iterator[tuple[str, str]]:
-    function = get_read_function(table)
-    if function is None:
-        yield "has no read function, and records are looked up in it.", "Declare it with read_function=…."
-        return
+def function_problems(table: KeyedTable, function: Any, args: tuple[object, ...]) -> Iterator[tuple[str, str]]:
+    """Yield how a table and its function do not fit, each with the next step: other keys, and unsupported `args`."""
     name, key = type(function).__name__, getattr(function, "key", None)
     stored = () if key is None else (key,) if isinstance(key, str) else tuple(key)
     if stored and sorted(stored) != sorted(table.key):
         yield (
-            f"has the key ({', '.join(table.key)}), and its {name} ({', '.join(stored)}).",
+            f" has the key ({', '.join(table.key)}), and its {name} ({', '.join(stored)}).",
             "Declare both with the same columns.",
         )
     can = getattr(function, "capabilities", None)
     if args and can is not None and not can.takes_args:
         yield (
-            f"gets {len(args)} extra argument(s), and {name} takes none.",
+            f" gets {len(args)} extra argument(s), and {name} takes none.",
             "Leave args= out, or give the table a function of your own that takes them.",
         )
+
+
+def check_lookup(operator: str, table: KeyedTable, args: tuple[object, ...]) -> None:
+    """Raise PlanningError if the table does not support lookups, or lookups with these arguments."""
+    function = get_read_function(table)
+    missing = (" has no read function, and records are looked up in it.", "Declare it with read_function=….")
+    for problem, step in [missing] if function is None else function_problems(table, function, args):
+        raise PlanningError(f"{operator}: table {table.name}{problem}", step, operator=operator)
 
 
 def check_lookup_key_types(operator: str, table: KeyedTable, on: tuple[tuple[str, str], ...], types: Types) -> None:
@@ -290,10 +293,12 @@ def check_lookup_key_types(operator: str, table: KeyedTable, on: tuple[tuple[str
 
 def check_stored_columns(operator: str, table: KeyedTable, lookup: TableLookup, stored: dict[str, str] | None) -> None:
     """Raise PlanningError if the columns in the store are known and differ from those of the lookup."""
-    for answer in lookup.answers if stored is not None else ():
-        if answer.column not in (stored or {}):
-            raise _no_column(operator, table, answer.column, stored or {})
-        stored_type = to_spark_type((stored or {})[answer.column])
+    if stored is None:
+        return
+    for answer in lookup.answers:
+        if answer.column not in stored:
+            raise _no_column(operator, table, answer.column, stored)
+        stored_type = to_spark_type(stored[answer.column])
         if stored_type is not None and parse_column("a", stored_type).kind is not parse_column("b", answer.type).kind:
             raise PlanningError(
                 f"{operator}: table {table.name} has {answer.column!r} as {stored_type}, and it is looked up as "
@@ -327,23 +332,21 @@ def _lookup_column_type(
     if column not in declared:
         raise _no_column(operator, table, column, declared)
     there = to_spark_type(declared[column])
-    if given is not None:
-        if there is not None and there != given:
-            raise PlanningError(
-                f"{operator}: select= gives {column!r} the type {given}, and table {table.name} has it as {there}.",
-                "Leave the type out, and cast with map() after the join.",
-                column=column,
-                operator=operator,
-            )
-        return given
-    if there is None:
+    if None not in (given, there) and given != there:
+        raise PlanningError(
+            f"{operator}: select= gives {column!r} the type {given}, and table {table.name} has it as {there}.",
+            "Leave the type out, and cast with map() after the join.",
+            column=column,
+            operator=operator,
+        )
+    if given is None and there is None:
         raise PlanningError(
             f"{operator}: table {table.name} has {column!r} as {declared[column]}, which has no Spark type.",
             f'Leave it out of select=, or give a type, for example select={{"{column}": "decimal(38,9)"}}.',
             column=column,
             operator=operator,
         )
-    return there
+    return given or str(there)
 
 
 def _no_column(operator: str, table: KeyedTable, column: str, there: dict[str, str]) -> PlanningError:

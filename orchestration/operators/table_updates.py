@@ -1,4 +1,4 @@
-"""What a remote table can't be asked, found when an application is planned: pure, of what table and records declare."""
+"""`SendToTable`, which writes records or updates to a remote table, `SendToDataset`, and the checks of both."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from dagster_adjunct.orchestration.operators.batch_context import BatchContext, ChangedColumns, TableSend
+from dagster_adjunct.orchestration.operators.batch_context import (
+    BatchContext,
+    ChangedColumns,
+    TableSend,
+    function_column_types,
+    function_problems,
+)
 from dagster_adjunct.orchestration.operators.columns import (
     Types,
     first_duplicate,
@@ -35,9 +41,9 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     sources_from_sql,
 )
 from dagster_adjunct.resources.backends.columns import Column, Kind, parse_column
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.common import argument_error, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.schemas.column_sql import quote_name
+from dagster_adjunct.resources.schemas.column_sql import quote_name, quote_text
 from dagster_adjunct.resources.sql.checking import check_expression
 from dagster_adjunct.resources.sql.parser import parse_expression
 from dagster_adjunct.resources.sql.syntax_checks import did_you_mean
@@ -52,13 +58,15 @@ if TYPE_CHECKING:
 
 Columns: TypeAlias = Mapping[str, str] | Sequence[str]
 Pairs = tuple[tuple[str, str], ...]
+Problems: TypeAlias = Iterator[tuple[str, str]]
+"""What a table can't do, each with the next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
     """The expressions of an update: pairs of a table's column and what it is set to, or what is added or appended.
 
-    `remove` names columns that lose their value. `if_missing` is the record to begin with, None where there is none.
+    `remove` names columns that lose their value. `if_missing` is the default record, None where there is none.
     """
 
     set: Pairs = ()
@@ -69,7 +77,7 @@ class Update:
 
     @property
     def parts(self) -> dict[str, Pairs]:
-        """What is done to columns, by the names that `Changes` has for it."""
+        """The changes of columns, by the names that `Changes` has for them."""
         return {name: pairs for name in ("set", "add", "append") if (pairs := getattr(self, name))}
 
     @property
@@ -86,63 +94,41 @@ class Update:
     def expressions(self) -> tuple[str, ...]:
         """Return the structs, as `map` takes them."""
         structs = [f"'{name}', {struct_expression(pairs)}" for name, pairs in self.parts.items()]
-        # Spark has no struct without fields: a boolean stands for one, where an update only removes columns.
+        # Spark has no struct without fields: an update that only removes columns is a boolean.
         update = f"named_struct({', '.join(structs)})" if structs else "true"
         return (f"{update} as {UPDATE}", *default_expression(self.if_missing))
-
-
-def wrap_appended_values(update: Update, frame: DataFrame) -> Update:
-    """Return the update where what is appended are lists: a single value is a list of it, null appends nothing."""
-    if not update.append:
-        return update
-    kinds = frame.selectExpr(*[expression for _, expression in update.append]).schema.fields
-    return replace(
-        update,
-        append=tuple(
-            (name, expression if field.dataType.typeName() == "array" else _as_list(expression))
-            for (name, expression), field in zip(update.append, kinds, strict=True)
-        ),
-    )
-
-
-def _as_list(expression: str) -> str:
-    return f"case when ({expression}) is not null then array({expression}) end"
 
 
 def default_expression(pairs: Pairs | None) -> tuple[str, ...]:
     """Return the expression of a default record, for `map`; none where there is no default."""
     if pairs is None:
         return ()
-    # Spark has no struct without fields: a boolean says that the default has none.
+    # Spark has no struct without fields: a default record without columns is a boolean.
     return (f"{struct_expression(pairs) if pairs else '(true)'} as {DEFAULT}",)
 
 
 def struct_expression(pairs: Pairs) -> str:
     """Return the struct of these columns in Spark SQL."""
-    return f"named_struct({', '.join(f'{_sql_string(name)}, {expression}' for name, expression in pairs)})"
+    return f"named_struct({', '.join(f'{quote_text(name)}, {expression}' for name, expression in pairs)})"
 
 
 def parse_pairs(what: str, columns: Columns, *, empty: bool = False) -> Pairs:
-    """Return columns and their expressions, given as a mapping or as a list of columns that keep their names."""
+    """Return columns and their expressions, given as a mapping or as a list of columns that keep their names.
+
+    `what` ends with the argument: "update after join-2: set=".
+    """
+    argument = what.rpartition(" ")[2].rstrip("=")
     if isinstance(columns, str):
-        raise ConfigurationError(
-            f"{what} is the one string {columns!r}: expected names, or {{table column: Spark SQL expression}}.",
-            f"Write [{columns!r}].",
-            argument=what.rpartition(" ")[2].rstrip("="),
-        )
+        expected = f"names, [{columns!r}], or {{table column: Spark SQL expression}}"
+        raise argument_error(f"{what} is the one string {columns!r}", expected, argument=argument)
     pairs = dict(columns) if isinstance(columns, Mapping) else {name: quote_name(name) for name in columns}
     names = validate_column_names(what, list(pairs))
     for name in names:
         if not isinstance(pairs[name], str) or not pairs[name].strip():
-            raise ConfigurationError(
-                f"{what} gives {name!r} the expression {pairs[name]!r}: expected Spark SQL.",
-                "Write it as a string, a text within quotes of its own: \"'north'\".",
-                argument=what.rpartition(" ")[2].rstrip("="),
-            )
+            expected = "Spark SQL as a string, a text in quotes of its own: \"'north'\""
+            raise argument_error(f"{what} gives {name!r} the value {pairs[name]!r}", expected, argument=argument)
     if not names and not empty:
-        raise ConfigurationError(
-            f"{what} names no column.", "Name at least one.", argument=what.rpartition(" ")[2].rstrip("=")
-        )
+        raise argument_error(f"{what} names no column", "at least one", argument=argument)
     return tuple((name, pairs[name]) for name in names)
 
 
@@ -155,26 +141,23 @@ def build_update(
     remove: Sequence[str],
     if_missing: Columns | None,
 ) -> Update:
-    """Return the update that a user's arguments ask for; `what` says in errors where."""
+    """Return the update for a user's arguments; `what` names the operator in errors."""
     given = {"set": set, "add": add, "append": append}
     parts = {name: parse_pairs(f"{what}: {name}=", columns, empty=True) for name, columns in given.items() if columns}
-    gone = validate_column_names(f"{what}: remove=", remove)
+    removed = validate_column_names(f"{what}: remove=", remove)
     default = None if if_missing is None else parse_pairs(f"{what}: if_missing=", if_missing, empty=True)
-    update = Update(remove=gone, if_missing=default, **parts)
+    update = Update(remove=removed, if_missing=default, **parts)
     if not update.columns:
         raise ConfigurationError(f"{what} changes nothing.", "Give set=, add=, append= or remove=.", argument="set")
     double = first_duplicate(update.columns)
     if double is not None:
-        raise ConfigurationError(
-            f"{what} changes column {double!r} twice.",
-            "Name a column in one of set, add, append and remove.",
-            column=double,
-        )
+        step = "Name a column in one of set, add, append and remove."
+        raise ConfigurationError(f"{what} changes column {double!r} twice.", step, column=double)
     keyed = [name for name in update.columns if name in key]
     if keyed:
         raise ConfigurationError(
             f"{what} changes {keyed[0]!r}, which is in the table's key ({', '.join(key)}).",
-            "Leave it out: the records of another key are other records.",
+            "Leave it out: a record with another key is another record.",
             argument="set",
         )
     check_key_unchanged(f"{what}: if_missing=", key, default or ())
@@ -182,22 +165,16 @@ def build_update(
 
 
 def check_key_unchanged(what: str, key: Sequence[str], pairs: Pairs) -> None:
-    """Refuse columns of a record that give it another key than that of the record that they are made of."""
+    """Raise ConfigurationError for expressions that give a record another key than the record they are made of."""
     for name, expression in pairs:
         if name in key and (parse_expression(expression).column or "").lower() != name.lower():
             raise ConfigurationError(
                 f"{what} gives {name!r}, which is in the table's key ({', '.join(key)}), the expression "
                 f"{expression!r}: a record has the key by which it is looked up.",
-                f"Leave {name!r} out, the key is part of the record by itself; where it belongs to another, compute "
-                "that before.",
+                f"Leave {name!r} out: the key is always part of the record. For another key, compute it before.",
                 argument=what.rpartition(" ")[2].rstrip("="),
                 column=name,
             )
-
-
-def _sql_string(name: str) -> str:
-    escaped = name.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 _WIDENS_TO = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
@@ -214,14 +191,15 @@ _APPENDABLE = (Kind.LIST, Kind.OTHER)
 
 @dataclass(frozen=True, slots=True)
 class TableSink:
-    """A table and what is sent to it; facts that a table of another kind does not tell are taken for granted."""
+    """A table and a send to it. Properties that another kind of table does not have are not checked."""
 
     table: KeyedTable
     send: TableSend
 
     @property
-    def update(self) -> Update | None:
-        return self.send.update
+    def update(self) -> Update:
+        """The update; an empty one for whole records and for update messages."""
+        return self.send.update or Update()
 
     @property
     def function(self) -> Any:
@@ -230,103 +208,72 @@ class TableSink:
     @property
     def columns(self) -> dict[str, str] | None:
         """The table's columns and their types, where they are declared."""
-        tell = getattr(self.function, "column_types", None)
-        declared: dict[str, str] | None = None if tell is None else tell()
-        return declared
-
-    @property
-    def newest_by(self) -> str | None:
-        return getattr(self.table, "newest_by", None)
-
-    @property
-    def idempotent(self) -> bool:
-        return bool(getattr(self.table, "idempotent", False))
-
-    @property
-    def begins_records(self) -> bool:
-        """Whether updates may come with defaults."""
-        return self.send.contract is UpdateContract.UPDATE_WITH_DEFAULTS
-
-    @property
-    def changes(self) -> frozenset[str]:
-        """What updates do to columns, by the names of `Changes`."""
-        if self.update is None:
-            return frozenset({"set"})
-        return frozenset(self.update.parts) | ({"remove"} if self.update.remove else frozenset())
+        return function_column_types(self.function)
 
 
 def check_sink(operator: str, sink: TableSink) -> None:
-    """Raise PlanningError for the first thing that the table can't do, whatever the records hold."""
+    """Raise PlanningError if the table does not support the send, whatever the records are."""
     for problem, step in _sink_problems(sink):
-        raise PlanningError(f"{operator}: {problem}", step, operator=operator)
+        raise PlanningError(f"{operator}: table {sink.table.name}{problem}", step, operator=operator)
 
 
-def _sink_problems(sink: TableSink) -> Iterator[tuple[str, str]]:
-    table, function = f"table {sink.table.name}", sink.function
+def _sink_problems(sink: TableSink) -> Problems:
+    function = sink.function
     if hasattr(sink.table, "write_function") and function is None:
-        yield f"{table} has no write function, and records are sent to it.", "Declare it with write_function=…."
+        yield " has no write function, and records are sent to it.", "Declare it with write_function=…."
     if function is None:
         return
-    name, key = type(function).__name__, getattr(function, "key", None)
-    stored = () if key is None else (key,) if isinstance(key, str) else tuple(key)
-    if stored and sorted(stored) != sorted(sink.table.key):
-        yield (
-            f"{table} has the key ({', '.join(sink.table.key)}), and its {name} ({', '.join(stored)}).",
-            "Declare both with the same columns.",
-        )
-    can = getattr(function, "capabilities", None)
-    if can is None:
-        return
-    if sink.send.args and not can.takes_args:
-        yield (
-            f"{table} gets {len(sink.send.args)} extra argument(s), and {name} has no use for any.",
-            "Leave args= out, or give the table a function of your own that takes them.",
-        )
-    for condition in ("newest_by", "idempotent"):
-        if getattr(sink, condition) and not getattr(can, condition):
+    yield from function_problems(sink.table, function, sink.send.args)
+    can, name = getattr(function, "capabilities", None), type(function).__name__
+    for condition in () if can is None else ("newest_by", "idempotent"):
+        if getattr(sink.table, condition, None) and not getattr(can, condition):
             yield (
-                f"{table} is declared with {condition}, and {name} can't hold a write to a condition.",
+                f" is declared with {condition}, and {name} can't make a write conditional.",
                 "Leave it out, or choose a store that can: PostgreSQL, SQLite, DynamoDB or Redis.",
             )
-    if sink.send.contract is not None:
-        yield from _update_problems(sink, table, name, can)
+    if can is not None and sink.send.contract is not None:
+        yield from _update_problems(sink, name, can)
 
 
-def _update_problems(sink: TableSink, table: str, name: str, can: Capabilities) -> Iterator[tuple[str, str]]:
-    if getattr(sink.table, "cache", None) is not None:
+def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
+    table, update = sink.table, sink.update
+    if getattr(table, "cache", None) is not None:
         yield (
-            f"{table} has a cache, and updates would leave it with records that are no more.",
+            " has a cache, and updates would leave outdated records in it.",
             "Declare another RemoteTable without cache= for the updates.",
         )
-    if getattr(getattr(sink.table, "batches", None), "compact", False):
+    if getattr(getattr(table, "batches", None), "compact", False):
         yield (
-            f"{table} has a batch that compacts, which keeps one update of a key, and all of them have to be applied.",
+            " has a batch that compacts: it keeps one update of a key, and all of them have to be applied.",
             "Declare it with a complete batch.",
         )
     if not can.updates:
         yield (
-            f"{table} is sent updates, and {name} has none: it puts whole records.",
+            f" is sent updates, and {name} supports only whole records.",
             "Send whole records without a contract, or override update() in the function.",
         )
-    lacking = sorted(sink.changes - can.changes) if can.changes else []
+    changes = {*update.parts, *(["remove"] if update.remove else [])} if sink.send.update else {"set"}
+    lacking = sorted(changes - can.changes) if can.changes else []
     if lacking:
         yield (
-            f"{table}: {name} can't {' or '.join(lacking)} columns; it can {', '.join(sorted(can.changes))}.",
-            "Set what it should be, or choose a store that can.",
+            f": {name} can't {' or '.join(lacking)} columns; it can {', '.join(sorted(can.changes))}.",
+            "Set the columns to their new values, or choose a store that can.",
         )
-    if sink.begins_records and not (
-        can.puts_if_absent or can.updates_with_defaults or getattr(sink.table, "defaults_may_overwrite", False)
-    ):
+    has_safe_defaults = (
+        can.puts_if_absent or can.updates_with_defaults or getattr(table, "defaults_may_overwrite", False)
+    )
+    if sink.send.contract is UpdateContract.UPDATE_WITH_DEFAULTS and not has_safe_defaults:
         yield (
-            f"{table}: {name} can't put a record only where there is none, so a default could replace one that "
-            "another writer began in the same moment.",
+            f": {name} can't put a record only where there is none, so a default could replace the record of another "
+            "writer.",
             "Give the function put_if_absent(), or accept that with RemoteTable(…, defaults_may_overwrite=True), or "
             "use UPDATE_ONLY.",
         )
-    if sink.newest_by is not None and not sink.idempotent and sink.changes & {"add", "append"}:
+    newest_by = getattr(table, "newest_by", None)
+    if newest_by is not None and not getattr(table, "idempotent", False) and changes & {"add", "append"}:
         yield (
-            f"{table} keeps what is newest by {sink.newest_by!r}, and an update of the same time is applied again: "
-            "what it adds or appends would be there twice after a crash.",
+            f" keeps the newest record by {newest_by!r}, and applies an update of the same time again: after a crash "
+            "it would add or append twice.",
             "Declare the table with idempotent=True, too.",
         )
 
@@ -342,16 +289,15 @@ def check_sink_columns(operator: str, sink: TableSink, types: Types, stored: dic
 
 
 def compare_sink_types(sink: TableSink, types: Types) -> list[ComparedColumn]:
-    """Return what is written to the table's columns, by their names there, with the types on both sides."""
-    columns, known = sink.columns or {}, types or {}
-    if sink.update is not None:
-        written = [(name, known.get(name)) for name in sink.table.key]
-        for pairs in (sink.update.set, sink.update.add, sink.update.append):
-            written += [(name, _type(text, types)) for name, text in pairs]
+    """Return the columns that are written, by their names in the table, with the types on both sides."""
+    columns = sink.columns or {}
+    if sink.send.update is not None:
+        written = [(name, (types or {}).get(name)) for name in sink.table.key]
+        written += [(name, _type(text, types)) for pairs in sink.update.parts.values() for name, text in pairs]
     else:
         unknown = dict.fromkeys(columns) if sink.send.contract is None else {}
         written = list((_sent_types(sink, types) or unknown).items())
-    written += [] if sink.send.contract is None else _default_types(sink, types).items()
+    written += _default_types(sink, types).items()
     return [
         ComparedColumn(name, kind, f"table {sink.table.name}", columns[name])
         for name, kind in written
@@ -360,42 +306,31 @@ def compare_sink_types(sink: TableSink, types: Types) -> list[ComparedColumn]:
 
 
 def find_summed_columns(sink: TableSink, types: Types) -> frozenset[str]:
-    """Return the columns to which updates add what is a number, by the table's declared columns or by its own type."""
+    """Return the columns to which updates add numbers, by the table's declared types or by those of the values."""
     columns = sink.columns or {}
+    return frozenset(
+        name
+        for name, text in sink.update.add
+        if any(kind and parse_column(name, kind).kind in _NUMBERS for kind in (columns.get(name), _type(text, types)))
+    )
 
-    def number(name: str, text: str) -> bool:
-        known = (columns.get(name), _type(text, types))
-        return any(kind is not None and parse_column(name, kind).kind in _NUMBERS for kind in known)
 
-    return frozenset(name for name, text in (() if sink.update is None else sink.update.add) if number(name, text))
-
-
-def _column_problems(sink: TableSink, types: Types, stored: dict[str, str] | None) -> Iterator[tuple[str, str]]:
+def _column_problems(sink: TableSink, types: Types, stored: dict[str, str] | None) -> Problems:
     sent = _sent_types(sink, types)
     if sent is None:
         return
     if sink.send.contract is None and any(name.startswith(f"{UPDATE}.") for name in types or ()):
         yield (
             " is sent updates without a contract, as whole records.",
-            "May updates begin records? send_to(table, UpdateContract.UPDATE_ONLY), or UPDATE_WITH_DEFAULTS.",
+            "May updates create records? send_to(table, UpdateContract.UPDATE_ONLY), or UPDATE_WITH_DEFAULTS.",
         )
-    newest_by = sink.newest_by
-    if newest_by is not None and newest_by not in sent:
-        yield (
-            f" keeps what is newest by {newest_by!r}, which is not among what is sent: {', '.join(sent)}.",
-            f"Send it with each record: {'set=' if sink.update else ''}{{'{newest_by}': …}}."
-            if sink.send.contract is not None
-            else "Keep the column.",
-        )
-    columns = sink.columns if stored is None else stored
+    columns, update = sink.columns if stored is None else stored, sink.update
     yield from _newest_by_problems(sink, sent, columns)
     if columns is None:
         return
-    defaults = {} if sink.send.contract is None else _default_types(sink, types)
-    update = sink.update
-    added = dict(() if update is None else update.add)
-    texts = added if update is None else dict((*update.set, *update.add))
-    for name, kind in (*sent.items(), *defaults.items()):
+    added = dict(update.add)
+    texts = dict((*update.set, *update.add))
+    for name, kind in (*sent.items(), *_default_types(sink, types).items()):
         if name not in columns:
             step = f"{did_you_mean(name, columns)}Correct the name, or add the column to it."
             yield f" has no column {name!r}; it has {', '.join(columns)}.", step
@@ -406,88 +341,96 @@ def _column_problems(sink: TableSink, types: Types, stored: dict[str, str] | Non
                 f" has the column {name!r} as {columns[name]}, and {kind} is sent.",
                 _suggest_cast(texts.get(name, name), kind, columns[name]),
             )
-    yield from _member_problems(sink, types, columns)
-    yield from _element_problems(sink, types, columns)
-    appended = (*_APPENDABLE, Kind.JSON) if getattr(sink.function, "appends_to_json", True) else _APPENDABLE
-    steps = (("add", _ADDABLE, "Add to a number, or members to JSON."), ("append", appended, "Append to an array."))
-    for part, kinds, step in steps:
-        for name, _ in () if sink.update is None else getattr(sink.update, part):
-            if parse_column(name, columns[name]).kind not in kinds:
-                yield f" has the column {name!r} as {columns[name]}, and an update would {part} to it.", step
+    yield from _addition_problems(sink, types, columns)
 
 
-def _member_problems(sink: TableSink, types: Types, columns: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """What is added to JSON: a struct, whose members go into the object there."""
-    for name, text in () if sink.update is None else sink.update.add:
-        kind = (types or {}).get(f"{UPDATE}.{name}") or _type(text, types)
-        if kind is None or parse_column(name, columns[name]).kind is not Kind.JSON:
-            continue
-        if not kind.startswith("struct<") and _MAY_BE_ANY.match(kind) is None:
+def _addition_problems(sink: TableSink, types: Types, columns: dict[str, str]) -> Problems:
+    """Yield the values that can't be added or appended to these columns of the table."""
+    update = sink.update
+    for name, text in update.add:  # only the members of a struct can be added to JSON
+        kind = _sent_type(name, text, types) or "null"
+        if (
+            parse_column(name, columns[name]).kind is Kind.JSON
+            and not kind.startswith("struct<")
+            and _MAY_BE_ANY.match(kind) is None
+        ):
             yield (
                 f" has the column {name!r} as {columns[name]}, and {kind} is added to it.",
                 f"Add members to it: named_struct('…', {text}).",
             )
-
-
-def _element_problems(sink: TableSink, types: Types, columns: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """What is appended: one element, or an array of them."""
-    for name, text in () if sink.update is None else sink.update.append:
-        kind, column = (types or {}).get(f"{UPDATE}.{name}") or _type(text, types), parse_column(name, columns[name])
-        if kind is None:
+    for name, text in update.append:  # an element, or an array of them
+        sent, column = _sent_type(name, text, types), parse_column(name, columns[name])
+        if sent is None:
             continue
-        appended, element = parse_column("sent", kind), column.element or column
+        appended, element = parse_column("sent", sent), column.element or column
         if not _fits_column(appended.element or appended, element):
             yield (
-                f" has the column {name!r} as {columns[name]}, and {kind} is appended to it.",
-                _suggest_cast(text, kind, f"{element.type}{element.size}"),
+                f" has the column {name!r} as {columns[name]}, and {sent} is appended to it.",
+                _suggest_cast(text, sent, f"{element.type}{element.size}"),
             )
+    appendable = (*_APPENDABLE, Kind.JSON) if getattr(sink.function, "appends_to_json", True) else _APPENDABLE
+    for part, pairs, kinds, step in (
+        ("add", update.add, _ADDABLE, "Add to a number, or members to JSON."),
+        ("append", update.append, appendable, "Append to an array."),
+    ):
+        for name, _ in pairs:
+            if parse_column(name, columns[name]).kind not in kinds:
+                yield f" has the column {name!r} as {columns[name]}, and an update would {part} to it.", step
 
 
-def _newest_by_problems(
-    sink: TableSink, sent: dict[str, str | None], columns: dict[str, str] | None
-) -> Iterator[tuple[str, str]]:
-    """What newest_by can't go by: a column that updates do not set, and values that have no order."""
-    name = sink.newest_by
-    if name is None or name not in sent:
+def _newest_by_problems(sink: TableSink, sent: dict[str, str | None], columns: dict[str, str] | None) -> Problems:
+    """Yield the problems of newest_by: a column that is not sent or not set, and values that have no order."""
+    name = getattr(sink.table, "newest_by", None)
+    if name is None:
         return
-    if sink.update is not None and name not in {column for column, _ in sink.update.set}:
+    what, is_update = f" keeps the newest record by {name!r}", sink.send.update is not None
+    if name not in sent:
+        argument = "set=" if is_update else ""
         yield (
-            f" keeps what is newest by {name!r}, and updates do not set it: what is added or removed is no time.",
-            f"Set it with each update: set={{'{name}': …}}.",
+            f"{what}, which is not sent; the columns that are sent are {', '.join(sent)}.",
+            f"Send it with each record: {argument}{{'{name}': …}}." if sink.send.contract else "Keep the column.",
         )
-    told = sent[name] or (columns or {}).get(name)
-    if told is not None and parse_column(name, told).kind in _UNORDERED:
+        return
+    if is_update and name not in dict(sink.update.set):
+        yield f"{what}, and updates do not set it.", f"Set it with each update: set={{'{name}': …}}."
+    kind = sent[name] or (columns or {}).get(name)
+    if kind is not None and parse_column(name, kind).kind in _UNORDERED:
         yield (
-            f" keeps what is newest by {name!r}, which is {told}: expected a time, a date, a number or a text.",
+            f"{what}, which is {kind}: expected a time, a date, a number or a text.",
             "Name a column whose values grow with time.",
         )
 
 
 def _sent_types(sink: TableSink, types: Types) -> dict[str, str | None] | None:
-    """Return what is sent as the table's columns, None where that is not known."""
-    if sink.update is not None:
-        known = types or {}
-        keys: dict[str, str | None] = {name: known.get(name) for name in sink.table.key}
-        pairs = {name: known.get(f"{UPDATE}.{name}") or _type(text, types) for name, text in sink.update.set}
-        added = {name: known.get(f"{UPDATE}.{name}") or _type(text, types) for name, text in sink.update.add}
-        return keys | pairs | added | {name: None for name in sink.update.columns if name not in {**pairs, **added}}
+    """Return the types of the table's columns as they are sent, None where they are unknown."""
+    known: dict[str, str | None] = types or {}
+    keys = {name: known.get(name) for name in sink.table.key}
+    if sink.send.update is not None:
+        pairs = (*sink.update.set, *sink.update.add)
+        sent = {name: _sent_type(name, text, types) for name, text in pairs}
+        return keys | sent | {name: None for name in sink.update.columns if name not in sent}
     if types is None:
         return None
     if sink.send.contract is None:
         return {name: kind for name, kind in types.items() if "." not in name}
-    inside = {name: kind for name, kind in types.items() if name.startswith(f"{UPDATE}.")}
-    if not inside:
-        return None
-    keys = {name: types.get(name) for name in sink.table.key}
-    return keys | {name.partition(".")[2]: kind for name, kind in inside.items()}
+    fields = _field_types(UPDATE, known)
+    return keys | fields if fields else None
+
+
+def _field_types(struct: str, types: dict[str, str | None]) -> dict[str, str | None]:
+    return {name.partition(".")[2]: kind for name, kind in types.items() if name.startswith(f"{struct}.")}
 
 
 def _default_types(sink: TableSink, types: Types) -> dict[str, str | None]:
-    if sink.update is not None:
-        pairs, known = sink.update.if_missing or (), types or {}
-        return {name: known.get(f"{DEFAULT}.{name}") or _type(text, types) for name, text in pairs}
-    inside = {name: kind for name, kind in (types or {}).items() if name.startswith(f"{DEFAULT}.")}
-    return {name.partition(".")[2]: kind for name, kind in inside.items()}
+    if sink.send.contract is None:
+        return {}
+    if sink.send.update is None:
+        return _field_types(DEFAULT, types or {})
+    return {name: _sent_type(name, text, types, DEFAULT) for name, text in sink.update.if_missing or ()}
+
+
+def _sent_type(name: str, expression: str, types: Types, struct: str = UPDATE) -> str | None:
+    return (types or {}).get(f"{struct}.{name}") or _type(expression, types)
 
 
 def _type(expression: str, types: Types) -> str | None:
@@ -495,7 +438,7 @@ def _type(expression: str, types: Types) -> str | None:
 
 
 def _fits(sent: str | None, declared: str) -> bool:
-    """Whether values of a type can go into a column; what is not known of either may."""
+    """Whether values of a type can be stored in a column; unknown types are assumed to fit."""
     return sent is None or _fits_column(parse_column("sent", sent), parse_column("declared", declared))
 
 
@@ -505,7 +448,7 @@ def _fits_column(sent: Column, declared: Column) -> bool:
         return True
     if theirs is Kind.JSON:
         return _NEVER_IN_JSON.search(sent.type) is None
-    if sent.type.startswith("array<…"):  # of what is not known
+    if sent.type.startswith("array<…"):  # of unknown elements
         return theirs is Kind.LIST
     if sent.element is not None and declared.element is not None:
         return _fits_column(sent.element, declared.element)
@@ -515,16 +458,16 @@ def _fits_column(sent: Column, declared: Column) -> bool:
 
 
 def _suggest_cast(name: str, sent: str | None, declared: str) -> str:
-    """What makes a value of the type of `sent` one that the column takes."""
-    kind = parse_column("declared", declared).kind
+    """Return how to convert a value of the type `sent` to one that the column accepts."""
+    kind, sent = parse_column("declared", declared).kind, sent or ""
     if kind is Kind.JSON:
-        if (sent or "").startswith("map<"):
+        if sent.startswith("map<"):
             return "Give its members names: named_struct(…)."
-        if (sent or "").startswith(("struct<", "array<")):
-            return "Cast what is in it and no text, number or boolean: to string, say."
+        if sent.startswith(("struct<", "array<")):
+            return "Cast its members that are no text, number or boolean, for example to string."
         return f"Cast it: cast({name} as string)."
-    if kind is Kind.STRING and (sent or "").startswith(("map<", "struct<", "array<")):
-        return f"Make a text of it: to_json({name})."
+    if kind is Kind.STRING and sent.startswith(("map<", "struct<", "array<")):
+        return f"Convert it to text: to_json({name})."
     return f"Cast it: cast({name} as {declared})."
 
 
@@ -541,27 +484,25 @@ class SendToTable(PassThroughSpec):
 
     @property
     def sql(self) -> Sequence[str]:
-        return tuple(expression for _, _, expression in self._written)
+        return tuple(expression for _, _, expression in self._update.written)
 
     @property
-    def _written(self) -> Sequence[tuple[str, str, str]]:
-        return () if self.send.update is None else self.send.update.written
+    def _update(self) -> Update:
+        return self.send.update or Update()
 
     @property
     def adds(self) -> bool:
-        update = self.send.update
-        return update is not None and bool(update.add or update.append)
+        return bool(self._update.add or self._update.append)
 
     def target(self, app: Declarations) -> LineageNode:
         return LineageNode("table", self.send.table)
 
     def summary(self) -> str:
         contract = f" ({self.send.contract.value})" if self.send.contract is not None else ""
-        update, parts = self.send.update, ""
-        if update is not None:
-            parts = "".join(f", {part} {', '.join(name for name, _ in pairs)}" for part, pairs in update.parts.items())
-            parts += f", remove {', '.join(update.remove)}" if update.remove else ""
-        return f"table {self.send.table}{contract}{parts}"
+        update = self._update
+        parts = "".join(f", {part} {', '.join(name for name, _ in pairs)}" for part, pairs in update.parts.items())
+        removed = f", remove {', '.join(update.remove)}" if update.remove else ""
+        return f"table {self.send.table}{contract}{parts}{removed}"
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
@@ -569,7 +510,7 @@ class SendToTable(PassThroughSpec):
         key = context.app.table_key(table)
         require_columns(context.operator, "the stream", key, flow.columns, f"They are the key of table {table}.")
         check_sink(context.operator, self._sink(context.app))
-        for part, name, expression in self._written:
+        for part, name, expression in self._update.written:
             where = f"Correct {part}= for column {name!r} of table {table}."
             check_expression(context.operator, expression, flow.columns, next_step=where)
         if self.send.contract is not None and self.send.update is None:
@@ -612,10 +553,9 @@ class SendToTable(PassThroughSpec):
         return exchange_before_table(context.operator, table, context.app.table_key(table), flow, partitions)
 
     def written_columns(self, arriving: ColumnSources) -> ColumnSources:
-        """Of update messages, a table's columns are those of the update and of the default record."""
         written: ColumnSources = {}
         if self.send.update is not None:
-            for _, name, expression in self._written:
+            for _, name, expression in self._update.written:
                 add_sources(written, name, sources_from_sql(expression, arriving))
             return written
         for name, sources in arriving.items():
@@ -625,18 +565,30 @@ class SendToTable(PassThroughSpec):
         return written
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        """Write the records; what goes on are the records as they came, computed once."""
+        """Write the records and return them unchanged, computed once."""
         (frame,) = frames
         if batch.has_consumers(operator):
             frame = batch.materialize(operator, frame)
         written = frame
         if self.send.update is not None:
             key = [quote_name(name) for name in batch.app.table_key(self.send.table)]
-            update = wrap_appended_values(self.send.update, frame)
+            update = self._with_lists(frame)
             hidden = [quote_name(name) for name in list_hidden_columns(frame)]
             written = frame.selectExpr(*hidden, *key, *update.expressions())
         batch.write(operator, written, self.send)
         return frame
+
+    def _with_lists(self, frame: DataFrame) -> Update:
+        """Return the update that appends lists: a single value becomes a list of it, null appends nothing."""
+        pairs = self._update.append
+        kinds = frame.selectExpr(*[expression for _, expression in pairs]).schema.fields if pairs else []
+        lists = {
+            name: text
+            if field.dataType.typeName() == "array"
+            else f"case when ({text}) is not null then array({text}) end"
+            for (name, text), field in zip(pairs, kinds, strict=True)
+        }
+        return replace(self._update, append=tuple(lists.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -684,10 +636,10 @@ class SendToDataset(PassThroughSpec):
         return exchange_before_stream(context.operator, "dataset", stream, flow, partitions)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        """Write the records; the dataset takes its changes when it next advances.
+        """Write the records to the dataset's stream; the dataset reads them when it next advances.
 
-        The stream is there, as planning asks, and stays as it is: how it is spread is its own, and need not be as the
-        dataset's buckets are, which another deployment may change.
+        The stream keeps its own partitioning, which may differ from the dataset's buckets: another deployment may have
+        changed those.
         """
         (frame,) = frames
         fed = self._fed(batch.app)
