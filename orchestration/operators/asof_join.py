@@ -76,13 +76,9 @@ class AsOfJoin(Join):
             return
         time = f"cast({self.as_of} as timestamp)"
         time = time if kind in ("string", "timestamp_ntz") else f"timestamp_millis({self.as_of})"
-        raise PlanningError(
-            f"{operator}: the stream's {self.as_of!r} is {kind}: expected timestamp or date.",
-            f'Convert it first, for example .with_columns({self.as_of}="{time}").',
-            column=self.as_of,
-            dataset=self.dataset,
-            operator=operator,
-        )
+        problem = f"{operator}: the stream's {self.as_of!r} is {kind}: expected timestamp or date."
+        step = f'Convert it first, for example .with_columns({self.as_of}="{time}").'
+        raise PlanningError(problem, step, column=self.as_of, dataset=self.dataset, operator=operator)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         if batch.reading == CURRENT:
@@ -229,9 +225,5 @@ def _check_history(operator: str, dataset: AdjunctDataset) -> None:
     else:
         problem = "does not declare from when its versions are valid"
         step = 'Declare it, for example valid_from="name".'
-    raise PlanningError(
-        f"{operator}: dataset {dataset.name!r} is joined as of a time, but {problem}.",
-        step,
-        dataset=dataset.name,
-        operator=operator,
-    )
+    problem = f"{operator}: dataset {dataset.name!r} is joined as of a time, but {problem}."
+    raise PlanningError(problem, step, dataset=dataset.name, operator=operator)

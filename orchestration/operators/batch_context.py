@@ -322,40 +322,27 @@ def _lookup_column_type(
 ) -> str:
     if declared is None:
         if given is None:
-            raise PlanningError(
-                f"{operator}: table {table.name} declares no columns, so the type of {column!r} is not known.",
-                f'Give the type: select={{"{column}": "string"}}; or declare the columns of its function.',
-                column=column,
-                operator=operator,
-            )
+            problem = f"{operator}: table {table.name} declares no columns, so the type of {column!r} is not known."
+            step = f'Give the type: select={{"{column}": "string"}}; or declare the columns of its function.'
+            raise PlanningError(problem, step, column=column, operator=operator)
         return given
     if column not in declared:
         raise _no_column(operator, table, column, declared)
     there = to_spark_type(declared[column])
     if None not in (given, there) and given != there:
-        raise PlanningError(
-            f"{operator}: select= gives {column!r} the type {given}, and table {table.name} has it as {there}.",
-            "Leave the type out, and cast with map() after the join.",
-            column=column,
-            operator=operator,
-        )
+        problem = f"{operator}: select= gives {column!r} the type {given}, and table {table.name} has it as {there}."
+        step = "Leave the type out, and cast with map() after the join."
+        raise PlanningError(problem, step, column=column, operator=operator)
     if given is None and there is None:
-        raise PlanningError(
-            f"{operator}: table {table.name} has {column!r} as {declared[column]}, which has no Spark type.",
-            f'Leave it out of select=, or give a type, for example select={{"{column}": "decimal(38,9)"}}.',
-            column=column,
-            operator=operator,
-        )
+        problem = f"{operator}: table {table.name} has {column!r} as {declared[column]}, which has no Spark type."
+        step = f'Leave it out of select=, or give a type, for example select={{"{column}": "decimal(38,9)"}}.'
+        raise PlanningError(problem, step, column=column, operator=operator)
     return given or str(there)
 
 
 def _no_column(operator: str, table: KeyedTable, column: str, there: dict[str, str]) -> PlanningError:
-    return PlanningError(
-        f"{operator}: table {table.name} has no column {column!r}; it has {', '.join(there)}.",
-        "Correct select=, or add the column to the table.",
-        column=column,
-        operator=operator,
-    )
+    problem = f"{operator}: table {table.name} has no column {column!r}; it has {', '.join(there)}."
+    return PlanningError(problem, "Correct select=, or add the column to the table.", column=column, operator=operator)
 
 
 @dataclass(frozen=True, slots=True)

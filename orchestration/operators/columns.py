@@ -108,25 +108,20 @@ def require_columns(operator: str, side: str, needed: tuple[str, ...], columns: 
     """Raise PlanningError if `columns` are known and lack one of `needed`."""
     missing = [name for name in needed if columns is not None and name not in columns]
     if missing:
-        raise PlanningError(
-            f"{operator}: {side} has no column {missing[0]!r}; its columns there are {', '.join(columns or ())}.",
-            did_you_mean(missing[0], columns or ()) + next_step,
-            operator=operator,
-            column=missing[0],
-        )
+        problem = f"{operator}: {side} has no column {missing[0]!r}; its columns there are {', '.join(columns or ())}."
+        step = did_you_mean(missing[0], columns or ()) + next_step
+        raise PlanningError(problem, step, operator=operator, column=missing[0])
 
 
 def check_new_names(operator: str, names: list[str], next_step: str) -> None:
     """Raise PlanningError for duplicate names, and for names reserved for hidden columns."""
     hidden = next((name for name in names if name.startswith("__")), None)
     if hidden is not None:
-        raise PlanningError(
+        problem = (
             f"{operator}: a column would be called {hidden!r}: names that begin with '__' are reserved for a "
-            "record's position.",
-            "Choose another name.",
-            operator=operator,
-            column=hidden,
+            "record's position."
         )
+        raise PlanningError(problem, "Choose another name.", operator=operator, column=hidden)
     double = first_duplicate(names)
     if double is not None:
         raise PlanningError(
@@ -172,11 +167,9 @@ def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple
     names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
     for name in names:
         if not isinstance(name, str) or not name.strip() or name.startswith("__"):
-            raise ConfigurationError(
-                f"{what} names the column {name!r}: expected a non-empty name that does not begin with '__'.",
-                "Name a column of the records; names with '__' are reserved.",
-                column=name,
-            )
+            problem = f"{what} names the column {name!r}: expected a non-empty name that does not begin with '__'."
+            step = "Name a column of the records; names with '__' are reserved."
+            raise ConfigurationError(problem, step, column=name)
     double = first_duplicate(names)
     if double:
         raise ConfigurationError(f"{what} names column {double!r} twice.", "Name it once.", column=double)

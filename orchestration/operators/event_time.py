@@ -107,11 +107,8 @@ class EventTime:
         return self.expression if plain and types.get(self.expression) == "timestamp" else None
 
     def _no_time(self, operator: str, kind: str) -> PlanningError:
-        return PlanningError(
-            f"{operator}: event_time={self.expression!r} is {kind}: expected timestamp or date.",
-            "Convert it: to_timestamp(text), timestamp_millis(number).",
-            operator=operator,
-        )
+        problem = f"{operator}: event_time={self.expression!r} is {kind}: expected timestamp or date."
+        return PlanningError(problem, "Convert it: to_timestamp(text), timestamp_millis(number).", operator=operator)
 
 
 def build_event_time(
@@ -130,27 +127,18 @@ def build_event_time(
         }
         if any(given.values()):
             name = next(name for name, is_given in given.items() if is_given)
-            raise ConfigurationError(
-                f"input stream {stream!r} has {name} without event_time: its records have no times.",
-                f'Declare event_time="a column" or event_time=ARRIVAL, or leave {name} out.',
-                argument=name,
-                stream=stream,
-            )
+            problem = f"input stream {stream!r} has {name} without event_time: its records have no times."
+            step = f'Declare event_time="a column" or event_time=ARRIVAL, or leave {name} out.'
+            raise ConfigurationError(problem, step, argument=name, stream=stream)
         return None
     if not isinstance(event_time, str) or not event_time.strip():
-        raise ConfigurationError(
-            f"input stream {stream!r} has event_time={event_time!r}: expected a Spark SQL expression, or ARRIVAL.",
-            "Name the column with the time of the event.",
-            argument="event_time",
-            stream=stream,
-        )
+        problem = f"input stream {stream!r} has event_time={event_time!r}: expected a Spark SQL expression, or ARRIVAL."
+        step = "Name the column with the time of the event."
+        raise ConfigurationError(problem, step, argument="event_time", stream=stream)
     if not isinstance(delay, timedelta) or delay < _ZERO:
-        raise ConfigurationError(
-            f"input stream {stream!r} has delay={delay!r}: expected a timedelta of zero or more.",
-            "Write how late a record may arrive, for example delay=timedelta(minutes=5).",
-            argument="delay",
-            stream=stream,
-        )
+        problem = f"input stream {stream!r} has delay={delay!r}: expected a timedelta of zero or more."
+        step = "Write how late a record may arrive, for example delay=timedelta(minutes=5)."
+        raise ConfigurationError(problem, step, argument="delay", stream=stream)
     _check_positive(stream, "idle_after", idle_after)
     _check_positive(stream, "max_watermark_lag", max_lag)
     return EventTime(event_time, delay, idle_after, max_lag)
@@ -158,12 +146,9 @@ def build_event_time(
 
 def _check_positive(stream: str, argument: str, value: timedelta | None) -> None:
     if value is not None and (not isinstance(value, timedelta) or value <= _ZERO):
-        raise ConfigurationError(
-            f"input stream {stream!r} has {argument}={value!r}: expected a timedelta greater than zero.",
-            f"Write, for example, {argument}=timedelta(minutes=10), or leave it out.",
-            argument=argument,
-            stream=stream,
-        )
+        problem = f"input stream {stream!r} has {argument}={value!r}: expected a timedelta greater than zero."
+        step = f"Write, for example, {argument}=timedelta(minutes=10), or leave it out."
+        raise ConfigurationError(problem, step, argument=argument, stream=stream)
 
 
 _WIDTH = 20
@@ -289,9 +274,6 @@ def to_late_records(frame: DataFrame, why: Column, holds_back: timedelta, side: 
 def build_late_records(after: str, spec: Spec) -> LateRecords:
     """Return the operator for the late records of the operator `after`; raises PlanningError if it has none."""
     if not spec.diverts_late_records:
-        raise PlanningError(
-            f"late_records after {after}: this operator has no late records.",
-            "Call it on the result of a join of two streams or of a window: joined.late_records().",
-            operator=after,
-        )
+        step = "Call it on the result of a join of two streams or of a window: joined.late_records()."
+        raise PlanningError(f"late_records after {after}: this operator has no late records.", step, operator=after)
     return LateRecords()

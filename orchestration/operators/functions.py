@@ -98,12 +98,9 @@ def pickle_function(operator: str, function: Callable[..., Any]) -> PickledFunct
     try:
         pickled = bytes(pickling.dumps(function))
     except Exception as error:  # pickling calls code of users' objects
-        raise ConfigurationError(
-            f"{operator}: {function_label(function)} can't be sent to tasks: {type(error).__name__}: {error}.",
-            "Let it create connections, locks and the like itself, for example at its first call.",
-            argument="function",
-            operator=operator,
-        ) from error
+        problem = f"{operator}: {function_label(function)} can't be sent to tasks: {type(error).__name__}: {error}."
+        step = "Let it create connections, locks and the like itself, for example at its first call."
+        raise ConfigurationError(problem, step, argument="function", operator=operator) from error
     return PickledFunction(pickled, tuple(place or str(Path.cwd()) for place in sys.path))
 
 
@@ -387,11 +384,9 @@ class Explode(Spec):
         return made.select(*columns, ordinal_column(frame, number).alias(ORDINAL))
 
     def _no_elements(self, operator: str, kind: str) -> PlanningError:
-        return PlanningError(
-            f"{operator}: {self.expression} is {kind}, which has no elements: expected an array or a map.",
-            "Convert it, for example with split(words, ' ') or from_json(text, 'array<string>').",
-            operator=operator,
-        )
+        problem = f"{operator}: {self.expression} is {kind}, which has no elements: expected an array or a map."
+        step = "Convert it, for example with split(words, ' ') or from_json(text, 'array<string>')."
+        return PlanningError(problem, step, operator=operator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,27 +432,20 @@ def build_flat_map(
     called_so = f"flat_map after {after}"
     if isinstance(what, str):
         if schema is not None or keeps_partitioning:
-            raise ConfigurationError(
-                f"{called_so} has an expression, and schema= or keeps_partitioning=, which are for functions.",
-                "Leave them out.",
-                argument="schema",
-            )
+            problem = f"{called_so} has an expression, and schema= or keeps_partitioning=, which are for functions."
+            raise ConfigurationError(problem, "Leave them out.", argument="schema")
         expression, alias = split_alias(what)
         name = alias or plain_column(expression)
         if not expression or name is None:
-            raise ConfigurationError(
-                f"{called_so} got {what!r}, which gives the element no name.",
-                "Write, for example, flat_map(\"split(words, ' ') as word\").",
-                argument="what",
-            )
+            problem = f"{called_so} got {what!r}, which gives the element no name."
+            step = "Write, for example, flat_map(\"split(words, ' ') as word\")."
+            raise ConfigurationError(problem, step, argument="what")
         validate_column_names(called_so, name)
         return Explode(expression, name, bool(keep_empty))
     validate_record_function(called_so, what, schema, "record")
     assert schema is not None
     if keep_empty:
-        raise ConfigurationError(
-            f"{called_so} has a function, and keep_empty=, which is for expressions.",
-            "Leave it out: the function decides itself what it returns for a record.",
-            argument="keep_empty",
-        )
+        problem = f"{called_so} has a function, and keep_empty=, which is for expressions."
+        step = "Leave it out: the function decides itself what it returns for a record."
+        raise ConfigurationError(problem, step, argument="keep_empty")
     return FlatMap(what, schema, bool(keeps_partitioning))

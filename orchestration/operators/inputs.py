@@ -74,23 +74,18 @@ def add_task_column(operator: str, what: str, columns: Columns, task: str, metho
     if columns is None:
         return None
     if task.lower() in map(str.lower, columns):
-        raise PlanningError(
-            f"{operator}: {what} has a column {task!r}, which is the name of the column for the task's number.",
-            f'Choose another name: {method}({"task" if method == "broadcast" else "broadcast"}="task_number").',
-            column=task,
-            operator=operator,
-        )
+        problem = f"{operator}: {what} has a column {task!r}, which is the name of the column for the task's number."
+        step = f'Choose another name: {method}({"task" if method == "broadcast" else "broadcast"}="task_number").'
+        raise PlanningError(problem, step, column=task, operator=operator)
     return (*columns, task)
 
 
 def build_broadcast(after: str, stream: str, task: str) -> Broadcast:
     """Return the broadcast for a user's argument, as the stream of this name, after the operator `after`."""
     if not isinstance(task, str) or plain_column(task) != task or task.startswith("__"):
-        raise ConfigurationError(
-            f"broadcast after {after} has task={task!r}: expected a column name.",
-            'Leave it out for the column "task", or choose another plain name.',
-            argument="task",
-        )
+        problem = f"broadcast after {after} has task={task!r}: expected a column name."
+        step = 'Leave it out for the column "task", or choose another plain name.'
+        raise ConfigurationError(problem, step, argument="task")
     return Broadcast(stream, task)
 
 
@@ -195,19 +190,12 @@ def build_input(
     """Return the input for a user's arguments."""
     split_stream_name(stream)
     if default_offset not in (None, "oldest", "upcoming"):
-        raise ConfigurationError(
-            f"input stream {stream!r} has default_offset={default_offset!r}: expected oldest or upcoming.",
-            "Leave it out to let the stream decide.",
-            argument="default_offset",
-            stream=stream,
-        )
+        problem = f"input stream {stream!r} has default_offset={default_offset!r}: expected oldest or upcoming."
+        step = "Leave it out to let the stream decide."
+        raise ConfigurationError(problem, step, argument="default_offset", stream=stream)
     if on_lost not in ("fail", "oldest"):
-        raise ConfigurationError(
-            f"input stream {stream!r} has on_lost={on_lost!r}: expected fail or oldest.",
-            "Leave it out to fail.",
-            argument="on_lost",
-            stream=stream,
-        )
+        problem = f"input stream {stream!r} has on_lost={on_lost!r}: expected fail or oldest."
+        raise ConfigurationError(problem, "Leave it out to fail.", argument="on_lost", stream=stream)
     return Input(stream, default_offset, bool(reset_offset), on_lost, _task_column(stream, broadcast), event_time)
 
 
@@ -216,10 +204,7 @@ def _task_column(stream: str, broadcast: bool | str) -> str | None:
     if isinstance(broadcast, bool):
         return "task" if broadcast else None
     if not isinstance(broadcast, str) or plain_column(broadcast) != broadcast or broadcast.startswith("__"):
-        raise ConfigurationError(
-            f"input stream {stream!r} has broadcast={broadcast!r}: expected True, or a column name.",
-            'Write broadcast=True for the column "task", or a plain name for another one.',
-            argument="broadcast",
-            stream=stream,
-        )
+        problem = f"input stream {stream!r} has broadcast={broadcast!r}: expected True, or a column name."
+        step = 'Write broadcast=True for the column "task", or a plain name for another one.'
+        raise ConfigurationError(problem, step, argument="broadcast", stream=stream)
     return broadcast

@@ -91,28 +91,18 @@ def pair_key_columns(
     by_column: dict[str, str] = {}
     for stream, entry in parse_on(operator, on):
         if entry in by_column:
-            raise PlanningError(
-                f"{operator}: on= compares {kind} column {entry!r} twice.",
-                "Compare each key column with one column of the stream.",
-                column=entry,
-                operator=operator,
-            )
+            problem = f"{operator}: on= compares {kind} column {entry!r} twice."
+            step = "Compare each key column with one column of the stream."
+            raise PlanningError(problem, step, column=entry, operator=operator)
         if entry not in key:
-            raise PlanningError(
-                f"{operator}: on= names {entry!r}, which is not in {shown}.",
-                f"Join on the key; for other names on the stream write on={{stream column: {key[0]!r}}}.",
-                dataset=dataset,
-                operator=operator,
-            )
+            problem = f"{operator}: on= names {entry!r}, which is not in {shown}."
+            step = f"Join on the key; for other names on the stream write on={{stream column: {key[0]!r}}}."
+            raise PlanningError(problem, step, dataset=dataset, operator=operator)
         by_column[entry] = stream
     missing = ", ".join(repr(part) for part in key if part not in by_column)
     if missing:
-        raise PlanningError(
-            f"{operator}: on= lacks {missing} of {shown}, so a record could match several entries.",
-            "Name every column of the key in on=.",
-            dataset=dataset,
-            operator=operator,
-        )
+        problem = f"{operator}: on= lacks {missing} of {shown}, so a record could match several entries."
+        raise PlanningError(problem, "Name every column of the key in on=.", dataset=dataset, operator=operator)
     validate_column_names(f"{operator}: on=", list(by_column.values()))
     return tuple((by_column[part], part) for part in key)
 
@@ -144,12 +134,9 @@ def parse_selection(operator: str, select: Sequence[str] | None, prefix: str) ->
         what, alias = split_alias(str(item))
         name = plain_column(what)
         if name is None:
-            raise ConfigurationError(
-                f"{operator}: select names {item!r}: expected a column, or 'column as name'.",
-                "Compute other values with map() after the join.",
-                argument="select",
-                operator=operator,
-            )
+            problem = f"{operator}: select names {item!r}: expected a column, or 'column as name'."
+            step = "Compute other values with map() after the join."
+            raise ConfigurationError(problem, step, argument="select", operator=operator)
         chosen.append(SelectedColumn(name, alias or prefix + name))
     double = first_duplicate([item.name for item in chosen])
     if double:
@@ -379,12 +366,9 @@ def build_join_function(
 ) -> JoinFunction:
     """Return the join for a user's arguments; `others` says whether select= or prefix= is given, too."""
     if others:
-        raise ConfigurationError(
-            f"{operator} has a function, and select= or prefix=, which are for joins without one.",
-            "Leave them out: the function gets the whole entry, and schema= declares what it adds.",
-            argument="select",
-            operator=operator,
-        )
+        problem = f"{operator} has a function, and select= or prefix=, which are for joins without one."
+        step = "Leave them out: the function gets the whole entry, and schema= declares what it adds."
+        raise ConfigurationError(problem, step, argument="select", operator=operator)
     validate_record_function(operator, function, schema, "record", "entry")
     assert function is not None
     assert schema is not None

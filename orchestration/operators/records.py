@@ -108,12 +108,9 @@ def _check_columns_unchanged(
     what = f"adds the column {name!r}" if was is None else f"drops the column {name!r}"
     if was is not None and made is not None:
         what = f"makes the column {name!r}, which is {was}, {made}"
-    raise PlanningError(
-        f"{operator}: {function_label(function)} {what}: a filter must not change columns.",
-        "Change columns with map(function), and filter after it.",
-        operator=operator,
-        column=name,
-    )
+    problem = f"{operator}: {function_label(function)} {what}: a filter must not change columns."
+    step = "Change columns with map(function), and filter after it."
+    raise PlanningError(problem, step, operator=operator, column=name)
 
 
 def build_filter(after: str, condition: str | DataFrameFunction, keeps_partitioning: bool) -> Filter:
@@ -122,17 +119,12 @@ def build_filter(after: str, condition: str | DataFrameFunction, keeps_partition
         if not condition.strip():
             raise ConfigurationError(f"filter after {after} is empty.", "Write a condition.", argument="condition")
         if keeps_partitioning:
-            raise ConfigurationError(
-                f"filter after {after} has keeps_partitioning=True with a condition.",
-                "Leave it out: a condition always keeps the partitioning.",
-                argument="keeps_partitioning",
-            )
+            problem = f"filter after {after} has keeps_partitioning=True with a condition."
+            step = "Leave it out: a condition always keeps the partitioning."
+            raise ConfigurationError(problem, step, argument="keeps_partitioning")
     elif not callable(condition):
-        raise ConfigurationError(
-            f"filter after {after} got {condition!r}.",
-            "Pass a Spark SQL condition or a function.",
-            argument="condition",
-        )
+        step = "Pass a Spark SQL condition or a function."
+        raise ConfigurationError(f"filter after {after} got {condition!r}.", step, argument="condition")
     else:
         check_plain_function(f"filter after {after}", condition, "condition", "frame")
     return Filter(condition, bool(keeps_partitioning))
@@ -263,25 +255,18 @@ def build_map(after: str, expressions: Sequence[str | DataFrameFunction], keeps_
     texts = tuple(item for item in expressions if isinstance(item, str))
     if functions:
         if len(expressions) > 1:
-            raise ConfigurationError(
-                f"map after {after} mixes a function with other arguments.",
-                "Pass the function alone.",
-                argument="expressions",
-            )
+            problem = f"map after {after} mixes a function with other arguments."
+            raise ConfigurationError(problem, "Pass the function alone.", argument="expressions")
         check_plain_function(f"map after {after}", functions[0], "expressions", "frame")
         return Map((), functions[0], keeps_partitioning)
     if not texts or len(texts) < len(expressions) or not all(text.strip() for text in texts):
-        raise ConfigurationError(
-            f"map after {after} got {expressions!r}: expected Spark SQL expressions or one function.",
-            'Write for example map("tailnum", "upper(model) as model").',
-            argument="expressions",
-        )
+        problem = f"map after {after} got {expressions!r}: expected Spark SQL expressions or one function."
+        step = 'Write for example map("tailnum", "upper(model) as model").'
+        raise ConfigurationError(problem, step, argument="expressions")
     if keeps_partitioning:
-        raise ConfigurationError(
-            f"map after {after} has keeps_partitioning=True with expressions.",
-            "Leave it out: the planner knows the effect of expressions.",
-            argument="keeps_partitioning",
-        )
+        problem = f"map after {after} has keeps_partitioning=True with expressions."
+        step = "Leave it out: the planner knows the effect of expressions."
+        raise ConfigurationError(problem, step, argument="keeps_partitioning")
     return Map(texts)
 
 
@@ -537,9 +522,7 @@ def build_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:
     validate_column_names(what, list(columns))
     for name, expression in columns.items():
         if not isinstance(expression, str) or not expression.strip():
-            raise ConfigurationError(
-                f"{what} got {name}={expression!r}: expected a Spark SQL expression.",
-                f'Write, for example, {name}="spent * 1.2"; a text is {name}="\'text\'".',
-                argument=name,
-            )
+            problem = f"{what} got {name}={expression!r}: expected a Spark SQL expression."
+            step = f'Write, for example, {name}="spent * 1.2"; a text is {name}="\'text\'".'
+            raise ConfigurationError(problem, step, argument=name)
     return WithColumns(tuple(columns.items()))

@@ -305,11 +305,9 @@ def build_send_to_local(
             f"send_to after {after} has on_null_key={on_null_key!r}.", "Write fail or skip.", argument="on_null_key"
         )
     if deleted is not None and (not isinstance(deleted, str) or not deleted.strip()):
-        raise ConfigurationError(
-            f"send_to after {after} has deleted={deleted!r}: expected a Spark SQL condition.",
-            'Write a condition for entries to delete, for example deleted="visits = 0".',
-            argument="deleted",
-        )
+        problem = f"send_to after {after} has deleted={deleted!r}: expected a Spark SQL condition."
+        step = 'Write a condition for entries to delete, for example deleted="visits = 0".'
+        raise ConfigurationError(problem, step, argument="deleted")
     return SendToLocal(table.name, owned.schema, deleted, on_null_key)
 
 
@@ -417,15 +415,10 @@ def build_sink(after: str, function: object, returns: object, keeps_partitioning
         raise ConfigurationError(f"{what} got {function!r}.", "Pass a function.", argument="function")
     check_plain_function(what, function, "function", "records", "context")
     if returns is not None and (not isinstance(returns, Schema) or not returns.fields):
-        raise ConfigurationError(
-            f"{what} has returns={returns!r}: expected the columns of its results.",
-            'Declare them: returns=Schema.of(order="bigint", state="string"); or leave it out.',
-            argument="returns",
-        )
+        problem = f"{what} has returns={returns!r}: expected the columns of its results."
+        step = 'Declare them: returns=Schema.of(order="bigint", state="string"); or leave it out.'
+        raise ConfigurationError(problem, step, argument="returns")
     if keeps_partitioning and returns is None:
-        raise ConfigurationError(
-            f"{what} has keeps_partitioning=True without returns=: the records continue unchanged.",
-            "Leave keeps_partitioning out.",
-            argument="keeps_partitioning",
-        )
+        problem = f"{what} has keeps_partitioning=True without returns=: the records continue unchanged."
+        raise ConfigurationError(problem, "Leave keeps_partitioning out.", argument="keeps_partitioning")
     return Sink(function, returns, keeps_partitioning)

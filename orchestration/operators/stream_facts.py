@@ -148,11 +148,8 @@ def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
     if facts is None:
         missing = catalog.missing.get(stream) if isinstance(catalog, StreamCatalog) else None
         there = ", ".join(sorted(catalog)) or "none"
-        raise PlanningError(
-            f"{what} reads stream {stream!r}, which does not exist: " + (missing or f"streams there: {there}."),
-            _how_to_create(stream),
-            stream=stream,
-        )
+        problem = f"{what} reads stream {stream!r}, which does not exist: " + (missing or f"streams there: {there}.")
+        raise PlanningError(problem, _how_to_create(stream), stream=stream)
     return facts
 
 

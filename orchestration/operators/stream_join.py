@@ -556,11 +556,8 @@ def checked_stream_join(
     """Return the join that a user's arguments ask for; `operator` is the id that it will have."""
     check_name("stream join", name)
     if how not in _JOIN_KINDS:
-        raise PlanningError(
-            f"{operator} has how={how!r}: expected {', '.join(_JOIN_KINDS[:-1])} or {_JOIN_KINDS[-1]}.",
-            "Choose one of them.",
-            operator=operator,
-        )
+        problem = f"{operator} has how={how!r}: expected {', '.join(_JOIN_KINDS[:-1])} or {_JOIN_KINDS[-1]}."
+        raise PlanningError(problem, "Choose one of them.", operator=operator)
     before, after = _validate_within(operator, within)
     if isinstance(on, Mapping):
         pairs = tuple((str(left), str(right)) for left, right in on.items())

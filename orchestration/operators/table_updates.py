@@ -155,11 +155,8 @@ def build_update(
         raise ConfigurationError(f"{what} changes column {double!r} twice.", step, column=double)
     keyed = [name for name in update.columns if name in key]
     if keyed:
-        raise ConfigurationError(
-            f"{what} changes {keyed[0]!r}, which is in the table's key ({', '.join(key)}).",
-            "Leave it out: a record with another key is another record.",
-            argument="set",
-        )
+        problem = f"{what} changes {keyed[0]!r}, which is in the table's key ({', '.join(key)})."
+        raise ConfigurationError(problem, "Leave it out: a record with another key is another record.", argument="set")
     check_key_unchanged(f"{what}: if_missing=", key, default or ())
     return update
 

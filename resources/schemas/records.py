@@ -32,27 +32,20 @@ def to_arrow_table(records: Any, what: str, schema: Schema | None = None) -> pa.
     if isinstance(records, pa.Table):
         return _require_unique_names(records, what)
     if isinstance(records, pa.RecordBatchReader):
-        raise ConfigurationError(
-            f"{what}: a RecordBatchReader can be read only once, but a retry has to send the same records.",
-            "Read it first, and pass the table: reader.read_all().",
-            argument="data",
-        )
+        problem = f"{what}: a RecordBatchReader can be read only once, but a retry has to send the same records."
+        raise ConfigurationError(problem, "Read it first, and pass the table: reader.read_all().", argument="data")
     if not isinstance(records, ArrowFrame):
         return _table_from_rows(records, what, schema)
     try:
         table = pa.Table.from_pandas(records) if _is_pandas(records) else _without_views(pa.table(records))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if _is_one_column(records):
-            raise SchemaMismatchError(
-                f"{what}: a {type(records).__name__} is a single column: expected columns with names.",
-                "Convert it to a frame or table first, as in series.to_frame() or pyarrow.table({'name': column}).",
-                argument="data",
-            ) from error
-        raise SchemaMismatchError(
-            f"{what}: the {type(records).__name__} can't be converted to an Arrow table: {_error_text(error)}.",
-            "Give each column values of one type, and a unique name.",
-            argument="data",
-        ) from error
+            problem = f"{what}: a {type(records).__name__} is a single column: expected columns with names."
+            step = "Convert it to a frame or table first, as in series.to_frame() or pyarrow.table({'name': column})."
+            raise SchemaMismatchError(problem, step, argument="data") from error
+        problem = f"{what}: the {type(records).__name__} can't be converted to an Arrow table: {_error_text(error)}."
+        step = "Give each column values of one type, and a unique name."
+        raise SchemaMismatchError(problem, step, argument="data") from error
     unnamed = [name for name in table.column_names if name.startswith("__index_level_")]
     return _require_unique_names(table.drop_columns(unnamed).replace_schema_metadata(None), what)
 
@@ -81,18 +74,12 @@ def _table_from_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schem
             columns[name] = build_without_missing(_array, values)  # df.to_dict("records") has NaT and NA
         except UnicodeEncodeError as error:  # json.loads returns it for "\\ud83d" alone
             row = next(row for row, value in enumerate(values) if _is_lone_surrogate(value))
-            raise SchemaMismatchError(
-                f"{what}: column {name!r} of row {row} is {ascii(values[row])[:100]}, which has a lone surrogate.",
-                "Write the whole character, or replace it: text.encode('utf-8', 'replace').decode().",
-                column=name,
-                row=row,
-            ) from error
+            problem = f"{what}: column {name!r} of row {row} is {ascii(values[row])[:100]}, which has a lone surrogate."
+            step = "Write the whole character, or replace it: text.encode('utf-8', 'replace').decode()."
+            raise SchemaMismatchError(problem, step, column=name, row=row) from error
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise SchemaMismatchError(
-                f"{what}: column {name!r} can't be converted to an Arrow column: {_error_text(error)}.",
-                "Give the column values of one type.",
-                column=name,
-            ) from error
+            problem = f"{what}: column {name!r} can't be converted to an Arrow column: {_error_text(error)}."
+            raise SchemaMismatchError(problem, "Give the column values of one type.", column=name) from error
     absent = {} if schema is None else {field.name: field.type for field in schema.to_arrow()}
     return pa.table({name: pa.nulls(len(rows), kind) for name, kind in absent.items()} | columns)
 

@@ -146,11 +146,9 @@ class Schema:
         try:
             return cls(tuple(Field(item["name"], item["type"], item.get("sensitive") is True) for item in items))
         except (KeyError, TypeError, AttributeError) as error:
-            raise MalformedDocumentError(
-                f"a stored schema reads {str(items)[:200]!r}: expected a list of name and type ({error}).",
-                "Restore the document from a backup, or roll back to the commit before.",
-                document="a schema",
-            ) from error
+            problem = f"a stored schema reads {str(items)[:200]!r}: expected a list of name and type ({error})."
+            step = "Restore the document from a backup, or roll back to the commit before."
+            raise MalformedDocumentError(problem, step, document="a schema") from error
 
     def ddl(self) -> str:
         """Return the columns as Spark DDL with quoted names."""
@@ -257,11 +255,8 @@ def _type_from_arrow(field: pa.Field) -> str:
         kind = pa.binary()
     if pa.types.is_timestamp(kind):
         if kind.tz is None:
-            raise SchemaMismatchError(
-                f"column {field.name!r} is a timestamp without a time zone.",
-                _time_zone_advice(field.name),
-                column=field.name,
-            )
+            problem = f"column {field.name!r} is a timestamp without a time zone."
+            raise SchemaMismatchError(problem, _time_zone_advice(field.name), column=field.name)
         return "timestamp"
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"

@@ -25,11 +25,9 @@ class InProcess:
 
     def __call__(self) -> SparkSession:
         """Raise ConfigurationError: this needs a session."""
-        raise ConfigurationError(
-            "this needs a Spark session, but IN_PROCESS, or the master none, was given.",
-            "Pass a session, or open one with session_scope() and another master than none.",
-            argument="spark",
-        )
+        problem = "this needs a Spark session, but IN_PROCESS, or the master none, was given."
+        step = "Pass a session, or open one with session_scope() and another master than none."
+        raise ConfigurationError(problem, step, argument="spark")
 
     def __repr__(self) -> str:
         return "IN_PROCESS"
@@ -60,11 +58,8 @@ def resolve_session(spark: SparkSession | Callable[[], SparkSession]) -> SparkSe
     """Return the session, started if a function that starts it is given. Raises ConfigurationError as `require_utc`."""
     session = spark() if callable(spark) else spark
     if not hasattr(session, "createDataFrame"):
-        raise ConfigurationError(
-            f"spark is {session!r}: expected a SparkSession, or a function that returns one.",
-            "Pass a session, or open one with session_scope().",
-            argument="spark",
-        )
+        problem = f"spark is {session!r}: expected a SparkSession, or a function that returns one."
+        raise ConfigurationError(problem, "Pass a session, or open one with session_scope().", argument="spark")
     return require_utc(session)
 
 
@@ -75,11 +70,8 @@ def require_utc(session: SparkSession) -> SparkSession:
     """
     zone = session.conf.get(_ZONE)
     if (zone or "").lower() not in _UTC:
-        raise ConfigurationError(
-            f"the Spark session has the time zone {zone}: expected UTC.",
-            f'Call spark.conf.set("{_ZONE}", "UTC"), or set it where the session is built.',
-            setting=_ZONE,
-        )
+        step = f'Call spark.conf.set("{_ZONE}", "UTC"), or set it where the session is built.'
+        raise ConfigurationError(f"the Spark session has the time zone {zone}: expected UTC.", step, setting=_ZONE)
     return session
 
 

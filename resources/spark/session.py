@@ -178,11 +178,9 @@ def new_session(
     except (Py4JError, PySparkException) as error:
         java = getattr(error, "java_exception", None)
         reason = first_message_line(Exception(java.getMessage()) if java is not None and java.getMessage() else error)
-        raise ConfigurationError(
-            f"Spark could not be started with the master {settings['spark.master']!r}: {reason.rstrip('.')}.",
-            f"{_MASTER_STEP[:-1]}, and check your own Spark settings.",
-            setting="spark.master",
-        ) from error
+        problem = f"Spark could not be started with the master {settings['spark.master']!r}: {reason.rstrip('.')}."
+        step = f"{_MASTER_STEP[:-1]}, and check your own Spark settings."
+        raise ConfigurationError(problem, step, setting="spark.master") from error
     cache_jvm_functions(session)
     return session
 

@@ -131,17 +131,11 @@ def check_parsed_expression(
         known_types = {**{name: kind for name, kind in known.items() if name.lower() not in there}, **known_types}
     wrong, operand = _find_operand_problems(expression, referenced_types(expression, known_types))
     if wrong is not None:
-        raise PlanningError(
-            f"{operator}: {text!r} uses {wrong[0]!r} as a boolean, but it is {wrong[1]}.",
-            f"Compare it with something: {wrong[0]} is not null.",
-            operator=operator,
-        )
+        problem = f"{operator}: {text!r} uses {wrong[0]!r} as a boolean, but it is {wrong[1]}."
+        raise PlanningError(problem, f"Compare it with something: {wrong[0]} is not null.", operator=operator)
     if operand is not None:
-        raise PlanningError(
-            f"{operator}: {text!r} {operand}.",
-            f"Cast it to a type that fits. {next_step}",
-            operator=operator,
-        )
+        step = f"Cast it to a type that fits. {next_step}"
+        raise PlanningError(f"{operator}: {text!r} {operand}.", step, operator=operator)
     return expression_type(resolve_niladic_name(expression, columns), known_types)
 
 
@@ -179,11 +173,8 @@ def check_condition(
     kind = check_expression(operator, text, columns, types, next_step="Correct the condition.")
     check_single_record(operator, text)
     if parse_expression(text).star:
-        raise PlanningError(
-            f"{operator}: the condition {text!r} is all columns: expected boolean.",
-            "Compare one of them with something.",
-            operator=operator,
-        )
+        problem = f"{operator}: the condition {text!r} is all columns: expected boolean."
+        raise PlanningError(problem, "Compare one of them with something.", operator=operator)
     windows = [name for name, _ in multi_record_functions(text)]
     if windows:
         raise PlanningError(
@@ -193,11 +184,8 @@ def check_condition(
             operator=operator,
         )
     if kind not in (None, "boolean", "void"):
-        raise PlanningError(
-            f"{operator}: the condition {text!r} is {kind}: expected boolean.",
-            f"Compare it with something: {text} is not null.",
-            operator=operator,
-        )
+        step = f"Compare it with something: {text} is not null."
+        raise PlanningError(f"{operator}: the condition {text!r} is {kind}: expected boolean.", step, operator=operator)
 
 
 def resolve_niladic_name(expression: Expression, columns: Iterable[str] | None) -> Expression:
@@ -255,12 +243,8 @@ def _missing_column_error(
     operator: str, expression: Expression, name: ColumnName, columns: Sequence[str], side: str, next_step: str
 ) -> PlanningError:
     where = "" if expression.column is not None else f" ({expression.text!r}{expression.place(name)})"
-    return PlanningError(
-        f"{operator}: {side} has no column {name.name!r}{where}; its columns there are {', '.join(columns)}.",
-        did_you_mean(name.name, columns) + next_step,
-        operator=operator,
-        column=name.name,
-    )
+    problem = f"{operator}: {side} has no column {name.name!r}{where}; its columns there are {', '.join(columns)}."
+    return PlanningError(problem, did_you_mean(name.name, columns) + next_step, operator=operator, column=name.name)
 
 
 def _has_no_fields(kind: str | None) -> bool:
@@ -295,11 +279,8 @@ def check_select(
     if select.where is not None:
         kind = check_parsed_expression(operator, select.where, columns, types, side=side, next_step=next_step)
         if kind not in (None, "boolean", "void"):
-            raise PlanningError(
-                f"{operator}: the where clause of {text!r} is {kind}: expected a condition.",
-                next_step,
-                operator=operator,
-            )
+            problem = f"{operator}: the where clause of {text!r} is {kind}: expected a condition."
+            raise PlanningError(problem, next_step, operator=operator)
     known = {**types, **_of_either(select, types)}
     for expression in select.behind:
         check_parsed_expression(

@@ -383,20 +383,16 @@ class Tumbling:
     def __post_init__(self) -> None:
         given = [name for name in ("size", "days", "hours") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ConfigurationError(
-                f"Tumbling has {' and '.join(given) or 'no size'}: expected a size, or days= or hours= of a zone.",
-                'Write Tumbling(timedelta(minutes=5)), or Tumbling(days=1, zone="America/New_York").',
-                argument=given[-1] if given else "size",
-            )
+            problem = f"Tumbling has {' and '.join(given) or 'no size'}: expected a size, or days= or hours= of a zone."
+            step = 'Write Tumbling(timedelta(minutes=5)), or Tumbling(days=1, zone="America/New_York").'
+            raise ConfigurationError(problem, step, argument=given[-1] if given else "size")
         if self.size is not None:
             _check_duration("Tumbling", "size", self.size)
         if (self.size is None) != (self.zone is not None):
             without = "a size is not counted by the clocks of a zone" if self.zone is not None else "it names no zone"
-            raise ConfigurationError(
-                f"Tumbling has {given[0]}={getattr(self, given[0])!r} and zone={self.zone!r}: {without}.",
-                'Write days=1 or hours=1 with a zone, such as zone="UTC"; or a timedelta without one.',
-                argument="zone",
-            )
+            problem = f"Tumbling has {given[0]}={getattr(self, given[0])!r} and zone={self.zone!r}: {without}."
+            step = 'Write days=1 or hours=1 with a zone, such as zone="UTC"; or a timedelta without one.'
+            raise ConfigurationError(problem, step, argument="zone")
         if self.zone is not None:
             _check_calendar(self.days, self.hours, self.zone)
 
@@ -482,27 +478,19 @@ def _check_calendar(days: int | None, hours: int | None, zone: object) -> None:
     possible = range(1, 366) if days is not None else _HOURS
     if isinstance(count, bool) or not isinstance(count, int) or count not in possible:
         wanted = "a whole number from 1 to 365" if days is not None else f"one of {', '.join(map(str, _HOURS))}"
-        raise ConfigurationError(
-            f"Tumbling has {argument}={count!r}: expected {wanted}.",
-            "Days of a zone begin at midnight, and hours are counted from there: choose hours that divide a day.",
-            argument=argument,
-        )
+        step = "Days of a zone begin at midnight, and hours are counted from there: choose hours that divide a day."
+        raise ConfigurationError(f"Tumbling has {argument}={count!r}: expected {wanted}.", step, argument=argument)
     try:
         known = isinstance(zone, str) and not _NOT_A_ZONE.match(zone) and ZoneInfo(zone) is not None
     except (KeyError, ValueError, OSError):  # a name that is unknown, or none at all
         known = False
     if not known:
-        raise ConfigurationError(
-            f"Tumbling has zone={zone!r}, which is no time zone that this machine knows.",
-            'Write a name of the IANA database, such as "America/New_York" or "UTC".',
-            argument="zone",
-        )
+        problem = f"Tumbling has zone={zone!r}, which is no time zone that this machine knows."
+        step = 'Write a name of the IANA database, such as "America/New_York" or "UTC".'
+        raise ConfigurationError(problem, step, argument="zone")
 
 
 def _check_duration(kind: str, argument: str, value: object) -> None:
     if not isinstance(value, timedelta) or not timedelta(0) < value <= MAX_DURATION:
-        raise ConfigurationError(
-            f"{kind} has {argument}={value!r}: expected a timedelta above none, and of 100 years at most.",
-            f"Write {kind}({argument}=timedelta(minutes=5)), say.",
-            argument=argument,
-        )
+        problem = f"{kind} has {argument}={value!r}: expected a timedelta above none, and of 100 years at most."
+        raise ConfigurationError(problem, f"Write {kind}({argument}=timedelta(minutes=5)), say.", argument=argument)

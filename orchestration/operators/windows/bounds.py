@@ -71,11 +71,9 @@ def _check_known_to_spark(zone: str) -> None:
     except PySparkException as error:
         if "INVALID_TIMEZONE" not in str(error):
             raise
-        raise ConfigurationError(
-            f"Tumbling has zone={zone!r}, which Spark's Java does not know.",
-            'Write another name of the same clocks, such as "Asia/Taipei" for "ROC", or update Java.',
-            argument="zone",
-        ) from error
+        problem = f"Tumbling has zone={zone!r}, which Spark's Java does not know."
+        step = 'Write another name of the same clocks, such as "Asia/Taipei" for "ROC", or update Java.'
+        raise ConfigurationError(problem, step, argument="zone") from error
 
 
 def _floor(clock: Column, length: int) -> Column:

@@ -288,12 +288,9 @@ class Window(Spec):
             for taken in made.columns:
                 kind = types.get(taken)
                 if kind is not None and (not made.takes(kind) or not _is_storable(taken, kind)):
-                    raise PlanningError(
-                        f"{operator}: {name!r} is {made.words()}, and column {taken!r} is {kind}.",
-                        f'Cast it before: .with_columns({taken}="cast({taken} as double)"), say.',
-                        operator=operator,
-                        column=taken,
-                    )
+                    problem = f"{operator}: {name!r} is {made.words()}, and column {taken!r} is {kind}."
+                    step = f'Cast it before: .with_columns({taken}="cast({taken} as double)"), say.'
+                    raise PlanningError(problem, step, operator=operator, column=taken)
 
     def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         (made,) = arriving
@@ -450,31 +447,23 @@ def build_window(
         raise ConfigurationError(f"{what} has no column in by=.", "Name the key.", argument="by")
     partition_columns = key if partition_by is None else validate_column_names(f"{what}: partition_by=", partition_by)
     if not partition_columns or set(partition_columns) - set(key):
-        raise ConfigurationError(
-            f"{what} has partition_by={partition_by!r}: expected some of by= ({', '.join(key)}).",
-            "Name columns of the key, so that all records of a window lie together; or leave it out for all of them.",
-            argument="partition_by",
-        )
+        problem = f"{what} has partition_by={partition_by!r}: expected some of by= ({', '.join(key)})."
+        step = "Name columns of the key, so that all records of a window lie together; or leave it out for all of them."
+        raise ConfigurationError(problem, step, argument="partition_by")
     return Window(name, kind, key, partition_columns, _aggregates(what, aggregates), results, allowed_lateness)
 
 
 def _aggregates(what: str, aggregates: Mapping[str, Aggregation]) -> tuple[tuple[str, Aggregation], ...]:
     if not isinstance(aggregates, Mapping) or not aggregates:
-        raise ConfigurationError(
-            f"{what} has aggregates={aggregates!r}: expected a value or more.",
-            'Write {"views": Count()}, say.',
-            argument="aggregates",
-        )
+        problem = f"{what} has aggregates={aggregates!r}: expected a value or more."
+        raise ConfigurationError(problem, 'Write {"views": Count()}, say.', argument="aggregates")
     names = validate_column_names(f"{what}: aggregates=", list(aggregates))
     double = first_duplicate(names)
     wrong = next((name for name, made in aggregates.items() if not isinstance(made, Aggregation)), None)
     if double is not None or wrong is not None:
         mistake = f"names {double!r} twice" if double is not None else f"gives {wrong!r} {aggregates[wrong or '']!r}"
-        raise ConfigurationError(
-            f"{what}: aggregates= {mistake}.",
-            "Give each name one of Count(), Sum(…), Min(…), Max(…), Mean(…), Distinct(…) and Aggregate(…).",
-            argument="aggregates",
-        )
+        step = "Give each name one of Count(), Sum(…), Min(…), Max(…), Mean(…), Distinct(…) and Aggregate(…)."
+        raise ConfigurationError(f"{what}: aggregates= {mistake}.", step, argument="aggregates")
     for made in aggregates.values():
         validate_column_names(f"{what}: {made.words()}", made.columns)
     return tuple(aggregates.items())
