@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import importlib
 import inspect
 import os
 import re
@@ -69,6 +70,16 @@ def check_bool(value: object, found: str, *, argument: str, **about: Any) -> Non
     """Raise `argument_error` unless `value` is True or False."""
     if not isinstance(value, bool):
         raise argument_error(found, "True or False", argument=argument, **about)
+
+
+class LazyModule:
+    """A module that is slow to import, imported when one of its attributes is first used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
 
 
 # The folder that the floors are imported from. The examples below it count as user code.

@@ -38,8 +38,8 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import first_message_line
 from dagster_adjunct.resources.sql.checking import check_expression, check_select, needs_spark_analysis
+from dagster_adjunct.resources.sql.expression import did_you_mean
 from dagster_adjunct.resources.sql.parser import multi_record_functions, parse_expression
-from dagster_adjunct.resources.sql.syntax_checks import did_you_mean
 from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:

@@ -61,14 +61,12 @@ class AsOfJoin(Join):
         return f"{Join.summary(self)} as of {self.as_of}"
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
         step = "Correct as_of=, or join before the column is dropped."
-        require_columns(context.operator, "the stream", (self.as_of,), flow.columns, step)
+        require_columns(context.operator, "the stream", (self.as_of,), arriving[0].columns, step)
         return Join.flow(self, context, arriving)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        self._check_time(context.operator, (types or {}).get(self.as_of))
+        self._check_time(context.operator, (arriving[0] or {}).get(self.as_of))
         return Join.types(self, context, arriving)
 
     def _check_time(self, operator: str, kind: str | None) -> None:

@@ -236,8 +236,7 @@ class LateRecords(Spec):
         return "records that arrived too late"
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
-        return Flow(flow.stream, tuple(LATE_RECORD_COLUMNS), (), UNKNOWN, context.operator)
+        return Flow(arriving[0].stream, tuple(LATE_RECORD_COLUMNS), (), UNKNOWN, context.operator)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         return dict(LATE_RECORD_COLUMNS)

@@ -344,8 +344,7 @@ class Explode(Spec):
         return WithColumns(((self.name, f"explode({self.expression})"),))
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
-        check_expression(context.operator, self.expression, flow.columns)
+        check_expression(context.operator, self.expression, arriving[0].columns)
         return self._as_columns.flow(context, arriving)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
@@ -402,9 +401,8 @@ class FlatMap(Spec):
         return function_label(self.function)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
         kept = self.keeps_partitioning
-        return flow_after_function(context.operator, flow, self.function, self.schema, keeps_partitioning=kept)
+        return flow_after_function(context.operator, arriving[0], self.function, self.schema, keeps_partitioning=kept)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         return types_by_name(self.schema)

@@ -48,8 +48,7 @@ class Broadcast(Spec):
         return f"all of it for each {self.task}"
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
-        columns = add_task_column(context.operator, "the stream", flow.columns, self.task, "broadcast")
+        columns = add_task_column(context.operator, "the stream", arriving[0].columns, self.task, "broadcast")
         return Flow(context.operator, columns, (self.task,), TASK_NUMBER)
 
     def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge:
@@ -61,12 +60,10 @@ class Broadcast(Spec):
         return None if types is None else types | {self.task: "int"}
 
     def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        (made,) = arriving
-        return made
+        return arriving[0]
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        (frame,) = frames
-        return copy_for_each_task(frame, self.task, batch.tasks)
+        return copy_for_each_task(frames[0], self.task, batch.tasks)
 
 
 def add_task_column(operator: str, what: str, columns: Columns, task: str, method: str) -> Columns:

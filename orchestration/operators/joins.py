@@ -69,7 +69,8 @@ class SelectedColumn:
 def check_join_options(operator: str, how: str, rate: float | None) -> None:
     """Raise an error for an invalid `how=` or `min_match_rate=`."""
     if how not in ("inner", "left"):
-        raise PlanningError(f"{operator} has how={how!r}: expected inner or left.", operator=operator)
+        problem = f"{operator} has how={how!r}: expected inner or left."
+        raise PlanningError(problem, "Leave it out for an inner join.", operator=operator)
     if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1):
         found = f"{operator} has min_match_rate={rate!r}"
         raise argument_error(found, "0 to 1, such as 0.95 for 95 %", argument="min_match_rate", operator=operator)
@@ -209,11 +210,10 @@ class Join(Spec):
         return append_columns(operator, stream, added, other, self.dataset, dataset=self.dataset)
 
     def compared_columns(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
-        (types,) = arriving
         entries = self._entry_types(context) or {}
         return [
             ComparedColumn(
-                stream, (types or {}).get(stream), f"{entry!r} of dataset {self.dataset}", entries.get(entry)
+                stream, (arriving[0] or {}).get(stream), f"{entry!r} of dataset {self.dataset}", entries.get(entry)
             )
             for stream, entry in self.on
         ]

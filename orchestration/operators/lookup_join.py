@@ -110,10 +110,9 @@ class LookupJoin(Spec):
         return append_columns(operator, stream, added, f"table {self.table}", self.table)
 
     def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
-        (types,) = arriving
         declared = declared_column_types(context.app.tables[self.table]) or {}
         return [
-            ComparedColumn(stream, (types or {}).get(stream), f"table {self.table}", declared[entry])
+            ComparedColumn(stream, (arriving[0] or {}).get(stream), f"table {self.table}", declared[entry])
             for stream, entry in self.on
             if entry in declared
         ]
@@ -126,10 +125,9 @@ class LookupJoin(Spec):
         return None if types is None else types | {answer.name: answer.type for answer in answers}
 
     def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        (made,) = arriving
         node = LineageNode("table", self.table)
         answers = self.lookup(self.kind, context.app.tables[self.table]).answers
-        return made | {answer.name: ((node, answer.column),) for answer in answers}
+        return arriving[0] | {answer.name: ((node, answer.column),) for answer in answers}
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames

@@ -334,12 +334,10 @@ class PassThroughSpec(Spec):
     __slots__ = ()
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        return types
+        return arriving[0]
 
     def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        (made,) = arriving
-        return made
+        return arriving[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -398,8 +398,7 @@ class PartitionBy(PassThroughSpec):
         return StreamEdge(self.stream, self.role, partitions, self.columns, SPARK, declared, context.operator)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        (frame,) = frames
-        return batch.gather_small(frame).repartition(
+        return batch.gather_small(frames[0]).repartition(
             batch.partitions_at(operator), *[named_column(name) for name in self.columns]
         )
 
@@ -508,8 +507,7 @@ class WithColumns(Spec):
         return kept | {name: sources for name, sources in given.items() if sources}
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        (frame,) = frames
-        return frame.withColumns({name: F.expr(expression) for name, expression in self.columns})
+        return frames[0].withColumns({name: F.expr(expression) for name, expression in self.columns})
 
 
 def build_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:

@@ -245,8 +245,7 @@ class SendToLocal(PassThroughSpec):
         return types
 
     def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
-        (types,) = arriving
-        what, known = f"local table {self.table}", types or {}
+        what, known = f"local table {self.table}", arriving[0] or {}
         return [ComparedColumn(field.name, known.get(field.name), what, field.type) for field in self.schema.fields]
 
     def check_types(self, operator: str, types: Types) -> None:
@@ -322,13 +321,11 @@ class SendToStream(OutputStreamSpec, PassThroughSpec):
         return self.stream
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
         why = f"They are the key of output {context.app.outputs[self.stream].name}."
-        return self.appended(context, flow.columns, "the stream", why)
+        return self.appended(context, arriving[0].columns, "the stream", why)
 
     def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        (made,) = arriving
-        return identity_sources(LineageNode("stream", self.stream), made)
+        return identity_sources(LineageNode("stream", self.stream), arriving[0])
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Append to the output stream and return what was appended, read back if the system allows it."""
@@ -391,12 +388,10 @@ class Sink(Spec):
         return flow_after_function(context.operator, flow, self.function, self.returns, keeps_partitioning=kept)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        return types if self.returns is None else types_by_name(self.returns)
+        return arriving[0] if self.returns is None else types_by_name(self.returns)
 
     def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        (made,) = arriving
-        return made if self.returns is None else {}
+        return arriving[0] if self.returns is None else {}
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames

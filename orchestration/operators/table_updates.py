@@ -45,8 +45,8 @@ from dagster_adjunct.resources.common import argument_error, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import quote_name, quote_text
 from dagster_adjunct.resources.sql.checking import check_expression
+from dagster_adjunct.resources.sql.expression import did_you_mean
 from dagster_adjunct.resources.sql.parser import parse_expression
-from dagster_adjunct.resources.sql.syntax_checks import did_you_mean
 from dagster_adjunct.resources.sql.types import expression_type
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.layers import Capabilities
@@ -519,8 +519,7 @@ class SendToTable(PassThroughSpec):
         return flow
 
     def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
-        (types,) = arriving
-        return compare_sink_types(self._sink(context.app), types)
+        return compare_sink_types(self._sink(context.app), arriving[0])
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving

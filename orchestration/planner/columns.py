@@ -31,7 +31,7 @@ from dagster_adjunct.resources.sql.checking import (
     check_single_record,
     nondeterministic_parts,
 )
-from dagster_adjunct.resources.sql.expression import WindowClause
+from dagster_adjunct.resources.sql.expression import WindowClause, nearest_names
 from dagster_adjunct.resources.sql.parser import (
     multi_record_functions,
     parse_expression,
@@ -39,7 +39,6 @@ from dagster_adjunct.resources.sql.parser import (
     window_clauses,
 )
 from dagster_adjunct.resources.sql.spark_functions import SPARK_FUNCTIONS
-from dagster_adjunct.resources.sql.syntax_checks import nearest_names
 from dagster_adjunct.resources.sql.types import types_differ
 
 

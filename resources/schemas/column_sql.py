@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.resources.common import LazyModule
 
 if TYPE_CHECKING:
     import pyspark.sql.functions as F
     from pyspark.sql import Column
 else:
-
-    class _SparkFunctions:
-        """The module pyspark.sql.functions, imported when a function of it is first used: that takes a second."""
-
-        def __getattr__(self, name: str) -> Any:
-            from pyspark.sql import functions
-
-            return getattr(functions, name)
-
-    F = _SparkFunctions()
+    F = LazyModule("pyspark.sql.functions")
 
 __all__ = ["F", "bigint_array", "named_column", "quote_name", "quote_text", "row_hash"]
 

@@ -76,23 +76,15 @@ def encode_task_errors(items: Iterator[T]) -> Iterator[T]:
     try:
         yield from items
     except AdjunctError as error:
-        text = _ENCODED.format(
-            kind=error_class_name(error),
-            problem=error.problem,
-            next_step=error.next_step,
-            facts=json.dumps(_facts(error)),
-        )
-        raise RuntimeError(text) from None
+        facts = json.dumps(_facts(error))
+        kind, problem, step = error_class_name(error), error.problem, error.next_step
+        raise RuntimeError(_ENCODED.format(kind=kind, problem=problem, next_step=step, facts=facts)) from None
 
 
 def error_to_json(error: AdjunctError) -> dict[str, Any]:
     """Return the error as plain values for `error_from_json`, for tasks that return errors instead of failing."""
-    return {
-        "error": error_class_name(error),
-        "problem": error.problem,
-        "next_step": error.next_step,
-        "facts": _facts(error),
-    }
+    kind, facts = error_class_name(error), _facts(error)
+    return {"error": kind, "problem": error.problem, "next_step": error.next_step, "facts": facts}
 
 
 def error_from_json(document: Mapping[str, Any]) -> AdjunctError:
@@ -129,11 +121,9 @@ def _error_class(name: str) -> type[AdjunctError] | None:
 
 def raise_error_column(kind: type[AdjunctError], problem: Column, next_step: str, **facts: str) -> Column:
     """Return a column whose evaluation raises this error, for rows that must not exist."""
-    before, after = _ENCODED.format(
-        kind=kind.__name__, problem="\0", next_step=next_step, facts=json.dumps(facts)
-    ).split("\0")
-    text = F.concat(F.lit(before), problem, F.lit(after))
-    return F.raise_error(text)
+    text = _ENCODED.format(kind=kind.__name__, problem="\0", next_step=next_step, facts=json.dumps(facts))
+    before, after = text.split("\0")
+    return F.raise_error(F.concat(F.lit(before), problem, F.lit(after)))
 
 
 @contextlib.contextmanager
@@ -160,76 +150,51 @@ def find_adjunct_error(error: BaseException) -> AdjunctError | None:
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
     text = str(error)
-    found = decode_error(text) or _worker_lost(text) or _cut_off(text) or _damaged(text) or _too_deep(text)
-    return found or _raised(text) or _no_room(text)
+    return decode_error(text) or _corresponding_error(text)
 
 
-def _no_room(text: str) -> AdjunctError | None:
-    """Return the error for a full or read-only disk for Spark's shuffles and sorts."""
-    full = _NO_ROOM.search(text)
-    if not full:
-        return None
-    return StoreUnavailableError(
-        f"Spark could not write a file: {full['cause'].rstrip('.')}.",
-        "Free some space, or give Spark another folder for temporary files (SPARK_LOCAL_DIRS or spark.local.dir), then "
-        "run it again. Nothing was committed and nothing is lost.",
-        url=full["cause"].partition(": ")[0] if full["cause"].startswith("/") else None,
-    )
-
-
-def _worker_lost(text: str) -> AdjunctError | None:
-    """Return the error for a task whose Python process has ended."""
-    if _WORKER_LOST not in text:
-        return None
-    return TransientError(
-        "a Python worker of Spark ended in the middle of its task: it was killed, ran out of memory, or crashed.",
-        "Run it again: the batch is repeated as planned. If it keeps happening, check the memory limits of the machine "
-        "and of its container, and the system log for killed processes.",
-    )
-
-
-def _cut_off(text: str) -> AdjunctError | None:
-    """Return the error for a read that a network failure interrupted, which says nothing about the object."""
-    cut, unread = _CUT_OFF.search(text), _UNREAD.search(text)
-    if not cut:
-        return None
-    what = f"Spark's read of {unread['file']}" if unread else "Spark's request to the store"
-    problem = f"{what} was interrupted: {cut['cause'].rstrip('.')}."
-    return StoreUnavailableError(problem, "Run it again.", url=unread["file"] if unread else None)
-
-
-def _damaged(text: str) -> AdjunctError | None:
-    unread, damaged = _UNREAD.search(text), _DAMAGED.search(text)
-    if not unread or not damaged:
-        return None
-    return ManifestMismatchError(
-        f"Spark can't read {unread['file']}: {damaged['cause']}.",
-        "The object is missing or damaged: restore it from a backup, or serve an earlier version (adjunct dataset "
-        "rollback). adjunct dataset verify names every such object of a version.",
-        url=unread["file"],
-    )
-
-
-def _too_deep(text: str) -> AdjunctError | None:
-    if not _TOO_DEEP.search(text):
-        return None
-    return PlanningError(
-        "Spark's plan of a batch is nested too deeply for the stack of its JVM: there are too many operators in a row, "
-        "or an expression has too many parts.",
-        "Split the application: send intermediate results to a stream, and read that in another application. Or give "
-        f"the session a larger stack than {STACK_SIZE}, with -Xss128m in spark.driver.extraJavaOptions and "
-        "spark.executor.extraJavaOptions.",
-    )
-
-
-def _raised(text: str) -> AdjunctError | None:
-    raised = _RAISED.search(text)
-    kind = getattr(errors, raised["name"], None) if raised else None
-    if raised is None or not (isinstance(kind, type) and issubclass(kind, AdjunctError)):
-        return None
-    # The stack of the JVM follows the message.
-    message = re.split(r"\n\s*(?:\n|at |JVM stacktrace|SQLSTATE)", raised["message"], maxsplit=1)[0]
-    return kind(message.strip())
+def _corresponding_error(text: str) -> AdjunctError | None:
+    """Return the error that corresponds to one of Spark, of the JVM or of a Python worker, given its text."""
+    if _WORKER_LOST in text:
+        return TransientError(
+            "a Python worker of Spark ended in the middle of its task: it was killed, ran out of memory, or crashed.",
+            "Run it again: the batch is repeated as planned. If it keeps happening, check the memory limits of the "
+            "machine and of its container, and the system log for killed processes.",
+        )
+    cut_off, unread, damaged = _CUT_OFF.search(text), _UNREAD.search(text), _DAMAGED.search(text)
+    file = unread["file"] if unread else None
+    if cut_off:  # which says nothing about the object
+        what = f"Spark's read of {file}" if file else "Spark's request to the store"
+        problem = f"{what} was interrupted: {cut_off['cause'].rstrip('.')}."
+        return StoreUnavailableError(problem, "Run it again.", url=file)
+    if file and damaged:
+        step = (
+            "The object is missing or damaged: restore it from a backup, or serve an earlier version (adjunct dataset "
+            "rollback). adjunct dataset verify names every such object of a version."
+        )
+        return ManifestMismatchError(f"Spark can't read {file}: {damaged['cause']}.", step, url=file)
+    if _TOO_DEEP.search(text):
+        return PlanningError(
+            "Spark's plan of a batch is nested too deeply for the stack of its JVM: there are too many operators in a "
+            "row, or an expression has too many parts.",
+            "Split the application: send intermediate results to a stream, and read that in another application. Or "
+            f"give the session a larger stack than {STACK_SIZE}, with -Xss128m in spark.driver.extraJavaOptions and "
+            "spark.executor.extraJavaOptions.",
+        )
+    raised, full = _RAISED.search(text), _NO_ROOM.search(text)
+    if raised and (kind := _error_class(raised["name"])):
+        # The stack of the JVM follows the message.
+        message = re.split(r"\n\s*(?:\n|at |JVM stacktrace|SQLSTATE)", raised["message"], maxsplit=1)[0]
+        return kind(message.strip())
+    if full:  # for Spark's shuffles and sorts
+        cause = full["cause"].rstrip(".")
+        return StoreUnavailableError(
+            f"Spark could not write a file: {cause}.",
+            "Free some space, or give Spark another folder for temporary files (SPARK_LOCAL_DIRS or spark.local.dir), "
+            "then run it again. Nothing was committed and nothing is lost.",
+            url=cause.partition(": ")[0] if cause.startswith("/") else None,
+        )
+    return None
 
 
 def first_message_line(error: Exception) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import TYPES
-from dagster_adjunct.resources.sql.expression import NILADIC, ColumnName, Expression
+from dagster_adjunct.resources.sql.expression import NILADIC, ColumnName, Expression, did_you_mean
 from dagster_adjunct.resources.sql.operands import find_operand_problem, relative_datetime_literals
 from dagster_adjunct.resources.sql.parser import (
     called_functions,
@@ -23,7 +23,6 @@ from dagster_adjunct.resources.sql.parser import (
     parse_select,
 )
 from dagster_adjunct.resources.sql.spark_functions import GENERATOR_FUNCTIONS
-from dagster_adjunct.resources.sql.syntax_checks import did_you_mean
 from dagster_adjunct.resources.sql.types import expression_type, find_non_boolean_operand, referenced_types
 
 if TYPE_CHECKING:

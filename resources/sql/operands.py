@@ -7,17 +7,20 @@ Types are compared by group. Within a group, and where a string is cast to the o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
+from dagster_adjunct.resources.common import LazyModule
 from dagster_adjunct.resources.sql.expression import Expression
 from dagster_adjunct.resources.sql.parser import parse_expression
 from dagster_adjunct.resources.sql.types import KnownTypes
 
 if TYPE_CHECKING:
     from sqlglot import exp
+else:
+    exp = LazyModule("sqlglot.exp")
 
-    Rule = Callable[["Operands", exp.Expr], str | None]
+Rule: TypeAlias = Callable[["Operands", "exp.Expr"], str | None]
 
 _GROUPS = {
     "number": ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
@@ -48,7 +51,7 @@ def find_operand_problem(expression: Expression, types: Mapping[str, str | None]
     for node in expression.tree.walk():
         rule = None if _binds_differently_in_spark(node) else _RULES.get(type(node).__name__)
         problem = None if rule is None else rule(operands, node)
-        if problem is not None and not _in_lambda(node):  # where a name may be a variable's
+        if problem is not None and node.find_ancestor(exp.Lambda) is None:  # where a name may be a variable's
             return problem
     return None
 
@@ -67,12 +70,6 @@ def _is_predicate(node: exp.Expr | None) -> bool:
     while type(node).__name__ == "Not" and node is not None:
         node = node.this
     return type(node).__name__ in _PREDICATES
-
-
-def _in_lambda(node: exp.Expr) -> bool:
-    from sqlglot import exp
-
-    return node.find_ancestor(exp.Lambda) is not None
 
 
 class Operands:
@@ -184,10 +181,10 @@ def _check_from_json(operands: Operands, node: exp.Expr) -> str | None:
     return f"reads JSON by {text!r}, which is not a schema" if _NO_DDL.search(text) else None
 
 
-def _rules_by_node() -> Iterator[tuple[str, Rule]]:
-    scalars = tuple(group for group in _GROUPS if group not in _NESTED)
-    numbers, times = ("number", "text"), ("time", "text")
-    rules: list[tuple[str, Rule]] = [
+_SCALARS = tuple(group for group in _GROUPS if group not in _NESTED)
+_RULES = {
+    name: rule
+    for names, rule in (
         ("EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Between In", _check_comparison),
         ("Add Sub Mul Div Mod", _check_arithmetic),
         ("DPipe Concat", _check_concatenation),
@@ -195,14 +192,14 @@ def _rules_by_node() -> Iterator[tuple[str, Rule]]:
             """Upper Lower Trim Length Initcap Ascii Substring Left Right Pad Repeat Unhex RegexpReplace
             RegexpExtract Replace Translate RegexpSplit Levenshtein StrPosition Like ILike RegexpLike Contains
             StartsWith EndsWith""",
-            _expects(*scalars),
+            _expects(*_SCALARS),
         ),
-        ("Sqrt Exp Ln Round Floor Ceil Pow Sin Cos Tan IsNan", _expects(*numbers)),
-        ("Abs Neg", _expects(*numbers, "interval")),
+        ("Sqrt Exp Ln Round Floor Ceil Pow Sin Cos Tan IsNan", _expects("number", "text")),
+        ("Abs Neg", _expects("number", "text", "interval")),
         (
             """Year Month Day DayOfMonth DayOfWeek DayOfYear Hour Minute Second WeekOfYear LastDay AddMonths
             NextDay TimeToStr""",
-            _expects(*times),
+            _expects("time", "text"),
         ),
         ("MD5 SHA SHA2", _expects("text", "binary")),
         (
@@ -214,12 +211,9 @@ def _rules_by_node() -> Iterator[tuple[str, Rule]]:
         ("MapKeys", _expects("map")),
         ("Extract", _check_extraction),
         ("FromJson", _check_from_json),
-    ]
-    for names, rule in rules:
-        yield from ((name, rule) for name in names.split())
-
-
-_RULES = dict(_rules_by_node())
+    )
+    for name in names.split()
+}
 
 
 _TEXT = r"\s*(now|today|tomorrow|yesterday)(?:\s+[\w/:+-]+)?\s*"  # perhaps with a time zone
@@ -242,8 +236,6 @@ def relative_datetime_literals(text: str, types: Mapping[str, str | None]) -> tu
     tree = parse_expression(text).tree
     if tree is None:
         return ()
-    from sqlglot import exp
-
     operands = Operands(types)
     specials: dict[str, None] = {}
     for literal in tree.find_all(exp.Literal, bfs=False):

@@ -6,11 +6,14 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.sql.expression import ColumnName, Expression, WindowClause
-from dagster_adjunct.resources.sql.syntax_checks import find_syntax_error
+from dagster_adjunct.resources.common import LazyModule
+from dagster_adjunct.resources.sql.expression import ColumnName, Expression, WindowClause, find_syntax_error
 
 if TYPE_CHECKING:
+    from dagster_adjunct.resources.sql import spark_grammar as grammar
     from dagster_adjunct.resources.sql.spark_grammar import SelectParts
+else:
+    grammar = LazyModule("dagster_adjunct.resources.sql.spark_grammar")
 
 _NAME = r"`(?:[^`]|``)+`|[A-Za-z_]\w*"
 _PLAIN = re.compile(rf"\s*(?P<column>{_NAME})(?:\s+as\s+(?P<alias>{_NAME}))?\s*", re.IGNORECASE | re.ASCII)
@@ -23,25 +26,20 @@ def parse_expression(text: str) -> Expression:
     plain = _PLAIN.fullmatch(text)
     if plain is not None and plain["column"].lower() not in _VALUES:
         name, alias = _unquote(plain["column"]), _unquote(plain["alias"])
-        return Expression(
-            text, alias, alias or name, name, (ColumnName((name or "",), plain.start("column")),), tree=None
-        )
+        columns = (ColumnName((name or "",), plain.start("column")),)
+        return Expression(text, alias, alias or name, name, columns)
     if text.strip() == "*":
         return Expression(text, star=True)
     mistake = find_syntax_error(text)
     if mistake:
         return Expression(text, unread=mistake, mistake=mistake)
-    from dagster_adjunct.resources.sql.spark_grammar import read_expression
-
-    return read_expression(text)
+    return grammar.read_expression(text)
 
 
 @lru_cache(maxsize=4_096)
 def parse_select(text: str, table: str) -> SelectParts | None:
     """Return the parts of a SELECT from `table`, None where it reads anything else or can't be parsed."""
-    from dagster_adjunct.resources.sql.spark_grammar import read_select
-
-    return read_select(text, table)
+    return grammar.read_select(text, table)
 
 
 def _unquote(name: str | None) -> str | None:
@@ -52,31 +50,20 @@ def _unquote(name: str | None) -> str | None:
 
 def struct_fields(expression: Expression) -> tuple[tuple[str, Expression], ...]:
     """Return the fields of a struct that the expression builds (`named_struct('a', x)`), or ()."""
-    if expression.tree is None:
-        return ()
-    from dagster_adjunct.resources.sql.spark_grammar import struct_fields_of_tree
-
-    return tuple(struct_fields_of_tree(expression.text, expression.tree))
+    tree = expression.tree
+    return () if tree is None else tuple(grammar.struct_fields_of_tree(expression.text, tree))
 
 
 @lru_cache(maxsize=65_536)
 def unknown_functions(text: str) -> tuple[str, ...]:
     """Return the called functions that are not built into Spark: mistyped, or registered by the user."""
-    if "(" not in text:
-        return ()
-    from dagster_adjunct.resources.sql.spark_grammar import find_unknown_functions
-
-    return find_unknown_functions(text)
+    return grammar.find_unknown_functions(text) if "(" in text else ()
 
 
 @lru_cache(maxsize=65_536)
 def called_functions(text: str) -> tuple[str, ...]:
     """Return the functions that are called with parentheses, in lower case."""
-    if "(" not in text:
-        return ()
-    from dagster_adjunct.resources.sql.spark_grammar import find_called_functions
-
-    return find_called_functions(text)
+    return grammar.find_called_functions(text) if "(" in text else ()
 
 
 @lru_cache(maxsize=65_536)
@@ -87,9 +74,7 @@ def multi_record_functions(text: str) -> tuple[tuple[str, bool], ...]:
     """
     if "(" not in text or parse_expression(text).unread:
         return ()
-    from dagster_adjunct.resources.sql.spark_grammar import find_multi_record_functions
-
-    return find_multi_record_functions(text)
+    return grammar.find_multi_record_functions(text)
 
 
 @lru_cache(maxsize=65_536)
@@ -98,11 +83,7 @@ def window_clauses(text: str) -> tuple[WindowClause, ...]:
     if "over" not in text.lower():
         return ()
     tree = parse_expression(text).tree
-    if tree is None:
-        return ()
-    from dagster_adjunct.resources.sql.spark_grammar import find_window_clauses
-
-    return tuple(find_window_clauses(tree))
+    return () if tree is None else tuple(grammar.find_window_clauses(tree))
 
 
 @lru_cache(maxsize=65_536)
@@ -111,11 +92,7 @@ def other_records_construct(text: str) -> str:
 
     It works on tokens, and so also where the expression can't be parsed.
     """
-    if "(" not in text:
-        return ""
-    from dagster_adjunct.resources.sql.spark_grammar import find_other_records_construct
-
-    return find_other_records_construct(text)
+    return grammar.find_other_records_construct(text) if "(" in text else ""
 
 
 def implies_true(text: str, column: str) -> bool:
@@ -123,17 +100,11 @@ def implies_true(text: str, column: str) -> bool:
     expression = parse_expression(text)
     if expression.column is not None:
         return expression.column.lower() == column.lower()
-    if expression.tree is None:
-        return False
-    from dagster_adjunct.resources.sql.spark_grammar import tree_implies_true
-
-    return tree_implies_true(expression.tree, column)
+    return expression.tree is not None and grammar.tree_implies_true(expression.tree, column)
 
 
 def has_star_argument(expression: Expression) -> bool:
     """Whether a function takes all columns as "*", as in `struct(*)`, but not `count(*)`."""
     if expression.tree is None or expression.star or "*" not in expression.text:
         return False
-    from dagster_adjunct.resources.sql.spark_grammar import tree_has_star_argument
-
-    return tree_has_star_argument(expression.tree)
+    return grammar.tree_has_star_argument(expression.tree)

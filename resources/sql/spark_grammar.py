@@ -63,10 +63,16 @@ def read_expression(text: str) -> Expression:
 
 def find_wrong_call(text: str) -> str:
     """Return the first call with a wrong number of arguments, as a message, or ""."""
+    problems = (argument_count_problem(name, count) for name, count in _calls(_tokens(text)) if count is not None)
+    return next(filter(None, problems), "")
+
+
+def _tokens(text: str) -> list[Token]:
+    """Return the tokens of an expression, none where it can't be read."""
     try:
-        return next(_wrong_calls(_dialect().tokenize(text)), "")
+        return _dialect().tokenize(text)
     except SqlglotError:
-        return ""
+        return []
 
 
 def parse_tree(text: str, *, query: bool = False) -> exp.Expr | str:
@@ -83,29 +89,19 @@ def parse_tree(text: str, *, query: bool = False) -> exp.Expr | str:
 
 def find_unknown_functions(text: str) -> tuple[str, ...]:
     """Return the called functions that are not built into Spark, of an expression that can be parsed."""
-    try:
-        tokens = _dialect().tokenize(text)
-    except SqlglotError:
-        return ()
+    tokens = _tokens(text)
     words = {token.text.lower() for token in tokens if token.token_type is TokenType.VAR}  # without keywords
     return tuple(dict.fromkeys(name for name, _ in _calls(tokens) if name in words and name not in SPARK_FUNCTIONS))
 
 
 def find_called_functions(text: str) -> tuple[str, ...]:
     """Return the functions that are called by a plain name, in lower case, each once."""
-    try:
-        return tuple(dict.fromkeys(name for name, _ in _calls(_dialect().tokenize(text))))
-    except SqlglotError:
-        return ()
+    return tuple(dict.fromkeys(name for name, _ in _calls(_tokens(text))))
 
 
 def find_multi_record_functions(text: str) -> tuple[tuple[str, bool], ...]:
     """Return the called aggregates and generators, each with whether `over (…)` follows it."""
-    try:
-        tokens = _dialect().tokenize(text)
-    except SqlglotError:
-        return ()
-    calls = []
+    tokens, calls = _tokens(text), []
     for at in _call_positions(tokens):
         name = tokens[at].text.lower()
         compared = at > 0 and tokens[at - 1].token_type in (TokenType.LIKE, TokenType.ILIKE, TokenType.RLIKE)
@@ -119,11 +115,7 @@ def find_other_records_construct(text: str) -> str:
     calls = find_multi_record_functions(text)
     if calls:
         return f"{calls[0][0]}()"
-    try:
-        tokens = _dialect().tokenize(text)
-    except SqlglotError:
-        return ""
-    for before, token in pairwise(tokens):
+    for before, token in pairwise(_tokens(text)):
         if token.text.lower() == "over" and before.token_type is TokenType.R_PAREN:
             return "over"
         if token.token_type is TokenType.SELECT and before.token_type is not TokenType.DOT:
@@ -152,13 +144,6 @@ def _has_over_clause(tokens: list[Token], opened: int) -> bool:
         if depth < 0 or (depth == 0 and token.text.lower() not in _BEFORE_OVER):
             return depth == 0 and token.text.lower() == "over"
     return False
-
-
-def _wrong_calls(tokens: list[Token]) -> Iterator[str]:
-    for name, count in _calls(tokens):
-        wrong = "" if count is None else argument_count_problem(name, count)
-        if wrong:
-            yield wrong
 
 
 def _calls(tokens: list[Token]) -> Iterator[tuple[str, int | None]]:
@@ -226,7 +211,8 @@ def expression_from_tree(text: str, tree: exp.Expr) -> Expression:
     if isinstance(tree, exp.Alias):
         alias, tree = tree.alias, tree.this
     if isinstance(tree, exp.Star):
-        return Expression(text, alias, star=True, excepted=_excepted(tree), tree=tree)
+        excepted = tuple(item.name for item in tree.args.get("except_") or ())
+        return Expression(text, alias, star=True, excepted=excepted, tree=tree)
     column, name = None, alias
     if isinstance(tree, exp.Column) and not isinstance(tree.this, exp.Star):
         name = alias or tree.name
@@ -246,10 +232,6 @@ def tree_has_star_argument(tree: exp.Expr) -> bool:
     """Whether a function other than count takes "*"."""
     stars = (star for star in tree.find_all(exp.Star) if isinstance(star.parent, exp.Func))
     return any(not isinstance(star.parent, exp.Count) for star in stars)
-
-
-def _excepted(star: exp.Star) -> tuple[str, ...]:
-    return tuple(item.name for item in star.args.get("except_") or ())
 
 
 def _column_names(text: str, columns: list[exp.Column]) -> Iterator[ColumnName]:
@@ -313,7 +295,14 @@ def read_select(text: str, table: str) -> SelectParts | None:
     aliases = [alias for item in sources if item is not None and (alias := _alias(item.this, table)) is not None]
     if len(aliases) != 1:
         return None
-    return SelectParts(qualified=tuple(_qualified(tree, aliases[0])))
+    qualified = (column.parts for column in _columns_of(tree, aliases[0]))
+    return SelectParts(
+        qualified=tuple(
+            ColumnName(tuple(part.name for part in others), int(first.meta.get("start", 0)))
+            for first, *others in qualified
+            if not isinstance(others[0], exp.Star)
+        )
+    )
 
 
 def _nonempty_args(node: exp.Expr) -> set[str]:
@@ -322,21 +311,23 @@ def _nonempty_args(node: exp.Expr) -> set[str]:
 
 def _alias(source: exp.Expr, table: str) -> str | None:
     """Return the name that qualifies columns of `table`, None where the source is not the table alone."""
-    if (
-        not isinstance(source, exp.Table)
-        or source.name.lower() != table
-        or not _nonempty_args(source) <= {"this", "alias"}
-    ):
+    is_table = isinstance(source, exp.Table) and source.name.lower() == table
+    if not is_table or not _nonempty_args(source) <= {"this", "alias"}:
         return None
     alias = source.args.get("alias")
-    if alias is not None and alias.args.get("columns"):
-        return None
-    return source.alias_or_name.lower()
+    return None if alias is not None and alias.args.get("columns") else source.alias_or_name.lower()
 
 
 def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts | None:
-    for column in list(_columns_of(tree, alias)):
-        _unqualify(column)
+    names = ("this", "table", "db", "catalog")
+    for column in list(_columns_of(tree, alias)):  # "v.address.city" becomes `address.city`, "v.*" becomes `*`
+        _, *path = column.parts
+        if isinstance(path[0], exp.Star):
+            column.replace(path[0])
+            continue
+        kept = dict(zip(names, reversed(path), strict=False))
+        for name in names:
+            column.set(name, kept.get(name))
     where, group, having, order = (tree.args.get(name) for name in ("where", "group", "having", "order"))
     behind = [] if group is None else list(group.expressions)
     behind += [] if having is None else [having.this]
@@ -359,22 +350,3 @@ def _columns_of(tree: exp.Expr, alias: str) -> Iterator[exp.Column]:
         first, *others = column.parts
         if others and first.name.lower() == alias and alias not in variables_around(column):
             yield column
-
-
-def _unqualify(column: exp.Column) -> None:
-    """Remove the first part of a column's name: "v.address.city" becomes `address.city`, "v.*" becomes `*`."""
-    _, *others = column.parts
-    if isinstance(others[0], exp.Star):
-        column.replace(others[0])
-        return
-    names = ("this", "table", "db", "catalog")
-    kept = dict(zip(names, reversed(others), strict=False))
-    for name in names:
-        column.set(name, kept.get(name))
-
-
-def _qualified(tree: exp.Expr, alias: str) -> Iterator[ColumnName]:
-    for column in _columns_of(tree, alias):
-        first, *others = column.parts
-        if not isinstance(others[0], exp.Star):
-            yield ColumnName(tuple(part.name for part in others), int(first.meta.get("start", 0)))

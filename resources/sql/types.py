@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
+from dagster_adjunct.resources.common import LazyModule
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.expression import ColumnName, Expression
 
 if TYPE_CHECKING:
     from sqlglot import exp
+else:
+    exp = LazyModule("sqlglot.exp")
 
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 _INTEGER_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
@@ -66,12 +69,6 @@ def rounded_type(digits: Digits, places: int) -> str | None:
     return _decimal(precision - scale + 1 + kept, kept)
 
 
-def sum_type(digits: Digits) -> str | None:
-    """Return the type of the sum of a column of decimals."""
-    precision, scale = digits
-    return f"decimal({min(precision + 10, _MAX_PRECISION)},{scale})"
-
-
 def _decimal(precision: int, scale: int) -> str | None:
     return f"decimal({precision},{scale})" if precision <= _MAX_PRECISION else None
 
@@ -82,12 +79,6 @@ def element_type(type_: str | None) -> str | None:
     if inner is None or type_ is None or type_.startswith("struct<"):
         return None
     return list(_parts(inner))[-1] or None
-
-
-def map_key_type(type_: str | None) -> str | None:
-    """Return the type of a map's keys."""
-    inner = _inside(type_)
-    return None if inner is None or type_ is None or not type_.startswith("map<") else next(_parts(inner))
 
 
 def field_type(type_: str | None, field: str) -> str | None:
@@ -112,14 +103,6 @@ def struct_type(fields: Iterable[tuple[str, str | None]]) -> str:
     return f"struct<{','.join(f'{name}:{kind}' for name, kind in known)}>" if known and whole else "struct<…>"
 
 
-def from_json_type(schema: str) -> str | None:
-    """Return the struct type that `from_json` returns for a schema of plain columns, "a INT, b STRING"."""
-    try:
-        return struct_type((field.name, field.type) for field in Schema.from_ddl(schema).fields)
-    except SchemaMismatchError:
-        return None
-
-
 def _inside(type_: str | None) -> str | None:
     if type_ is None or "…" in type_ or not type_.endswith(">"):
         return None
@@ -137,27 +120,7 @@ def _parts(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-if TYPE_CHECKING:
-    Rule = Callable[["TypeScope", exp.Expr], str | None]
-
-
-class TypeScope(Protocol):
-    """The interface of `KnownTypes` that the rules use."""
-
-    @property
-    def variables(self) -> Mapping[str, str | None]: ...
-
-    def within(self, variables: Mapping[str, str | None]) -> TypeScope: ...
-
-    def column(self, name: ColumnName) -> str | None: ...
-
-    def type(self, node: exp.Expr | None) -> str | None: ...
-
-    def common_type(self, nodes: list[exp.Expr | None]) -> str | None: ...
-
-    def same(self, *nodes: exp.Expr | None) -> str | None: ...
-
-
+Rule: TypeAlias = Callable[["KnownTypes", "exp.Expr"], str | None]
 _NAMED_BY_PARSER = re.compile(r"col\d+")
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 NUMBERS = (*INTEGERS, "float", "double")
@@ -209,15 +172,13 @@ _RESULT_TYPES_BY_NAME = {
 _CASTS_BY_NAME = (*NUMBERS, "boolean", "date", "binary", "timestamp")
 
 
-def _column(known: TypeScope, node: exp.Expr) -> str | None:
-    from sqlglot import exp
-
+def _column(known: KnownTypes, node: exp.Expr) -> str | None:
     if not isinstance(node, exp.Column) or isinstance(node.this, exp.Star):
         return None
     return known.column(ColumnName(tuple(part.name for part in node.parts)))
 
 
-def _literal(known: TypeScope, node: exp.Expr) -> str | None:
+def _literal(known: KnownTypes, node: exp.Expr) -> str | None:
     if node.is_string:
         return "string"
     whole, point, part = node.name.partition(".")
@@ -229,7 +190,7 @@ def _literal(known: TypeScope, node: exp.Expr) -> str | None:
     return "int" if int(whole) < 2**31 else "bigint" if int(whole) < 2**63 else None
 
 
-def _cast(known: TypeScope, node: exp.Expr) -> str | None:
+def _cast(known: KnownTypes, node: exp.Expr) -> str | None:
     to = node.args["to"]
     name = to.this.name if hasattr(to.this, "name") else ""
     if name == "DECIMAL":
@@ -238,26 +199,25 @@ def _cast(known: TypeScope, node: exp.Expr) -> str | None:
     return None if to.expressions else _CAST_TO.get(name)
 
 
-def _array(known: TypeScope, node: exp.Expr) -> str | None:
+def _array(known: KnownTypes, node: exp.Expr) -> str | None:
     element = known.common_type(list(node.expressions))
     return "array<…>" if element is None or "…" in element else f"array<{element}>"
 
 
-def _inner(known: TypeScope, node: exp.Expr) -> str | None:
+def _inner(known: KnownTypes, node: exp.Expr) -> str | None:
     return known.type(node.this)
 
 
-def _number(known: TypeScope, node: exp.Expr) -> str | None:
+def _number(known: KnownTypes, node: exp.Expr) -> str | None:
     kind = known.type(node.this)
     return kind if kind in NUMBERS or (kind or "").startswith("decimal(") else None
 
 
-def _rounded(known: TypeScope, node: exp.Expr) -> str | None:
-    kind = known.type(node.this)
-    if kind in NUMBERS or kind is None or not kind.startswith("decimal("):
-        return kind if kind in NUMBERS else None
-    places = node.args.get("decimals")
+def _rounded(known: KnownTypes, node: exp.Expr) -> str | None:
+    kind, places = known.type(node.this), node.args.get("decimals")
     digits = decimal_digits(kind)
+    if kind in NUMBERS:
+        return kind
     if digits is None or (places is not None and not _is_whole(places)):
         return None
     return rounded_type(digits, 0 if places is None else int(places.name))
@@ -267,7 +227,7 @@ def _is_whole(node: exp.Expr) -> bool:
     return type(node).__name__ == "Literal" and node.name.isdigit() and not node.args.get("is_string")
 
 
-def _whole(known: TypeScope, node: exp.Expr) -> str | None:
+def _whole(known: KnownTypes, node: exp.Expr) -> str | None:
     if any(item for name, item in node.args.items() if name != "this"):
         return None
     kind = known.type(node.this)
@@ -275,7 +235,7 @@ def _whole(known: TypeScope, node: exp.Expr) -> str | None:
     return "bigint" if kind in NUMBERS else None if digits is None else rounded_type(digits, 0)
 
 
-def _digits(known: TypeScope, node: exp.Expr | None) -> Digits | None:
+def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
     """Return the digits of an operand next to a decimal: an integer literal has as many as it needs."""
     plain = node.this if node is not None and type(node).__name__ == "Neg" else node
     if plain is not None and _is_whole(plain):
@@ -283,7 +243,7 @@ def _digits(known: TypeScope, node: exp.Expr | None) -> Digits | None:
     return decimal_digits(known.type(node))
 
 
-def _arithmetic(known: TypeScope, node: exp.Expr) -> str | None:
+def _arithmetic(known: KnownTypes, node: exp.Expr) -> str | None:
     left, right = known.type(node.this), known.type(node.args.get("expression"))
     if any(kind is not None and kind.startswith("decimal(") for kind in (left, right)):
         one, other = _digits(known, node.this), _digits(known, node.args.get("expression"))
@@ -304,74 +264,57 @@ def _arithmetic(known: TypeScope, node: exp.Expr) -> str | None:
     return None
 
 
-def _divided(known: TypeScope, node: exp.Expr) -> str | None:
-    kinds = {known.type(node.this), known.type(node.args.get("expression"))}
+def _operand_types(known: KnownTypes, node: exp.Expr) -> set[str | None]:
+    return {known.type(node.this), known.type(node.args.get("expression"))}
+
+
+def _divided(known: KnownTypes, node: exp.Expr) -> str | None:
+    kinds = _operand_types(known, node)
     return "double" if kinds <= set(NUMBERS) else _arithmetic(known, node) if widest_decimal(kinds) else None
 
 
-def _divided_whole(known: TypeScope, node: exp.Expr) -> str | None:
-    kinds = {known.type(node.this), known.type(node.args.get("expression"))}
-    return "bigint" if kinds <= set(INTEGERS) else None
+def _divided_whole(known: KnownTypes, node: exp.Expr) -> str | None:
+    return "bigint" if _operand_types(known, node) <= set(INTEGERS) else None
 
 
-def _bits(known: TypeScope, node: exp.Expr) -> str | None:
-    kind = known.same(node.this, node.args.get("expression"))
-    return kind if kind in INTEGERS else None
+def _bits(known: KnownTypes, node: exp.Expr) -> str | None:
+    kinds = _operand_types(known, node)
+    return kinds.pop() if len(kinds) == 1 and kinds <= set(INTEGERS) else None
 
 
-def _joined(known: TypeScope, node: exp.Expr) -> str | None:
+def _joined(known: KnownTypes, node: exp.Expr) -> str | None:
     parts = node.expressions or [node.this, node.args.get("expression")]
     return "string" if parts and all(known.type(part) == "string" for part in parts) else None
 
 
-def _text(known: TypeScope, node: exp.Expr) -> str | None:
-    return "string" if known.type(node.this) == "string" else None
+def _case(known: KnownTypes, node: exp.Expr) -> str | None:
+    results = [item.args.get("true") for item in node.args.get("ifs") or ()]
+    return known.common_type([*results, node.args.get("default")])
 
 
-def _alike(known: TypeScope, node: exp.Expr) -> str | None:
-    return known.common_type([node.this, *node.expressions])
-
-
-def _case(known: TypeScope, node: exp.Expr) -> str | None:
-    return known.common_type(
-        [item.args.get("true") for item in node.args.get("ifs") or ()] + [node.args.get("default")]
-    )
-
-
-def _if(known: TypeScope, node: exp.Expr) -> str | None:
+def _if(known: KnownTypes, node: exp.Expr) -> str | None:
     return known.common_type([node.args.get("true"), node.args.get("false")])
 
 
-def _variable(known: TypeScope, node: exp.Expr) -> str | None:
-    return known.variables.get(node.name.lower())
-
-
-def _summed(known: TypeScope, node: exp.Expr) -> str | None:
+def _summed(known: KnownTypes, node: exp.Expr) -> str | None:
     kind = known.type(node.this)
-    digits = decimal_digits(kind)
     if kind in NUMBERS:
         return "bigint" if kind in INTEGERS else "double"
-    return None if digits is None else sum_type(digits)
+    digits = decimal_digits(kind)
+    return None if digits is None else f"decimal({min(digits[0] + 10, _MAX_PRECISION)},{digits[1]})"
 
 
-def _mean(known: TypeScope, node: exp.Expr) -> str | None:
-    return "double" if known.type(node.this) in NUMBERS else None
-
-
-def _element(known: TypeScope, node: exp.Expr) -> str | None:
-    return element_type(known.type(node.this))
-
-
-def _same_array(known: TypeScope, node: exp.Expr) -> str | None:
+def _same_array(known: KnownTypes, node: exp.Expr) -> str | None:
     return known.type(node.this) or "array<…>"
 
 
-def _keys(known: TypeScope, node: exp.Expr) -> str | None:
-    key = map_key_type(known.type(node.this))
-    return "array<…>" if key is None else f"array<{key}>"
+def _keys(known: KnownTypes, node: exp.Expr) -> str | None:
+    kind = known.type(node.this)
+    inner = _inside(kind)
+    return f"array<{next(_parts(inner))}>" if kind and inner and kind.startswith("map<") else "array<…>"
 
 
-def _transformed(known: TypeScope, node: exp.Expr) -> str | None:
+def _transformed(known: KnownTypes, node: exp.Expr) -> str | None:
     function, element = node.args.get("expression"), element_type(known.type(node.this))
     if function is None or element is None or len(function.expressions) > 2:
         return "array<…>"
@@ -380,12 +323,12 @@ def _transformed(known: TypeScope, node: exp.Expr) -> str | None:
     return "array<…>" if made is None or "…" in made else f"array<{made}>"
 
 
-def _field(known: TypeScope, node: exp.Expr) -> str | None:
+def _field(known: KnownTypes, node: exp.Expr) -> str | None:
     field = node.args.get("expression")
     return field_type(known.type(node.this), field.name) if type(field).__name__ == "Identifier" and field else None
 
 
-def _struct(known: TypeScope, node: exp.Expr) -> str | None:
+def _struct(known: KnownTypes, node: exp.Expr) -> str | None:
     fields: list[tuple[str, str | None]] = []
     for item in node.expressions:
         value = item.args.get("expression")
@@ -396,24 +339,21 @@ def _struct(known: TypeScope, node: exp.Expr) -> str | None:
     return struct_type(fields)
 
 
-def _from_json(known: TypeScope, node: exp.Expr) -> str | None:
+def _from_json(known: KnownTypes, node: exp.Expr) -> str | None:
     schema = node.args.get("expression")
-    return from_json_type(schema.name) if schema is not None and getattr(schema, "is_string", False) else None
+    if schema is None or not getattr(schema, "is_string", False):
+        return None
+    try:  # plain columns, "a INT, b STRING"
+        return struct_type((field.name, field.type) for field in Schema.from_ddl(schema.name).fields)
+    except SchemaMismatchError:
+        return None
 
 
-def _extracted(known: TypeScope, node: exp.Expr) -> str | None:
+def _extracted(known: KnownTypes, node: exp.Expr) -> str | None:
     unit = node.name.lower()
     if unit in ("second", "seconds", "s", "sec", "secs"):
         return None if known.type(node.args.get("expression")) in (None, "interval…") else "decimal(8,6)"
     return "int"
-
-
-def _days(known: TypeScope, node: exp.Expr) -> str | None:
-    return "int" if node.args.get("unit") is None else "bigint"
-
-
-def _by_name(known: TypeScope, node: exp.Expr) -> str | None:
-    return _NAMED.get(str(node.this).lower())
 
 
 def _always(kind: str) -> Rule:
@@ -429,13 +369,11 @@ TYPE_RULES: dict[str, Rule] = {
     "Abs": _number, "BitwiseNot": _number, "Round": _rounded, "Floor": _whole, "Ceil": _whole, "Add": _arithmetic,
     "Sub": _arithmetic, "Mul": _arithmetic, "Mod": _arithmetic, "Div": _divided, "IntDiv": _divided_whole,
     "BitwiseAnd": _bits, "BitwiseOr": _bits, "BitwiseXor": _bits, "DPipe": _joined, "Concat": _joined,
-    "Substring": _text, "Left": _text, "Right": _text, "Pad": _text, "Repeat": _text, "Reverse": _text,
-    "Coalesce": _alike, "Greatest": _alike, "Least": _alike, "Nullif": _inner, "Case": _case, "If": _if,
-    "Anonymous": _by_name, "Array": _array, "Identifier": _variable, "Window": _inner, "IgnoreNulls": _inner,
-    "RespectNulls": _inner, "Filter": _inner, "Sum": _summed, "Avg": _mean, "Min": _inner, "Max": _inner,
+    "Nullif": _inner, "Case": _case, "If": _if, "Array": _array, "Window": _inner, "IgnoreNulls": _inner,
+    "RespectNulls": _inner, "Filter": _inner, "Sum": _summed, "Min": _inner, "Max": _inner,
     "First": _inner,
     "Last": _inner, "FirstValue": _inner, "LastValue": _inner, "AnyValue": _inner, "ArgMax": _inner, "ArgMin": _inner,
-    "Negative": _number, "Bracket": _element, "ArrayMax": _element, "ArrayMin": _element,
+    "Negative": _number, 
     **dict.fromkeys(("ArrayDistinct", "ArraySort", "ArrayFilter", "ArraySlice"), _same_array),
     **dict.fromkeys(("ArrayCompact", "Shuffle"), _same_array),
     "MapKeys": _keys,
@@ -443,8 +381,22 @@ TYPE_RULES: dict[str, Rule] = {
     "Dot": _field,
     "Struct": _struct,
     "FromJson": _from_json,
-    "Extract": _extracted, "DateDiff": _days, "Nvl2": _if,
+    "Extract": _extracted, "Nvl2": _if,
     **{name: _always(kind) for kind, names in _RESULT_TYPES.items() for name in names.split()},
+    **dict.fromkeys(
+        ("Substring", "Left", "Right", "Pad", "Repeat", "Reverse"),
+        lambda known, node: "string" if known.type(node.this) == "string" else None,
+    ),
+    **dict.fromkeys(
+        ("Coalesce", "Greatest", "Least"), lambda known, node: known.common_type([node.this, *node.expressions])
+    ),
+    **dict.fromkeys(
+        ("Bracket", "ArrayMax", "ArrayMin"), lambda known, node: element_type(known.type(node.this))
+    ),
+    "Anonymous": lambda known, node: _NAMED.get(str(node.this).lower()),
+    "Identifier": lambda known, node: known.variables.get(node.name.lower()),
+    "Avg": lambda known, node: "double" if known.type(node.this) in NUMBERS else None,
+    "DateDiff": lambda known, node: "int" if node.args.get("unit") is None else "bigint",
 }  # fmt: skip
 
 
@@ -484,8 +436,6 @@ def find_non_boolean_operand(expression: Expression, types: Mapping[str, str | N
     """Return the first operand of "and", "or" or "not" that is certainly not boolean, with its type, or None."""
     if expression.tree is None or expression.unread:
         return None
-    from sqlglot import exp
-
     known = KnownTypes(types)
     for node in expression.tree.find_all(exp.And, exp.Or, exp.Not):
         for operand in (node.this, node.args.get("expression")):
@@ -502,7 +452,7 @@ class KnownTypes:
 
     def __init__(self, types: Mapping[str, str | None], variables: Mapping[str, str | None] | None = None) -> None:
         self._types = types
-        self.variables = variables or {}
+        self.variables: Mapping[str, str | None] = variables or {}
         self._by_lower: dict[str, str | None] | None = None  # built for the first name that has no exact match
 
     def within(self, variables: Mapping[str, str | None]) -> KnownTypes:
@@ -539,8 +489,3 @@ class KnownTypes:
         if "double" in kinds and kinds <= set(NUMBERS):
             return "double"
         return widest_decimal(kinds)
-
-    def same(self, *nodes: exp.Expr | None) -> str | None:
-        """Return the type that all of these nodes have, None where one differs or is unknown."""
-        kinds = {self.type(node) for node in nodes}
-        return kinds.pop() if len(kinds) == 1 else None

@@ -174,7 +174,7 @@ HISTORY: History = {"a": [(moment(10), 1)], "b": [(moment(10), 1)]}
             "item = b is from before the history of dataset prices: at = 2026-01-01 09:00:00",
         ),
         ({"before_history": "error"}, [("x", moment(2))], moment(3), "item = x is from before the history"),
-        ({"on_null_time": "fail"}, [("a", moment(1)), ("b", None)], None, "item = b has no time: at is null"),
+        ({"on_null_time": "fail"}, [("a", moment(1)), ("b", None)], None, "as of at, which is null"),
     ],
 )
 def test_what_must_not_be_there_fails_the_batch_and_is_named(

@@ -87,7 +87,7 @@ def test_a_selected_column_that_the_dataset_lacks_is_named():
 def test_two_columns_of_one_name_are_refused_with_a_way_out():
     refused(
         lambda app, s: s.join(app.table(planes), on="tailnum", select=["year"]),
-        "both bring a column 'year'",
+        "both have a column 'year'",
         "tailnum, origin, year",
         'prefix="planes_"',
     )

@@ -108,7 +108,7 @@ def test_lineage_names_the_table_and_its_columns() -> None:
         (table(), {"on": {"number": "plane"}}, ("'number' is int", "'plane'", "string", "cast(number as string)")),
         (table({"plane": "double"}), {"on": {"share": "plane"}}, ("'share' is double", "can't be a key")),
         (RemoteTable("planes", key="plane", write_function=MemoryTable("w")), {}, ("no read function",)),
-        (table(), {"prefix": "", "select": ["seats as number"]}, ("both bring a column 'number'",)),
+        (table(), {"prefix": "", "select": ["seats as number"]}, ("both have a column 'number'",)),
     ],
 )
 def test_what_a_table_can_not_answer_is_refused_by_name(

@@ -404,11 +404,11 @@ def test_keys_that_are_not_the_stores_are_refused() -> None:
 @pytest.mark.parametrize(
     ("function", "more", "send", "update", "says"),
     [
-        (OnlyPuts(), {}, None, {"set": ["place"]}, "OnlyPuts has none: it puts whole records"),
+        (OnlyPuts(), {}, None, {"set": ["place"]}, "OnlyPuts supports only whole records"),
         (Service(), {}, None, {"add": {"n": "1"}}, "Service can't add columns; it can set"),
         (Service(), {}, None, {"set": ["place"], "if_missing": []}, "can't put a record only where there is none"),
-        (None, {}, {"args": ["tenant"]}, None, "SqliteTable has no use for any"),
-        (None, {"newest_by": "at"}, None, {"set": ["place"]}, "newest by 'at', which is not among what is sent"),
+        (None, {}, {"args": ["tenant"]}, None, "SqliteTable takes none"),
+        (None, {"newest_by": "at"}, None, {"set": ["place"]}, "the newest record by 'at', which is not sent"),
         (None, {"newest_by": "at"}, None, {"set": ["at"], "add": {"n": "1"}}, "idempotent=True, too"),
     ],
 )
@@ -440,7 +440,7 @@ def test_compact_batches_take_no_updates() -> None:
         ({"set": {"place": ""}}, "expected Spark SQL"),
         ({"set": "place"}, "one string"),
         ({"set": ["place"], "if_missing": {"tag": "gate"}}, "if_missing= gives 'tag', which is in the table's key"),
-        ({"set": ["place"], "if_missing": {"tag": "upper(tag)"}}, "compute that before"),
+        ({"set": ["place"], "if_missing": {"tag": "upper(tag)"}}, "For another key, compute it before"),
     ],
 )
 def test_an_update_that_makes_no_sense_is_refused_where_it_is_written(update: dict[str, Any], says: str) -> None:

@@ -47,7 +47,7 @@ def test_types_that_no_column_takes_are_refused(column: str, sent: str) -> None:
 
 @pytest.mark.parametrize("sent", ["struct<a:int>", "array<string>", "array<struct<a:int>>", "array<array<string>>"])
 def test_what_has_parts_is_no_plain_value_and_may_be_json(sent: str) -> None:
-    assert f"and {sent} is sent. Make a text of it: to_json(text)." in told("text", sent)
+    assert f"and {sent} is sent. Convert it to text: to_json(text)." in told("text", sent)
     assert told("j", sent) == ""
 
 
@@ -66,7 +66,7 @@ def test_json_takes_what_it_can_hold(sent: str) -> None:
     [
         ("map<string,int>", "Give its members names: named_struct(…)."),
         ("date", "Cast it: cast(j as string)."),
-        ("array<date>", "Cast what is in it and no text, number or boolean: to string, say."),
+        ("array<date>", "Cast its members that are no text, number or boolean, for example to string."),
     ],
 )
 def test_what_json_does_not_hold_is_told_how_it_becomes_something_else(sent: str, step: str) -> None:
