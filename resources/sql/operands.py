@@ -18,7 +18,7 @@ from dagster_adjunct.resources.sql.types import KnownTypes
 if TYPE_CHECKING:
     from sqlglot import exp
 else:
-    exp = LazyModule("sqlglot.exp")
+    exp = LazyModule("sqlglot.expressions")
 
 Rule: TypeAlias = Callable[["Operands", "exp.Expr"], str | None]
 

@@ -18,7 +18,7 @@ from dagster_adjunct.resources.sql.expression import ColumnName, Expression
 if TYPE_CHECKING:
     from sqlglot import exp
 else:
-    exp = LazyModule("sqlglot.exp")
+    exp = LazyModule("sqlglot.expressions")
 
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 _INTEGER_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
