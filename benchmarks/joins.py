@@ -26,7 +26,7 @@ from dagster_adjunct import (
 )
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.writing.generation import Runtime
-from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step.compile_batch import BatchCompiler
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext

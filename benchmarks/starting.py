@@ -13,7 +13,7 @@ from typing import Any, cast
 from benchmarks.timing import Measured
 from dagster_adjunct import Application, LakeStreams, Schema, open_lake
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import start_run
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import input_positions, snapshot_streams

@@ -18,7 +18,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.message_stream import MessageStream, update_message
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, application_state, served_versions
 from dagster_adjunct.orchestration.operators.batch_context import SinkContext
-from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
+from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.run import RunReport, run_application
 from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, open_lake

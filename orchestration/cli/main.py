@@ -38,7 +38,7 @@ from dagster_adjunct.orchestration.cli.output import (
 )
 from dagster_adjunct.orchestration.cli.plan import show_plan
 from dagster_adjunct.orchestration.maintenance.rename import rename_application
-from dagster_adjunct.orchestration.planner.catalog import systems_for
+from dagster_adjunct.orchestration.planner.planner import systems_for
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.run import advance_datasets, run_application
 from dagster_adjunct.resources.errors import ConfigurationError

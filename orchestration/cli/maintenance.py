@@ -44,7 +44,7 @@ from dagster_adjunct.orchestration.cli.output import (
     show_table,
 )
 from dagster_adjunct.orchestration.maintenance.discard import discard, versions_in_open_batches
-from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems, systems_for
+from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, systems_for
 from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, VersionDiscardedError, raise_first

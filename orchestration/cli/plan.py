@@ -13,10 +13,9 @@ from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import load_application
 from dagster_adjunct.orchestration.cli.options import app_reference, lake_options, master
 from dagster_adjunct.orchestration.cli.output import console, format_json, show_line
-from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.planner.planner import check_syntax, plan_application, systems_for
 from dagster_adjunct.orchestration.planner.render import describe_differences
-from dagster_adjunct.orchestration.planner.sql_syntax import check_syntax
 from dagster_adjunct.orchestration.startpoints.coordinator import describe_other_writers
 from dagster_adjunct.orchestration.step.verify_plan import verify_plan
 from dagster_adjunct.resources.errors import ConfigurationError

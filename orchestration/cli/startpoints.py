@@ -16,7 +16,7 @@ from dagster_adjunct.orchestration.batch_log.checkpoints import Checkpoint, Chec
 from dagster_adjunct.orchestration.cli.options import app_reference, audit_options, lake_options
 from dagster_adjunct.orchestration.cli.output import show_facts, show_json, show_line, show_table
 from dagster_adjunct.orchestration.operators.stream_facts import JOIN_VERSIONS, JoinVersions
-from dagster_adjunct.orchestration.planner.catalog import systems_for
+from dagster_adjunct.orchestration.planner.planner import systems_for
 from dagster_adjunct.orchestration.startpoints.request import parse_position
 from dagster_adjunct.orchestration.startpoints.startpoints import AskedStartpoints, Startpoints
 from dagster_adjunct.orchestration.step.progress import (

@@ -185,7 +185,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
     )
     def advance(context: AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> Results:
         from dagster_adjunct.assets.writing.generation import Runtime
-        from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems, systems_for
+        from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, systems_for
         from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
 
         keys = {member.dataset.name: member.key for member in unit}
@@ -391,7 +391,7 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
         adjunct_spark: SparkResource,
     ) -> PartitionResults:
         from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-        from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems
+        from dagster_adjunct.orchestration.planner.planner import open_dataset_systems
 
         wanted = sorted(context.partition_keys, key=natural_sort_key)
         with translate_errors(context, retry=RETRYABLE), report_validator_errors(context, {dataset.name: member.key}):

@@ -104,7 +104,7 @@ def outputs_asset(
     def step(
         context: AssetExecutionContext, config: StepConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> Iterator[AssetEvent | AssetCheckResult]:
-        from dagster_adjunct.orchestration.planner.catalog import systems_for
+        from dagster_adjunct.orchestration.planner.planner import systems_for
 
         if not context.selected_asset_keys:
             yield from _reevaluate_checks(context, adjunct_lake, app, checks, lags)
@@ -153,8 +153,8 @@ def _run_batches(
     from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.application.table_registry import register_tables
     from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease, validate_wait
-    from dagster_adjunct.orchestration.planner.catalog import plan_application
     from dagster_adjunct.orchestration.planner.notes import note_table_order
+    from dagster_adjunct.orchestration.planner.planner import plan_application
     from dagster_adjunct.orchestration.startpoints.coordinator import check_first_run, fan_out_for_run
     from dagster_adjunct.orchestration.step.context import StepContext
     from dagster_adjunct.orchestration.step.progress import new_planned_event

@@ -166,7 +166,7 @@ def new_records_sensor(
 
     def evaluate(tick: Tick) -> RunRequest | Skip:
         from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-        from dagster_adjunct.orchestration.planner.catalog import systems_for
+        from dagster_adjunct.orchestration.planner.planner import systems_for
         from dagster_adjunct.orchestration.step.progress import (
             describe_unfinished,
             describe_waiting_datasets,
@@ -503,7 +503,7 @@ def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection
 
     def evaluate(tick: Tick) -> RunRequest | Skip:
         from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-        from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
+        from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
         from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_requests
         from dagster_adjunct.orchestration.startpoints.fan_out import describe_dropped, describe_unapplied
         from dagster_adjunct.orchestration.startpoints.store import open_startpoints
@@ -650,7 +650,7 @@ def _group_name(unit: "Sequence[DatasetAsset]") -> str:
 
 
 def _next_delivered(lake: "Lake", unit: "Sequence[DatasetAsset]") -> tuple[str | None, str]:
-    from dagster_adjunct.orchestration.planner.catalog import open_dataset_systems
+    from dagster_adjunct.orchestration.planner.planner import open_dataset_systems
     from dagster_adjunct.orchestration.step.progress import find_version_delivered_to_all
 
     datasets = [member.dataset for member in unit]

@@ -6,7 +6,7 @@ Types are known for columns that are passed on, come from a dataset, or are comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,13 @@ from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flo
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, StreamFacts, new_stream_defaults
 from dagster_adjunct.resources.common import CodeLine, split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import Field, Schema, evolve_schema, incompatible_changes
-from dagster_adjunct.resources.schemas.schema import check_key_types as check_key_columns
+from dagster_adjunct.resources.schemas.schema import (
+    Field,
+    Schema,
+    check_key_types,
+    evolve_schema,
+    incompatible_changes,
+)
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
     check_expression,
@@ -41,20 +46,67 @@ from dagster_adjunct.resources.sql.parser import (
 from dagster_adjunct.resources.sql.spark_functions import SPARK_FUNCTIONS
 from dagster_adjunct.resources.sql.types import types_differ
 
+_MAX_LISTED = 10
+_MAX_TEXT = 60
+Arriving = tuple[Flow, ...]
+"""The records of each input of an operator."""
+Repartition = Callable[[Operator, Arriving], Arriving]
+
+
+def format_place(place: CodeLine | None) -> str | None:
+    """Return a source line as "visits.py:12", relative to the working directory if below it; None for none."""
+    if place is None:
+        return None
+    file = Path(place.file)
+    below = file.is_relative_to(Path.cwd())
+    return f"{file.relative_to(Path.cwd()) if below else file}:{place.line}"
+
+
+def add_location(error: PlanningError, operator: Operator) -> PlanningError:
+    """Return an operator's error, prefixed with the user's line that added the operator."""
+    line = format_place(operator.declared_at)
+    if line is None or error.declared_at is not None:
+        return error
+    located = error.reworded(error.problem, error.next_step, operator=operator.id, declared_at=line)
+    located.__cause__ = error.__cause__
+    return located
+
+
+def note_unless_strict(
+    app: Application, operator: Operator, problem: str, next_step: str, *, column: str | None = None
+) -> str:
+    """Return the problem as a note; a strict application raises it as a PlanningError."""
+    if not app.strict:
+        return problem
+    error = PlanningError(f"{problem} The application is strict.", next_step, operator=operator.id, column=column)
+    raise add_location(error, operator)
+
 
 class OperatorErrors:
-    """The errors of operators, collected in order."""
+    """The errors of operators, collected in order. An operator after one that has an error is skipped."""
 
     def __init__(self) -> None:
         self._errors: list[PlanningError] = []
-        self._refused: set[str] = set()
+        self._skipped: set[str] = set()
 
-    def stop(self, operator: Operator) -> bool:
-        """Whether to skip an operator, because one of its inputs has an error."""
-        if self._refused.isdisjoint(operator.inputs):
-            return False
-        self._refused.add(operator.id)
-        return True
+    def iter_sound(self, operators: Sequence[Operator]) -> Iterator[Operator]:
+        """Yield the operators whose inputs have no error so far; in the end raise what was collected: the error, or
+        one PlanningError that lists several.
+        """
+        for operator in operators:
+            if self._skipped.isdisjoint(operator.inputs):
+                yield operator
+            else:
+                self._skipped.add(operator.id)
+        if len(self._errors) > 1:
+            raise PlanningError(
+                f"{len(self._errors)} operators can't work:\n" + "\n".join(f"- {error}" for error in self._errors),
+                "Fix each of them.",
+                operator=self._errors[0].operator,
+                column=self._errors[0].column,
+            )
+        for error in self._errors:
+            raise error
 
     @contextmanager
     def of(self, operator: Operator) -> Iterator[None]:
@@ -63,272 +115,7 @@ class OperatorErrors:
             yield
         except PlanningError as error:
             self._errors.append(add_location(error, operator))
-            self._refused.add(operator.id)
-
-    def tell(self) -> None:
-        """Raise the collected error, or one PlanningError that lists several."""
-        if not self._errors:
-            return
-        first = self._errors[0]
-        if len(self._errors) == 1:
-            raise first
-        raise PlanningError(
-            f"{len(self._errors)} operators can't work:\n" + "\n".join(f"- {error}" for error in self._errors),
-            "Fix each of them.",
-            operator=first.operator,
-            column=first.column,
-        )
-
-
-def add_location(error: PlanningError, operator: Operator) -> PlanningError:
-    """Return an operator's error, prefixed with the user's line that added the operator."""
-    if operator.declared_at is None or error.declared_at is not None:
-        return error
-    line = format_place(operator.declared_at)
-    told = error.reworded(error.problem, error.next_step, operator=operator.id, declared_at=line)
-    told.__cause__ = error.__cause__
-    return told
-
-
-def format_place(place: CodeLine) -> str:
-    """Return a source line as "visits.py:12", relative to the working directory if below it."""
-    file = Path(place.file)
-    below = file.is_relative_to(Path.cwd())
-    return f"{file.relative_to(Path.cwd()) if below else file}:{place.line}"
-
-
-def check_datasets(app: Application, catalog: Catalog) -> None:
-    """Raise PlanningError for a dataset that can't be built from its source, joined or not: its key, columns, order,
-    projection or validators name columns that are missing or have other types."""
-    for dataset in app.datasets:
-        facts = catalog.get(dataset.input) if isinstance(dataset.input, str) else None
-        records = source_schema(dataset, catalog)
-        try:
-            if records is not None:
-                _check_columns(dataset, records)
-            if facts is not None and dataset.follows_changes:
-                check_changes_ordered(dataset, facts.key, facts.partitions, facts.partitioner)
-        except AdjunctError as error:
-            facts_known = {name: value for name, value in error.facts.items() if name != "operator"}
-            place = None if dataset.declared_at is None else format_place(dataset.declared_at)
-            told = {**facts_known, "dataset": dataset.name, "declared_at": place}
-            raise PlanningError(error.problem, error.next_step, **told) from None
-
-
-def extractor_schema(dataset: AdjunctDataset, records: Schema) -> Schema:
-    """Return the schema of the rows that a dataset's extractor receives, for source records of this schema."""
-    return (
-        derive_row_schema(dataset, records) if dataset.follows_changes and isinstance(dataset.input, str) else records
-    )
-
-
-def _check_columns(dataset: AdjunctDataset, records: Schema) -> None:
-    if isinstance(dataset.extractor, Projection):
-        _check_projection(dataset, dataset.extractor, extractor_schema(dataset, records))
-    check_validator_columns(dataset, derive_stored_schema(dataset, records))
-
-
-def _check_projection(dataset: AdjunctDataset, projection: Projection, rows: Schema) -> None:
-    what = f"dataset {dataset.name!r}"
-    types: dict[str, str | None] = {field.name: field.type for field in rows.fields}
-    declared = {field.name: field.type for field in Schema.from_ddl(projection.columns, what).fields}
-    for name, text in dict(projection.select).items():
-        kind = _check_expression(what, text, types, f"Correct the projection's column {name!r}.")
-        if kind is not None and not is_assignable(kind, declared[name]):
-            raise PlanningError(
-                f"{what}: the projection declares {name} as {declared[name]}, but {text!r} has the type {kind}.",
-                f"Declare it as {kind}, or cast it in the expression.",
-                column=name,
-            )
-    where = projection.where
-    if where is not None and not _names_hidden(where):
-        _check_expression(what, where, types, "Correct the projection's where=.")
-        check_condition(f"{what}: where=", where, tuple(types), types)
-
-
-def _check_expression(what: str, text: str, types: dict[str, str | None], next_step: str) -> str | None:
-    if _names_hidden(text):
-        return None
-    check_single_record(what, text)
-    return check_expression(what, text, tuple(types), types, side="the record", next_step=next_step)
-
-
-def _names_hidden(text: str) -> bool:
-    """Whether an expression names a hidden column, which exists in Spark but not in the schema."""
-    return any(name.name.startswith("__") for name in parse_expression(text).columns)
-
-
-def check_fed_datasets(app: Application, operator: str, stream: str, stored: Schema, sent: Schema) -> None:
-    """Raise PlanningError if a dataset on `stream` would not accept the columns sent to the stream.
-
-    A stream accepts wider columns; a dataset's key, order and extractor do not. After such a batch was committed, the
-    dataset could never advance again.
-    """
-    for dataset in app.datasets:
-        if dataset.stream != stream:
-            continue
-        refused = _dataset_problems(dataset, stored, evolve_schema(stored, sent))
-        if refused:
-            raise PlanningError(
-                f"{operator}: dataset {dataset.name!r} would not accept the records sent to its stream {stream}: "
-                f"{'; '.join(refused)}.",
-                "Keep the type of these columns, with .with_columns(NAME=\"cast(NAME as TYPE)\"); or feed another "
-                "dataset on a stream of its own.",
-                operator=operator,
-                dataset=dataset.name,
-                stream=stream,
-            )  # fmt: skip
-
-
-def _dataset_problems(dataset: AdjunctDataset, before: Schema, after: Schema) -> list[str]:
-    try:
-        entries = derive_stored_schema(dataset, before)
-    except AdjunctError:  # check_datasets reports it
-        return []
-    try:
-        return incompatible_changes(entries, derive_stored_schema(dataset, after), dataset.key)
-    except AdjunctError as error:
-        return [error.problem.rstrip(".")]
-
-
-_MAX_LISTED = 10
-
-
-def check_compared_types(operator: str, compared: Iterable[ComparedColumn], *, strict: bool) -> list[str]:
-    """Raise PlanningError for a column that is compared with one of another type; return notes on unknown types.
-
-    A strict application raises PlanningError for unknown types, too.
-    """
-    unproven = []
-    for pair in compared:
-        if pair.type is None or pair.other_type is None:
-            unproven.append(_describe_unproven(operator, pair))
-        elif types_differ(pair.type, pair.other_type):
-            raise PlanningError(
-                f"{operator}: the stream's {pair.column!r} is {pair.type} and {pair.other} is {pair.other_type}; equal "
-                "values of different types hash to different buckets.",
-                f'Cast it first: .map("*", "cast({pair.column} as {pair.other_type}) as {pair.column}_key").',
-                operator=operator,
-                column=pair.column,
-            )
-    if unproven and strict:
-        raise PlanningError(
-            f"{unproven[0]} The application is strict.",
-            "Make the type known: declare the columns of the streams, and cast columns with map() after a function. "
-            "Or leave strict out.",
-            operator=operator,
-        )
-    return unproven
-
-
-def check_declared_types(
-    operator: str, declared: Sequence[ComparedColumn], *, columns_known: bool, strict: bool
-) -> list[str]:
-    """Return notes on columns of unknown type that a target or key declares a type for.
-
-    A strict application raises PlanningError for these. Unknown columns have a note of their own.
-    """
-    unknown = [pair for pair in declared if pair.type is None]
-    if not unknown or not (strict or columns_known):
-        return []
-    shown = abbreviate([f"{pair.column!r} (to be {pair.other_type})" for pair in unknown])
-    what = "the type of {} is" if len(unknown) == 1 else "the types of {} are"
-    problem = (
-        f"{operator}: {what.format(f'{shown}, as {unknown[0].other} declares,')} not known before it runs, and "
-        "unproven."
-    )
-    if not strict:
-        return [problem]
-    column = unknown[0].column
-    raise PlanningError(
-        f"{problem} The application is strict.",
-        f'Make the type known: .with_columns({column}="cast({column} as {unknown[0].other_type})"), or a function with '
-        "schema=. Or leave strict out.",
-        operator=operator,
-        column=column,
-    )
-
-
-def abbreviate(names: Sequence[str]) -> str:
-    """Return the names as a list, shortened to the first ones."""
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return f"{', '.join(names[:_MAX_LISTED])}{more}"
-
-
-def _describe_unproven(operator: str, pair: ComparedColumn) -> str:
-    if pair.type is None and pair.other_type is None:
-        what = f"the types of the stream's {pair.column!r} and of {pair.other} are"
-    elif pair.type is None:
-        what = f"the type of the stream's {pair.column!r}, to be {pair.other_type} as {pair.other} is, is"
-    else:
-        what = f"the type of {pair.other}, to be {pair.type} as the stream's {pair.column!r} is, is"
-    return f"{operator}: {what} not known before it runs, and unproven."
-
-
-def check_sql_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
-    """Raise PlanningError for a SQL window whose records are not in one partition.
-
-    Spark would repartition them into partitions that differ from the planned ones.
-    """
-    if not arriving:  # an input; its event time can't have windows
-        return
-    for text in operator.spec.sql:
-        for window in window_clauses(text):
-            (flow,) = arriving
-            shared, lie_by = ({name.lower() for name in names} for names in (window.columns, flow.partitioned_by))
-            if not lie_by or not lie_by <= shared or flow.partitioner != SPARK:
-                raise _window_error(operator.id, text, window, flow)
-
-
-def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) -> PlanningError:
-    taken = f"the records of one ({window.partition_by})" if window.partition_by else "all records"
-    lie = f"are partitioned by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
-    if not flow.partitioned_by:
-        lie = f"have no known partitioning after {flow.lost_at}" if flow.lost_at else "are partitioned by no key"
-    step = "Partition the window by columns, over (partition by a, b), and write .partition_by(…) with these before it."
-    if window.columns:
-        quoted = ", ".join(f'"{name}"' for name in window.columns)
-        step = f"Write .partition_by({quoted}) before it."
-    return PlanningError(
-        f"{operator}: {text!r} needs {taken} in one partition, but they {lie}: Spark would add an exchange that is "
-        "not in the plan.",
-        step,
-        operator=operator,
-    )
-
-
-def note_batch_windows(app: Application) -> tuple[str, ...]:
-    """Return a note for each operator with a SQL window, which sees the records of one batch only.
-
-    A strict application raises PlanningError instead.
-    """
-    notes = []
-    for operator in app.operators:
-        texts = [text for text in operator.spec.sql if window_clauses(text)]
-        if not texts:
-            continue
-        called = ", ".join(
-            dict.fromkeys(f"{name}()" for text in texts for name, over in multi_record_functions(text) if over)
-        )
-        problem = (
-            f"{operator.id}: {called} over (…) sees the records of one batch only: its result depends on how the input "
-            "is cut into batches."
-        )
-        if app.strict:
-            error = PlanningError(
-                f"{problem} The application is strict.",
-                "Use a window over time, stream.window(…), or a local table, which keep state between batches. Or "
-                "leave strict out.",
-                operator=operator.id,
-            )
-            raise add_location(error, operator)
-        notes.append(problem)
-    return tuple(notes)
-
-
-Arriving = tuple[Flow, ...]
-"""The records of each input of an operator."""
-Repartition = Callable[[Operator, Arriving], Arriving]
+            self._skipped.add(operator.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,11 +148,9 @@ def trace_flows(
     `earlier` flows of the same application and counts are reused where the input of an operator is the same. Raises
     PlanningError for a missing stream, and for columns that are known to be missing or duplicate.
     """
-    flows, refusals = Flows({}, {}), OperatorErrors()
-    for operator in app.operators:
-        if refusals.stop(operator):
-            continue
-        with refusals.of(operator):
+    flows, errors = Flows({}, {}), OperatorErrors()
+    for operator in errors.iter_sound(app.operators):
+        with errors.of(operator):
             arriving = tuple(flows.after[source] for source in operator.inputs)
             moved = arriving if repartition is None else repartition(operator, arriving)
             flows.arriving[operator.id] = moved
@@ -376,9 +161,115 @@ def trace_flows(
                 check_single_record(operator.id, text)
             onward = arriving if operator.spec.is_side_output else moved
             flows.after[operator.id] = operator.spec.flow(PlanContext(operator.id, app, catalog, counts), onward)
-            check_sql_windows(operator, onward)
-    refusals.tell()
+            _check_sql_windows(operator, onward)
     return flows
+
+
+def _check_sql_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
+    """Raise PlanningError for a SQL window whose records are not in one partition.
+
+    Spark would repartition them into partitions that differ from the planned ones.
+    """
+    for text in operator.spec.sql if arriving else ():  # an input's event time can't have windows
+        for window in window_clauses(text):
+            (flow,) = arriving
+            shared, lie_by = ({name.lower() for name in names} for names in (window.columns, flow.partitioned_by))
+            if not lie_by or not lie_by <= shared or flow.partitioner != SPARK:
+                raise _window_error(operator.id, text, window, flow)
+
+
+def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) -> PlanningError:
+    taken = f"the records of one ({window.partition_by})" if window.partition_by else "all records"
+    lie = f"are partitioned by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
+    if not flow.partitioned_by:
+        lie = f"have no known partitioning after {flow.lost_at}" if flow.lost_at else "are partitioned by no key"
+    step = "Partition the window by columns, over (partition by a, b), and write .partition_by(…) with these before it."
+    if window.columns:
+        quoted = ", ".join(f'"{name}"' for name in window.columns)
+        step = f"Write .partition_by({quoted}) before it."
+    return PlanningError(
+        f"{operator}: {text!r} needs {taken} in one partition, but they {lie}: Spark would add an exchange that is "
+        "not in the plan.",
+        step,
+        operator=operator,
+    )
+
+
+def check_datasets(app: Application, catalog: Catalog) -> None:
+    """Raise PlanningError for a dataset that can't be built from its source, joined or not: its key, columns, order,
+    projection or validators name columns that are missing or have other types."""
+    for dataset in app.datasets:
+        facts = catalog.get(dataset.input) if isinstance(dataset.input, str) else None
+        records = source_schema(dataset, catalog)
+        try:
+            if records is not None:
+                if isinstance(dataset.extractor, Projection):
+                    _check_projection(dataset, dataset.extractor, records)
+                check_validator_columns(dataset, derive_stored_schema(dataset, records))
+            if facts is not None and dataset.follows_changes:
+                check_changes_ordered(dataset, facts.key, facts.partitions, facts.partitioner)
+        except AdjunctError as error:
+            about = {name: value for name, value in error.facts.items() if name != "operator"}
+            about |= {"dataset": dataset.name, "declared_at": format_place(dataset.declared_at)}
+            raise PlanningError(error.problem, error.next_step, **about) from None
+
+
+def _check_projection(dataset: AdjunctDataset, projection: Projection, records: Schema) -> None:
+    rows = (
+        derive_row_schema(dataset, records) if dataset.follows_changes and isinstance(dataset.input, str) else records
+    )
+    what = f"dataset {dataset.name!r}"
+    types: dict[str, str | None] = {field.name: field.type for field in rows.fields}
+
+    def check(text: str, next_step: str) -> str | None:
+        if any(name.name.startswith("__") for name in parse_expression(text).columns):
+            return None  # a hidden column exists in Spark, but not in the schema
+        check_single_record(what, text)
+        return check_expression(what, text, tuple(types), types, side="the record", next_step=next_step)
+
+    declared = {field.name: field.type for field in Schema.from_ddl(projection.columns, what).fields}
+    for name, text in dict(projection.select).items():
+        kind = check(text, f"Correct the projection's column {name!r}.")
+        if kind is not None and not is_assignable(kind, declared[name]):
+            raise PlanningError(
+                f"{what}: the projection declares {name} as {declared[name]}, but {text!r} has the type {kind}.",
+                f"Declare it as {kind}, or cast it in the expression.",
+                column=name,
+            )
+    where = projection.where
+    if where is not None and not any(name.name.startswith("__") for name in parse_expression(where).columns):
+        check(where, "Correct the projection's where=.")
+        check_condition(f"{what}: where=", where, tuple(types), types)
+
+
+def check_fed_datasets(app: Application, operator: str, stream: str, stored: Schema, sent: Schema) -> None:
+    """Raise PlanningError if a dataset on `stream` would not accept the columns sent to the stream.
+
+    A stream accepts wider columns; a dataset's key, order and extractor do not. After such a batch was committed, the
+    dataset could never advance again.
+    """
+    for dataset in app.datasets:
+        if dataset.stream != stream:
+            continue
+        try:
+            entries = derive_stored_schema(dataset, stored)
+        except AdjunctError:  # check_datasets reports it
+            continue
+        try:
+            after = derive_stored_schema(dataset, evolve_schema(stored, sent))
+            problems = incompatible_changes(entries, after, dataset.key)
+        except AdjunctError as error:
+            problems = [error.problem.rstrip(".")]
+        if problems:
+            raise PlanningError(
+                f"{operator}: dataset {dataset.name!r} would not accept the records sent to its stream {stream}: "
+                f"{'; '.join(problems)}.",
+                "Keep the type of these columns, with .with_columns(NAME=\"cast(NAME as TYPE)\"); or feed another "
+                "dataset on a stream of its own.",
+                operator=operator,
+                dataset=dataset.name,
+                stream=stream,
+            )  # fmt: skip
 
 
 def check_types(app: Application, catalog: Catalog) -> tuple[tuple[str, ...], dict[str, Types]]:
@@ -388,35 +279,80 @@ def check_types(app: Application, catalog: Catalog) -> tuple[tuple[str, ...], di
     """
     after: dict[str, Types] = {}
     unproven: list[str] = []
-    refusals = OperatorErrors()
-    for operator in app.operators:
-        if refusals.stop(operator):
-            continue
-        with refusals.of(operator):
+    errors = OperatorErrors()
+    for operator in errors.iter_sound(app.operators):
+        with errors.of(operator):
+            spec, context = operator.spec, PlanContext(operator.id, app, catalog)
             arriving = [after[source] for source in operator.inputs]
-            target = operator.spec.target(app)
+            target = spec.target(app)
             facts = None if target is None else catalog.get(target.name)  # of a stream: no other name holds a dot
-            for types in map(operator.spec.written_types, arriving):
+            for types in map(spec.written_types, arriving):
                 if types is None or target is None:
                     continue
                 if facts is not None:
                     _check_existing_stream(app, operator.id, facts, types)
-                elif operator.spec.role == "output" and new_stream_defaults(catalog, target.name).typed:
-                    _check_new_stream(operator.id, target.name, app.outputs[target.name].key, types)
-                    unproven += _note_unknown_types(operator.id, target.name, types)
-            context = PlanContext(operator.id, app, catalog)
-            declared = [
-                *operator.spec.declared_types(context, arriving),
-                *_compare_stored_types(facts, operator.spec, arriving),
-            ]
-            known = None not in arriving
-            unproven += check_declared_types(operator.id, declared, columns_known=known, strict=app.strict)
-            after[operator.id] = operator.spec.types(context, arriving)
-            unproven += check_compared_types(
-                operator.id, operator.spec.compared_columns(context, arriving), strict=app.strict
-            )
-    refusals.tell()
+                elif spec.role == "output" and new_stream_defaults(catalog, target.name).typed:
+                    with _as_column_error(operator.id, target.name):  # an unknown type may be any
+                        schema = Schema(tuple(Field(name, kind or "string") for name, kind in types.items()))
+                        check_key_types(schema, app.outputs[target.name].key, "there")
+                    if unknown := [repr(name) for name, kind in types.items() if kind is None]:
+                        unproven.append(
+                            f"{operator.id}: whether stream {target.name} can hold {_abbreviate(unknown)} is unproven: "
+                            "the type is not known yet."
+                        )
+            declared = [*spec.declared_types(context, arriving), *_compare_stored_types(facts, spec, arriving)]
+            unproven += _note_declared_types(app, operator, declared, columns_known=None not in arriving)
+            after[operator.id] = spec.types(context, arriving)
+            unproven += _check_compared_types(app, operator, spec.compared_columns(context, arriving))
     return tuple(unproven), after
+
+
+def _check_compared_types(app: Application, operator: Operator, compared: Sequence[ComparedColumn]) -> list[str]:
+    """Raise PlanningError for a column that is compared with one of another type; return notes on unknown types."""
+    unproven = []
+    for pair in compared:
+        if pair.type is None or pair.other_type is None:
+            what = f"the types of the stream's {pair.column!r} and of {pair.other} are"
+            if pair.other_type is not None:
+                what = f"the type of the stream's {pair.column!r}, to be {pair.other_type} as {pair.other} is, is"
+            elif pair.type is not None:
+                what = f"the type of {pair.other}, to be {pair.type} as the stream's {pair.column!r} is, is"
+            unproven.append(f"{operator.id}: {what} not known before it runs, and unproven.")
+        elif types_differ(pair.type, pair.other_type):
+            raise PlanningError(
+                f"{operator.id}: the stream's {pair.column!r} is {pair.type} and {pair.other} is {pair.other_type}; "
+                "equal values of different types hash to different buckets.",
+                f'Cast it first: .map("*", "cast({pair.column} as {pair.other_type}) as {pair.column}_key").',
+                operator=operator.id,
+                column=pair.column,
+            )
+    step = (
+        "Make the type known: declare the columns of the streams, and cast columns with map() after a function. "
+        "Or leave strict out."
+    )
+    return [note_unless_strict(app, operator, problem, step) for problem in unproven]
+
+
+def _note_declared_types(
+    app: Application, operator: Operator, declared: Sequence[ComparedColumn], *, columns_known: bool
+) -> list[str]:
+    """Return notes on columns of unknown type that a target or key declares a type for.
+
+    Unknown columns have a note of their own.
+    """
+    unknown = [pair for pair in declared if pair.type is None]
+    if not unknown or not (app.strict or columns_known):
+        return []
+    shown = _abbreviate([f"{pair.column!r} (to be {pair.other_type})" for pair in unknown])
+    verb = "the type of {} is" if len(unknown) == 1 else "the types of {} are"
+    what = verb.format(f"{shown}, as {unknown[0].other} declares,")
+    column, kind = unknown[0].column, unknown[0].other_type
+    step = (
+        f'Make the type known: .with_columns({column}="cast({column} as {kind})"), or a function with schema=. Or '
+        "leave strict out."
+    )
+    problem = f"{operator.id}: {what} not known before it runs, and unproven."
+    return [note_unless_strict(app, operator, problem, step, column=column)]
 
 
 def _compare_stored_types(facts: StreamFacts | None, spec: Spec, arriving: Sequence[Types]) -> list[ComparedColumn]:
@@ -432,64 +368,75 @@ def _compare_stored_types(facts: StreamFacts | None, spec: Spec, arriving: Seque
     ]
 
 
-def _check_new_stream(operator: str, stream: str, key: Sequence[str], types: dict[str, str | None]) -> None:
-    """Reject columns that a new stream can't have; an unknown type may be any."""
-    try:
-        schema = Schema(tuple(Field(name, kind or "string") for name, kind in types.items()))
-        check_key_columns(schema, key, "there")
-    except SchemaMismatchError as error:
-        raise _column_error(operator, stream, error) from error
-
-
-def _note_unknown_types(operator: str, stream: str, types: dict[str, str | None]) -> list[str]:
-    unknown = [repr(name) for name, kind in types.items() if kind is None]
-    if not unknown:
-        return []
-    return [
-        f"{operator}: whether stream {stream} can hold {abbreviate(unknown)} is unproven: the type is not known yet."
-    ]
-
-
 def _check_existing_stream(app: Application, operator: str, facts: StreamFacts, types: dict[str, str | None]) -> None:
     if facts.schema is None or not facts.evolves:
         return
     stored = {field.name: field.type for field in facts.schema.fields}
-    try:
-        declared = Schema(
-            tuple(Field(name, _none_if_void(kind) or stored.get(name, "string")) for name, kind in types.items())
-        )
-    except SchemaMismatchError as error:
-        raise _column_error(operator, facts.name, error) from error
-    refused = incompatible_changes(facts.schema, declared, facts.key)
-    if refused:
+    # Every column can hold null, whose type is void.
+    known = {name: stored.get(name, "string") if kind in (None, "void") else kind for name, kind in types.items()}
+    with _as_column_error(operator, facts.name):
+        declared = Schema(tuple(Field(name, str(kind)) for name, kind in known.items()))
+    changes = incompatible_changes(facts.schema, declared, facts.key)
+    if changes:
         raise PlanningError(
-            f"{operator}: stream {facts.name} has other columns than the records sent to it: {'; '.join(refused)}. "
+            f"{operator}: stream {facts.name} has other columns than the records sent to it: {'; '.join(changes)}. "
             "Columns can only be added, or widened.",
             "Keep these columns (send null for an unused one: cast(null as …) as …), send to another stream, or delete "
-            "this one to create it again: "
-            f"adjunct stream delete {split_stream_name(facts.name)[1]} --reason ….",
+            f"this one to create it again: adjunct stream delete {split_stream_name(facts.name)[1]} --reason ….",
             stream=facts.name,
             operator=operator,
         )
     check_fed_datasets(app, operator, facts.name, facts.schema, declared)
 
 
-def _none_if_void(kind: str | None) -> str | None:
-    """Return the type, or None for the type of null, which every column can hold."""
-    return None if kind == "void" else kind
+@contextmanager
+def _as_column_error(operator: str, stream: str) -> Iterator[None]:
+    """Raise PlanningError for columns that a stream can't have."""
+    try:
+        yield
+    except SchemaMismatchError as error:
+        raise PlanningError(
+            f"{operator}: stream {stream} can't store the records sent to it: {error.problem}",
+            error.next_step,
+            stream=stream,
+            operator=operator,
+            column=error.column,
+        ) from error
 
 
-def _column_error(operator: str, stream: str, error: SchemaMismatchError) -> PlanningError:
-    return PlanningError(
-        f"{operator}: stream {stream} can't store the records sent to it: {error.problem}",
-        error.next_step,
-        stream=stream,
-        operator=operator,
-        column=error.column,
-    )
+def note_batch_windows(app: Application) -> Iterator[str]:
+    """Yield a note for each operator with a SQL window, which sees the records of one batch only."""
+    for operator in app.operators:
+        texts = [text for text in operator.spec.sql if window_clauses(text)]
+        if texts:
+            called = dict.fromkeys(f"{name}()" for text in texts for name, over in multi_record_functions(text) if over)
+            yield note_unless_strict(
+                app,
+                operator,
+                f"{operator.id}: {', '.join(called)} over (…) sees the records of one batch only: its result depends "
+                "on how the input is cut into batches.",
+                "Use a window over time, stream.window(…), or a local table, which keep state between batches. Or "
+                "leave strict out.",
+            )
 
 
-_MAX_TEXT = 60
+def note_nondeterministic_results(app: Application, types: Mapping[str, Types]) -> Iterator[str]:
+    """Yield a note for each operator whose expressions give other results in a repeated batch.
+
+    `types` are those after each operator. Users' functions are not checked.
+    """
+    for operator in app.operators:
+        arriving = types.get((operator.inputs or (operator.id,))[0]) or {}
+        changing = dict.fromkeys(name for text in operator.spec.sql for name in nondeterministic_parts(text, arriving))
+        if changing:
+            yield note_unless_strict(
+                app,
+                operator,
+                f"{operator.id} gives other records when a batch is repeated after a crash, because of "
+                f"{', '.join(changing)}: an output stream that has the first ones rejects the others "
+                "(ProducerConflictError), and a remote table gets both.",
+                "Take the value from the record, such as the time that its producer gave it.",
+            )
 
 
 def note_unproven_columns(app: Application, flows: Flows) -> tuple[str, ...]:
@@ -499,8 +446,9 @@ def note_unproven_columns(app: Application, flows: Flows) -> tuple[str, ...]:
         unproven += _describe_unread(operator.id, operator.spec.sql)
         known_before = all(flows.after[source].columns is not None for source in operator.inputs)
         if flows.after[operator.id].columns is None and known_before:
-            nameless = [text for text in operator.spec.sql if _gives_unknown(text)]
-            why = f"{_short(nameless[0])} has no name" if nameless else operator.spec.summary()
+            parsed = ((text, parse_expression(text)) for text in operator.spec.sql)
+            nameless = next((text for text, read in parsed if not read.star and read.name is None), None)
+            why = operator.spec.summary() if nameless is None else f"{_shorten(nameless)} has no name"
             unproven.append(f"the columns after {operator.id} ({why})")
     return _join_note("Unproven; Spark checks it in a dry run before a batch", unproven)
 
@@ -509,18 +457,17 @@ def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...
     """Return a note on the SQL of datasets that can't be checked here; () if there is none."""
     unproven: list[str] = []
     for dataset in app.datasets:
-        records = source_schema(dataset, catalog)
+        records, projection = source_schema(dataset, catalog), dataset.extractor
         rules = list(iterate_sql_rules(dataset))
         for name, text, is_select in rules:
             where = f"validator {name!r} of dataset {dataset.name!r}"
             if is_select and (records is None or is_left_to_spark(text)):
-                unproven.append(f"{where}: {_short(text)} (a SELECT is left to Spark)")
+                unproven.append(f"{where}: {_shorten(text)} (a SELECT is left to Spark)")
             else:
                 unproven += _describe_unread(where, [text], is_select=is_select)
-        projection = dataset.extractor
         if isinstance(projection, Projection):
-            texts = [*dict(projection.select).values(), projection.where or ""]
-            unproven += _describe_unread(f"the projection of dataset {dataset.name!r}", list(filter(None, texts)))
+            texts = [text for text in (*dict(projection.select).values(), projection.where) if text]
+            unproven += _describe_unread(f"the projection of dataset {dataset.name!r}", texts)
         if records is None and (rules or isinstance(projection, Projection)):
             unproven.append(f"the columns of dataset {dataset.name!r} ({dataset.input} declares none)")
     return _join_note("Unproven; Spark checks it when the dataset advances", unproven)
@@ -528,11 +475,8 @@ def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...
 
 def _describe_unread(where: str, texts: Sequence[str], *, is_select: bool = False) -> list[str]:
     """Return the parts of these expressions that can't be parsed, and functions that are not Spark's."""
-    unread = [
-        f"{where}: {_short(text)} ({parse_expression(text).unread})"
-        for text in texts
-        if parse_expression(text).unread and not is_select
-    ]
+    parsed = [] if is_select else [(text, parse_expression(text).unread) for text in texts]
+    unread = [f"{where}: {_shorten(text)} ({problem})" for text, problem in parsed if problem]
     for name in dict.fromkeys(name for text in texts for name in unknown_functions(text)):
         like = nearest_names(name, SPARK_FUNCTIONS, 1)
         unread.append(f"{where}: {name}() is not a Spark function" + (f" ({like[0]}?)" if like else ""))
@@ -545,41 +489,11 @@ def _join_note(what: str, unproven: Sequence[str]) -> tuple[str, ...]:
     return (f"{what}: {'; '.join(unproven[:_MAX_LISTED])}{more}.",) if unproven else ()
 
 
-def _gives_unknown(text: str) -> bool:
-    read = parse_expression(text)
-    return not read.star and read.name is None
+def _abbreviate(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return f"{', '.join(names[:_MAX_LISTED])}{more}"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     one_line = " ".join(text.split())
     return repr(one_line if len(one_line) <= _MAX_TEXT else f"{one_line[:_MAX_TEXT]}…")
-
-
-def note_nondeterministic_results(app: Application, types: Mapping[str, Types]) -> tuple[str, ...]:
-    """Return a note for each operator whose expressions give other results in a repeated batch.
-
-    `types` are those after each operator. A strict application raises PlanningError instead. Users' functions are not
-    checked.
-    """
-    notes = []
-    for operator in app.operators:
-        arriving = types.get((operator.inputs or (operator.id,))[0]) or {}
-        changing = list(
-            dict.fromkeys(name for text in operator.spec.sql for name in nondeterministic_parts(text, arriving))
-        )
-        if not changing:
-            continue
-        problem = (
-            f"{operator.id} gives other records when a batch is repeated after a crash, because of "
-            f"{', '.join(changing)}: an output stream that has the first ones rejects the others "
-            "(ProducerConflictError), and a remote table gets both."
-        )
-        if app.strict:
-            error = PlanningError(
-                f"{problem} The application is strict.",
-                "Take the value from the record, such as the time that its producer gave it.",
-                operator=operator.id,
-            )
-            raise add_location(error, operator)
-        notes.append(problem)
-    return tuple(notes)

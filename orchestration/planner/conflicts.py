@@ -13,8 +13,9 @@ at its origin. A fix that leaves the conflict, or causes another one, is not pro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import Flow, Operator, Requirement, StreamEdge
@@ -84,10 +85,7 @@ def plan_repartitioning(app: Application, catalog: Catalog, needs: Requirements)
             if not why:
                 why = equal.differs(flow.stream, target)
             if why:
-                columns = needed.columns
-                if columns is None:
-                    assert needed.dataset is not None
-                    columns = app.dataset(needed.dataset).partition_by
+                columns = _required_columns(app, needed)
                 item = InsertedExchange(operator.id, number, flow.stream, columns, target, why)
                 inserted[operator.id, number] = item
                 equal.add(item.node, target)
@@ -248,16 +246,6 @@ groups a fix is proposed by its size alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class MovedInput:
-    """An exchange of the records of `stream` by `columns` before the operator's `input`."""
-
-    operator: str
-    input: int
-    stream: str
-    columns: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Fix:
     """Changes that make the counts at the operator `at` equal to `partitions`.
 
@@ -267,7 +255,7 @@ class Fix:
 
     at: str
     partitions: int
-    moved: tuple[MovedInput, ...]
+    moved: tuple[InsertedExchange, ...]
     datasets: tuple[str, ...]
     given: tuple[str, ...]
     size: int | None
@@ -279,136 +267,105 @@ class Fix:
         return self.size is None, self.size or 0, len(self.moved) + len(self.datasets), len(self.datasets)
 
 
-def make_fix_finder(
-    app: Application, catalog: Catalog, needs: Requirements, flows: Flows, groups: Groups, counts: Counts
-) -> Callable[[str], tuple[Fix, ...]]:
-    """Return the function that returns the fixes for a group in conflict, the cheapest first."""
-    before = set(counts.conflicts)
-    tried = set(counts.conflicts[: min(_MAX_TRIED, max(1, _MAX_TRIED_OPERATORS // len(app.operators)))])
-    changes = _FixBuilder(app, needs, flows, counts, _Sizes(app, catalog))
+class FixFinder:
+    """Finds the fixes for groups in conflict."""
 
-    def settles(mend: Fix) -> bool:
-        if mend.at not in tried:
-            return True
-        inserted = {
-            (item.operator, item.input): InsertedExchange(
-                item.operator, item.input, item.stream, item.columns, mend.partitions, ""
-            )
-            for item in mend.moved
-        }
-        declared = declared_counts(app, catalog) | dict.fromkeys(
-            (*map(dataset_node, mend.datasets), *mend.given, *(item.node for item in inserted.values())),
-            mend.partitions,
-        )
-        moved = trace_flows(app, catalog, apply_insertions(inserted), earlier=flows) if inserted else flows
-        left = set(assign_counts(declared, find_join_groups(app, needs, moved), 1).conflicts)
-        return mend.at not in left and left <= before
+    def __init__(
+        self, app: Application, catalog: Catalog, needs: Requirements, flows: Flows, groups: Groups, counts: Counts
+    ) -> None:
+        self._app, self._catalog, self._needs = app, catalog, needs
+        self._flows, self._groups, self._counts = flows, groups, counts
+        self._tried = set(counts.conflicts[: min(_MAX_TRIED, max(1, _MAX_TRIED_OPERATORS // len(app.operators)))])
+        self._declared = declared_counts(app, catalog)
+        intermediate = [operator.id for operator in app.operators if operator.spec.role == "intermediate"]
+        self._given = {operator for operator in intermediate if self._declared[operator] is not None}
+        self._sizes: dict[str, int | None] = {}
 
-    def ways(at: str) -> tuple[Fix, ...]:
-        targets = dict.fromkeys(counts.partitions[node] for node in groups[at])
+    def find(self, at: str) -> tuple[Fix, ...]:
+        """Return the fixes for the group at an operator, the cheapest first."""
+        targets = dict.fromkeys(self._counts.partitions[node] for node in self._groups[at])
         # The origin of an inferred count has other joins, too: a change there is proposed only if it was tried.
-        where = (False, True) if at in tried else (False,)
-        mended = (changes.mend(at, target, at_sources=at_sources) for target in targets for at_sources in where)
-        possible = [mend for mend in dict.fromkeys(mended) if settles(mend)]
-        known = all(mend.size is not None for mend in possible)  # sizes of only some can't be compared
-        possible = [replace(mend, size=mend.size if known else None, tried=at in tried) for mend in possible]
-        return tuple(sorted(possible, key=lambda mend: (mend.changes, -mend.partitions)))
+        where = (False, True) if at in self._tried else (False,)
+        fixes = dict.fromkeys(self._build(at, target, at_sources=sources) for target in targets for sources in where)
+        possible = [fix for fix in fixes if self._solves(fix)]
+        known = all(fix.size is not None for fix in possible)  # sizes of only some can't be compared
+        possible = [replace(fix, size=fix.size if known else None, tried=at in self._tried) for fix in possible]
+        return tuple(sorted(possible, key=lambda fix: (fix.changes, -fix.partitions)))
 
-    return ways
+    def _solves(self, fix: Fix) -> bool:
+        """Return whether a fix leaves neither its conflict nor causes others; True for one that is not tried."""
+        if fix.at not in self._tried:
+            return True
+        inserted = {(item.operator, item.input): item for item in fix.moved}
+        changed = (*map(dataset_node, fix.datasets), *fix.given, *(item.node for item in fix.moved))
+        flows = self._flows
+        if inserted:
+            flows = trace_flows(self._app, self._catalog, apply_insertions(inserted), earlier=flows)
+        groups = find_join_groups(self._app, self._needs, flows)
+        left = set(assign_counts(self._declared | dict.fromkeys(changed, fix.partitions), groups, 1).conflicts)
+        return fix.at not in left and left <= set(self._counts.conflicts)
 
-
-@dataclass(frozen=True, slots=True)
-class _FixBuilder:
-    """Builds the fix that makes all counts at an operator equal."""
-
-    app: Application
-    needs: Requirements
-    flows: Flows
-    counts: Counts
-    held: _Sizes
-
-    def mend(self, at: str, target: int, *, at_sources: bool) -> Fix:
+    def _build(self, at: str, target: int, *, at_sources: bool) -> Fix:
         """Return the fix that makes all counts at an operator the target; `at_sources` changes origins of counts."""
-        moved: list[MovedInput] = []
+        moved: list[InsertedExchange] = []
         datasets: dict[str, int | None] = {}
-        given: dict[str, int | None] = {}
+        given: dict[str, None] = {}
         places, seen = [at], {at}
         for place in places:  # which grows
-            for number, needed, flow in self._asked(place):
-                dataset = None if needed is None else needed.dataset
-                if dataset is not None and needed is not None and needed.partitions != target:
-                    datasets[dataset] = self.held.dataset(dataset)
+            arriving = self._flows.arriving[place]
+            asked = self._needs.get(place, (None,) * len(arriving))
+            for number, (needed, flow) in enumerate(zip(asked, arriving, strict=True)):
+                if needed is None and place in self._needs:
+                    continue  # its count need not be equal
+                if needed is not None and needed.dataset is not None and needed.partitions != target:
+                    stream = self._app.dataset(needed.dataset).stream
+                    datasets[needed.dataset] = None if stream is None else self._size(stream)
                 wrong = "" if needed is None else describe_mismatch(needed, flow)
-                if self.counts.partitions[flow.stream] == target and not wrong:
+                source = self._counts.inferred.get(flow.stream)
+                if self._counts.partitions[flow.stream] == target and not wrong:
                     continue
-                if flow.stream in self.held.given and not wrong:
-                    given[flow.stream] = 0
-                    continue
-                source = self.counts.inferred.get(flow.stream)
-                if at_sources and source is not None and not wrong:
+                if flow.stream in self._given and not wrong:
+                    given[flow.stream] = None
+                elif at_sources and source is not None and not wrong:
                     if source.join not in seen:
                         seen.add(source.join)
                         places.append(source.join)
-                    continue
-                moved.append(MovedInput(place, number, flow.stream, self._columns(place, needed, flow)))
-        sizes = [*(self.held.stream(item.stream) for item in moved), *datasets.values(), *given.values()]
+                else:
+                    columns = self._columns(place, needed, flow)
+                    moved.append(InsertedExchange(place, number, flow.stream, columns, target, ""))
+        read = self._read_streams if moved else {}
+        sizes = [*(self._size(stream) for item in moved for stream in read[item.stream]), *datasets.values()]
         known = [size for size in sizes if size is not None]
         size = sum(known) if len(known) == len(sizes) else None
         return Fix(at, target, tuple(moved), tuple(datasets), tuple(given), size)
 
-    def _asked(self, operator: str) -> Iterator[tuple[int, Requirement | None, Flow]]:
-        """Yield the number, requirement and flow of each input whose count must be equal at an operator."""
-        arriving = self.flows.arriving[operator]
-        asked = self.needs.get(operator, (None,) * len(arriving))
-        for number, (needed, flow) in enumerate(zip(asked, arriving, strict=True)):
-            if needed is not None or operator not in self.needs:
-                yield number, needed, flow
-
     def _columns(self, operator: str, needed: Requirement | None, flow: Flow) -> tuple[str, ...]:
         if needed is None:  # a merge: all inputs need the same partitioning
-            return next(
-                (one.partitioned_by for one in (flow, *self.flows.arriving[operator]) if one.partitioned_by), ()
-            )
-        if needed.columns is not None:
-            return needed.columns
-        assert needed.dataset is not None
-        return self.app.dataset(needed.dataset).partition_by
+            flows = (flow, *self._flows.arriving[operator])
+            return next((one.partitioned_by for one in flows if one.partitioned_by), ())
+        return _required_columns(self._app, needed)
 
+    @cached_property
+    def _read_streams(self) -> dict[str, frozenset[str]]:
+        """The input streams that the records after each operator come from."""
+        read: dict[str, frozenset[str]] = {}
+        for operator in self._app.operators:
+            own = () if operator.spec.reads is None else (operator.spec.reads,)
+            sources = [read[source] for source in operator.inputs]
+            read[operator.id] = sources[0] if len(sources) == 1 else frozenset(own).union(*sources)
+        return read
 
-class _Sizes:
-    """The bytes of streams and datasets, and the intermediate streams with a declared count (`given`)."""
-
-    def __init__(self, app: Application, catalog: Catalog) -> None:
-        self._app, self._catalog = app, catalog
-        self._sizes: dict[str, int | None] = {}
-        self._read: Mapping[str, frozenset[str]] = {}
-        counts = declared_counts(app, catalog)
-        self.given = {
-            operator.id
-            for operator in app.operators
-            if operator.spec.role == "intermediate" and counts[operator.id] is not None
-        }
-
-    def dataset(self, name: str) -> int | None:
-        stream = self._app.dataset(name).stream
-        return None if stream is None else self._of(stream)
-
-    def stream(self, node: str) -> int | None:
-        """Return the bytes of all inputs that the records of a node come from."""
-        if not self._read:
-            read: dict[str, frozenset[str]] = {}
-            for operator in self._app.operators:
-                own = () if operator.spec.reads is None else (operator.spec.reads,)
-                sources = [read[source] for source in operator.inputs]
-                read[operator.id] = sources[0] if len(sources) == 1 else frozenset(own).union(*sources)
-            self._read = read
-        sizes = [self._of(stream) for stream in self._read[node]]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
-
-    def _of(self, stream: str) -> int | None:
+    def _size(self, stream: str) -> int | None:
         if stream not in self._sizes:
             self._sizes[stream] = stream_size(self._catalog, stream)
         return self._sizes[stream]
+
+
+def _required_columns(app: Application, needed: Requirement) -> tuple[str, ...]:
+    if needed.columns is not None:
+        return needed.columns
+    assert needed.dataset is not None
+    return app.dataset(needed.dataset).partition_by
 
 
 _MAX_LISTED = 20
@@ -433,28 +390,34 @@ def check_co_partitioning(
     elsewhere = _find_mispartitioned(app, needs, flows, edges)
     if not differing and not elsewhere:
         return
-    ways = make_fix_finder(app, catalog, needs, flows, groups, counts)
     problems = [(conflict.join, _describe_conflict(conflict, counts, edges)) for conflict in differing[:_MAX_LISTED]]
     problems += [(where, problem) for where, problem, _ in elsewhere[:_MAX_LISTED]]
-    steps = _group_fixes(
-        app, [at for conflict in differing[:_MAX_LISTED] for at in conflict.at[:_MAX_LISTED]], ways, edges
-    )
-    told = {at for conflict in differing for at in conflict.at}
-    steps += [step for where, _, step in elsewhere[:_MAX_LISTED] if where not in told]
+    finder = FixFinder(app, catalog, needs, flows, groups, counts)
+    same: dict[str, list[str]] = {}  # the operators at which the same is to do
+    for at in dict.fromkeys(at for conflict in differing[:_MAX_LISTED] for at in conflict.at[:_MAX_LISTED]):
+        same.setdefault(_describe_fixes(finder.find(at), edges), []).append(at)
+    steps = [f"At {_abbreviate(places)}: {step}." for step, places in same.items()]
+    in_conflict = {at for conflict in differing for at in conflict.at}
+    steps += [step for where, _, step in elsewhere[:_MAX_LISTED] if where not in in_conflict]
     auto = "" if app.strict else " Or set auto_repartition=True on the application."
     step = " ".join(dict.fromkeys(steps)) + auto
     operator = problems[0][0]
     left = [conflict.join for conflict in differing[_MAX_LISTED:]] + [where for where, _, _ in elsewhere[_MAX_LISTED:]]
-    line, problem = _declared_line(app, operator), problems[0][1]
+    line, problem = format_place(app.operator(operator).declared_at), problems[0][1]
     if len(problems) > 1:
-        lines = [f"{_declared_line(app, where) or app.name}: {problem}" for where, problem in problems]
+        lines = [
+            f"{format_place(app.operator(where).declared_at) or app.name}: {problem}" for where, problem in problems
+        ]
         more = [f"and {len(left):,} more: {_abbreviate(left)}."] if left else []
         joins = len({*(where for where, _ in problems), *left})
         counted = f"{joins:,} joins" if joins > 1 else "1 join"
         problem = "\n- ".join([f"{counted} can't be proven:", *lines, *more])
         line = None
     if differing:
-        every = tuple((conflict.join, _partition_counts(conflict, edges)) for conflict in differing)
+        every = tuple(
+            (conflict.join, tuple((edges[node].name, edges[node].partitions) for node in conflict.nodes[:_MAX_LISTED]))
+            for conflict in differing
+        )
         raise PartitionCountMismatchError(
             problem,
             step,
@@ -468,98 +431,72 @@ def check_co_partitioning(
     raise PlanningError(problem, step, application=app.name, operator=operator, declared_at=line, dataset=dataset)
 
 
-def _declared_line(app: Application, operator: str) -> str | None:
-    place = app.operator(operator).declared_at
-    return None if place is None else format_place(place)
-
-
-def _partition_counts(conflict: Conflict, edges: Mapping[str, StreamEdge]) -> tuple[tuple[str, int | None], ...]:
-    return tuple((edges[node].name, edges[node].partitions) for node in conflict.nodes[:_MAX_LISTED])
-
-
 def _describe_conflict(conflict: Conflict, counts: Counts, edges: Mapping[str, StreamEdge]) -> str:
     sides = [edges[node] for node in conflict.nodes]
     others = f" (and {conflict.joins - 1:,} more joins of its table)" if conflict.joins > 1 else ""
     most = find_majority(conflict.nodes, counts)
-    told = ""
+    majority = ""
     if most is not None and len(most[1]) < len(sides):
-        told = f"; most have {most[0]}: {_abbreviate([edges[node].name for node in most[1]])}"
+        majority = f"; most have {most[0]}: {_abbreviate([edges[node].name for node in most[1]])}"
     counted = _abbreviate([f"{side.name} has {side.partitions} ({side.count_from})" for side in sides])
-    return f"{conflict.join}{others} needs equal partition counts: {counted}{told}."
+    return f"{conflict.join}{others} needs equal partition counts: {counted}{majority}."
 
 
-def _group_fixes(
-    app: Application, operators: Sequence[str], ways: Callable[[str], Sequence[Fix]], edges: Mapping[str, StreamEdge]
-) -> list[str]:
-    """Return what to do at these operators, grouped where it is the same."""
-    together: dict[str, list[str]] = {}
-    for at in dict.fromkeys(operators):
-        together.setdefault(_describe_fixes(app, ways(at), edges), []).append(at)
-    return [f"At {_abbreviate(places)}: {step}." for step, places in together.items()]
-
-
-def _describe_fixes(app: Application, ways: Sequence[Fix], edges: Mapping[str, StreamEdge]) -> str:
-    if not ways:
+def _describe_fixes(fixes: Sequence[Fix], edges: Mapping[str, StreamEdge]) -> str:
+    if not fixes:
         return "no single change makes them equal; fix the conflicts before it first"
-    first, *others = [_describe_fix(app, mend, edges) for mend in ways]
-    remarks = ["the fewest changes" if ways[0].size is None else "the cheapest by bytes"] if others else []
-    remarks += [] if ways[0].tried else ["not verified, because there are many conflicts"]
+    first, *others = [_describe_fix(fix, edges) for fix in fixes]
+    remarks = ["the fewest changes" if fixes[0].size is None else "the cheapest by bytes"] if others else []
+    remarks += [] if fixes[0].tried else ["not verified, because there are many conflicts"]
     how = f" ({'; '.join(remarks)})" if remarks else ""
     return f"{first}{how}" + (f"; or {'; or '.join(others[:3])}" if others else "")
 
 
-def _describe_fix(app: Application, mend: Fix, edges: Mapping[str, StreamEdge]) -> str:
+def _describe_fix(fix: Fix, edges: Mapping[str, StreamEdge]) -> str:
     parts = [
         f"move {_stream_label(item.stream, edges)} with {_partition_by(item.columns)} before "
-        f"{'it' if item.operator == mend.at else item.operator}"
-        for item in mend.moved
+        f"{'it' if item.operator == fix.at else item.operator}"
+        for item in fix.moved
     ]
-    parts += [f"write partition_by(…, partitions={mend.partitions}) at {operator}" for operator in mend.given]
+    parts += [f"write partition_by(…, partitions={fix.partitions}) at {operator}" for operator in fix.given]
     parts += [
-        f"rewrite dataset {name!r} in place (adjunct dataset repartition {name} --partitions {mend.partitions} "
-        f"--reason …) and declare it with partitions={mend.partitions}"
-        for name in mend.datasets
+        f"rewrite dataset {name!r} in place (adjunct dataset repartition {name} --partitions {fix.partitions} "
+        f"--reason …) and declare it with partitions={fix.partitions}"
+        for name in fix.datasets
     ]
-    return " and ".join(parts) + ("" if mend.size is None else f", {_format_bytes(mend.size)} in all")
+    return " and ".join(parts) + ("" if fix.size is None else f", {_format_bytes(fix.size)} in all")
 
 
 def _find_mispartitioned(
     app: Application, needs: Requirements, flows: Flows, edges: Mapping[str, StreamEdge]
 ) -> list[tuple[str, str, str]]:
     """Return the operators whose input is not partitioned by the required columns, why, and what to write."""
-    refused = []
+    found = []
     for operator, asked in needs.items():
         for number, (needed, flow) in enumerate(zip(asked, flows.arriving[operator], strict=True)):
-            if needed is None or needed.columns is None:
+            if needed is None or needed.columns is None or not (why := describe_mismatch(needed, flow)):
                 continue
-            why, columns = describe_mismatch(needed, flow), needed.columns
-            if why:
-                problem = _describe_mispartitioned(app, operator, number, needed, flow, edges)
-                breaking = _breaking_inputs(flows, needed, flow)
-                if breaking:
-                    inputs = [
-                        f"input {at + 1} of {flow.stream} ({_stream_label(one.stream, edges)})"
-                        for at, one, _ in breaking
-                    ]
-                    said = [f"{name} breaks it: {why}" for name, (_, _, why) in zip(inputs, breaking, strict=True)]
-                    why = "; ".join(said)
-                    step = f"Write {_partition_by(columns)} before {flow.stream}, on {_abbreviate(inputs)}."
-                    refused.append((operator, f"{operator}: {problem}: {why}; needed is {_by_columns(columns)}.", step))
-                    continue
-                step = f"Write {_partition_by(columns)} before {operator}" + (
-                    f", on {_stream_label(flow.stream, edges)}." if len(asked) > 1 else "."
-                )
-                if number == 0:
-                    step += _suggest_partition_by(app, operator, needed, flow)
-                refused.append((operator, f"{operator}: {problem}: {why}; needed is {_by_columns(columns)}.", step))
-    return refused
-
-
-def _breaking_inputs(flows: Flows, needed: Requirement, flow: Flow) -> list[tuple[int, Flow, str]]:
-    """Return the inputs of a merge that break its required partitioning, each with why; [] if all inputs do."""
-    arriving = flows.arriving.get(flow.stream, ())
-    wrong = [(at, one, why) for at, one in enumerate(arriving) if (why := describe_mismatch(needed, one))]
-    return wrong if len(wrong) < len(arriving) else []
+            name = _stream_label(flow.stream, edges)
+            problem = f"input {number + 1} ({name}) is not partitioned as the operator needs"
+            if needed.dataset is not None:
+                by = _by_columns(app.dataset(needed.dataset).partition_by)
+                stream = f"stream {name}" if flow.stream in edges else name
+                problem = f"{stream} is not partitioned like dataset {needed.dataset}, which is partitioned by {by}"
+            merged = flows.arriving.get(flow.stream, ())
+            breaking = [(at, one, wrong) for at, one in enumerate(merged) if (wrong := describe_mismatch(needed, one))]
+            if 0 < len(breaking) < len(merged):  # a merge whose inputs are not all wrong
+                inputs = {
+                    f"input {at + 1} of {flow.stream} ({_stream_label(one.stream, edges)})": wrong
+                    for at, one, wrong in breaking
+                }
+                why = "; ".join(f"{each} breaks it: {wrong}" for each, wrong in inputs.items())
+                step = f"Write {_partition_by(needed.columns)} before {flow.stream}, on {_abbreviate([*inputs])}."
+            else:
+                step = f"Write {_partition_by(needed.columns)} before {operator}"
+                step += f", on {name}." if len(asked) > 1 else "."
+                step += _suggest_partition_by(app, operator, needed, flow) if number == 0 else ""
+            found.append((operator, f"{operator}: {problem}: {why}; needed is {_by_columns(needed.columns)}.", step))
+    return found
 
 
 def _suggest_partition_by(app: Application, operator: str, needed: Requirement, flow: Flow) -> str:
@@ -571,18 +508,6 @@ def _suggest_partition_by(app: Application, operator: str, needed: Requirement, 
         return ""
     given = f'"{by[0]}"' if len(by) == 1 else str(list(by)).replace("'", '"')
     return f" Or give {operator} partition_by={given}, which is how its records are partitioned already."
-
-
-def _describe_mispartitioned(
-    app: Application, operator: str, number: int, needed: Requirement, flow: Flow, edges: Mapping[str, StreamEdge]
-) -> str:
-    name = _stream_label(flow.stream, edges)
-    what = f"stream {name}" if flow.stream in edges else name
-    if needed.dataset is None:
-        return f"input {number + 1} ({name}) is not partitioned as the operator needs"
-    dataset = app.dataset(needed.dataset)
-    lies = f"which is partitioned by {_by_columns(dataset.partition_by)}"
-    return f"{what} is not partitioned like dataset {dataset.name}, {lies}"
 
 
 def _by_columns(columns: Iterable[str]) -> str:

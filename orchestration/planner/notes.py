@@ -15,13 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.batch_context import ChangedColumns, TableSend
 from dagster_adjunct.orchestration.operators.columns import Types
 from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlanContext
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, watermark_inputs
-from dagster_adjunct.orchestration.planner.columns import add_location
+from dagster_adjunct.orchestration.planner.columns import add_location, note_unless_strict
 from dagster_adjunct.orchestration.planner.plan import FedJoin, JoinByTime, PlannedState, PlannedTable
 from dagster_adjunct.resources.errors import PlanningError
 
@@ -32,20 +31,12 @@ def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
     for operator in app.operators:
         match = operator.spec.match
         if match is not None and match.dataset is not None and match.as_of is not None:
-            by, known = match.as_of, _known_history(app.dataset(match.dataset))
+            by, history = match.as_of, app.dataset(match.dataset).following.history
+            known = "its retained versions" if history is None else "its whole history"
+            if isinstance(history, timedelta):
+                known = f"{str(history).removesuffix(', 0:00:00')} before its newest change"
             joins.append(JoinByTime(operator.id, match.dataset, by.column, by.before_history, by.on_null_time, known))
     return tuple(joins)
-
-
-def _known_history(dataset: AdjunctDataset) -> str:
-    history = dataset.following.history
-    if history is None:
-        return "its retained versions"
-    return "its whole history" if history == "all" else f"{_format_span(history)} before its newest change"
-
-
-def _format_span(span: timedelta) -> str:
-    return str(span).removesuffix(", 0:00:00")
 
 
 STATE_REPLAY = (
@@ -119,14 +110,8 @@ def note_state(app: Application) -> Iterator[str]:
         )
         for window in _find_updating_windows(app, operator):
             problem = f"{operator.id} gets each update of a window of {window} as a separate record."
-            if app.strict:
-                error = PlanningError(
-                    f"{problem} The application is strict.",
-                    'Keep only final results: .filter("final") before it.',
-                    operator=operator.id,
-                )
-                raise add_location(error, operator)
-            yield f'{problem} Keep only final results: .filter("final").'
+            step = 'Keep only final results: .filter("final")'
+            yield f"{note_unless_strict(app, operator, problem, f'{step} before it.')} {step}."
 
 
 def _find_updating_windows(app: Application, operator: Operator) -> list[str]:

@@ -2,21 +2,29 @@
 
     requirements -> flows (columns and partitioning) -> join groups -> counts -> proof -> plan
 
-Planning is pure: an application and the facts of its streams in, a plan or an error out. After SAMZA-1889.
+`build_plan` is pure: an application and the facts of its streams in, a plan or an error out. After SAMZA-1889.
+`plan_application` reads these facts, the only I/O of planning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.extractors import Projection
+from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot
+from dagster_adjunct.assets.declaration.sources import QuerySource
+from dagster_adjunct.assets.validation.validators import iterate_sql_rules
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import describe_partitions
-from dagster_adjunct.orchestration.operators.operator import Exchange, Operator, PlanContext, StreamEdge
-from dagster_adjunct.orchestration.operators.stream_facts import Catalog
+from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, StreamEdge
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamCatalog, StreamFacts
 from dagster_adjunct.orchestration.planner.columns import (
     Flows,
     check_datasets,
     check_types,
+    format_place,
     note_batch_windows,
     note_nondeterministic_results,
     note_unproven_columns,
@@ -59,8 +67,64 @@ from dagster_adjunct.orchestration.planner.plan import (
     PlannedCall,
     PlannedOperator,
 )
-from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, StreamNotFoundError
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.sql.parser import parse_expression
+from dagster_adjunct.resources.streams.registry import open_systems
+from dagster_adjunct.resources.streams.system import StreamSystem
 from dagster_adjunct.resources.tables.shared_rate import check_budgets, list_budgets
+
+
+def systems_for(app: Application, *, lake: Lake | None = None) -> dict[str, StreamSystem]:
+    """Return the stream systems of an application's streams, by name; `lake` defaults to `open_lake()`."""
+    return open_systems(open_lake() if lake is None else lake, _stream_names(app))
+
+
+def open_dataset_systems(datasets: Iterable[AdjunctDataset], lake: Lake) -> dict[str, StreamSystem]:
+    """Return the stream systems of the datasets' source streams, by name."""
+    return open_systems(lake, (dataset.stream for dataset in datasets if dataset.stream))
+
+
+def plan_application(
+    app: Application, *, lake: Lake | None = None, systems: Mapping[str, StreamSystem] | None = None
+) -> ExecutionPlan:
+    """Return the application's plan over the current streams; raises PlanningError if there is none.
+
+    `systems` defaults to those of the application in `lake`, and `lake` to `open_lake()`.
+    """
+    systems = systems_for(app, lake=lake) if systems is None else systems
+    facts: dict[str, StreamFacts] = {}
+    missing: dict[str, str] = {}
+    for name in sorted(_stream_names(app)):
+        system_name, stream = split_stream_name(name)
+        if system_name not in systems:
+            raise ConfigurationError(
+                f"application {app.name!r} reads {name}, and no stream system {system_name!r} is given: there are "
+                f"{', '.join(systems) or 'none'}.",
+                "Pass what systems_for(app) returns.",
+                application=app.name,
+            )
+        system = systems[system_name]
+        try:
+            info = system.info(stream)
+        except StreamNotFoundError as error:
+            missing[name] = error.problem
+            continue
+        facts[name] = StreamFacts(
+            name, info.partitions, info.key, info.partitioner, info.schema, system.evolves, system.numbered_offsets
+        )
+
+    def size_of(stream: str) -> int | None:
+        system, name = split_stream_name(stream)
+        return systems[system].stored_bytes(name)
+
+    new_streams = {name: system.new_streams for name, system in systems.items()}
+    return build_plan(app, StreamCatalog(facts, missing, size_of, new_streams))
+
+
+def _stream_names(app: Application) -> set[str]:
+    return {*app.inputs, *app.outputs, *(dataset.stream for dataset in app.datasets if dataset.stream)}
 
 
 def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
@@ -93,18 +157,19 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     if any(flows.merges_streams(operator) for operator in app.operators):
         # Only now is it known whether the inputs of merged streams have equal counts.
         flows = trace_flows(app, catalog, apply_insertions(inserted), counts.partitions)
-    exchanges = _plan_exchanges(app, catalog, flows, counts.partitions, edges, inserted)
+    exchanges = tuple(_iter_exchanges(app, catalog, flows, counts.partitions, edges, inserted))
     streams = tuple(edges.values())
     tables = plan_tables(app, catalog, types)
+    calls = ((operator.id, operator.spec.call(app)) for operator in app.operators)
     return ExecutionPlan(
         application=app.name,
-        operators=_plan_operators(app, flows, counts.partitions),
+        operators=tuple(_iter_operators(app, flows, counts.partitions)),
         streams=streams,
-        join_groups=_plan_join_groups(app, needs, flows, edges, counts.partitions),
+        join_groups=tuple(_iter_join_groups(needs, flows, edges, counts.partitions)),
         exchanges=exchanges,
         tasks=assign_tasks(streams, app.tasks),
         notes=(
-            *_collect_notes(app, edges, inserted),
+            *_iter_notes(app, edges, inserted),
             *note_table_order(tables),
             *note_marks(app),
             *note_nondeterministic_results(app, types),
@@ -116,81 +181,67 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         ),
         tables=tables,
         fed=_plan_fed_datasets(app, needs, flows, edges),
-        calls=_plan_calls(app),
+        calls=tuple(PlannedCall(id_, call.kind, call.of, call.guarantee, call.recorded) for id_, call in calls if call),
         state=plan_state(app),
         fed_joins=plan_fed_joins(app),
         by_time=plan_joins_by_time(app),
     )
 
 
-def _plan_exchanges(
+def _iter_exchanges(
     app: Application,
     catalog: Catalog,
     flows: Flows,
-    counts: dict[str, int],
-    edges: dict[str, StreamEdge],
+    counts: Mapping[str, int],
+    edges: Mapping[str, StreamEdge],
     inserted: Insertions,
-) -> tuple[Exchange, ...]:
-    exchanges: list[Exchange] = []
+) -> Iterator[Exchange]:
     for operator in app.operators:
         for number in range(len(operator.inputs)):
             item = inserted.get((operator.id, number))
             if item is not None:
-                why, partitions = f"the stream: {item.why}", counts[item.node]
-                exchanges.append(Exchange(operator.id, "auto_repartition", item.columns, partitions, why, number))
+                why = f"the stream: {item.why}"
+                yield Exchange(operator.id, "auto_repartition", item.columns, counts[item.node], why, number)
         if operator.spec.role == "intermediate":
             edge = edges[operator.id]
             why = f"count: {edge.count_from}"
-            exchanges.append(Exchange(operator.id, "partition_by", edge.partitioned_by, counts[operator.id], why))
+            yield Exchange(operator.id, "partition_by", edge.partitioned_by, counts[operator.id], why)
         if operator.spec.role == "broadcast":
-            edge = edges[operator.id]
-            why = "every task gets all records"
-            exchanges.append(Exchange(operator.id, "broadcast", edge.partitioned_by, counts[operator.id], why))
+            by = edges[operator.id].partitioned_by
+            yield Exchange(operator.id, "broadcast", by, counts[operator.id], "every task gets all records")
         if operator.spec.writes is not None:
             flow = flows.before(operator.id)
             context = PlanContext(operator.id, app, catalog)
             before = operator.spec.exchange_before(context, flow, counts[flow.stream])
-            exchanges += [] if before is None else [before]
-    return tuple(exchanges)
+            if before is not None:
+                yield before
 
 
-def _plan_operators(app: Application, flows: Flows, counts: dict[str, int]) -> tuple[PlannedOperator, ...]:
-    planned = []
+def _iter_operators(app: Application, flows: Flows, counts: Mapping[str, int]) -> Iterator[PlannedOperator]:
     for operator in app.operators:
-        flow = flows.after[operator.id]
-        planned.append(
-            PlannedOperator(
-                operator.id, operator.kind, operator.inputs, _summary(app, operator), counts[flow.stream],
-                flow.partitioned_by, flow.columns, operator.spec.reads,
-                None if operator.spec.match is None else operator.spec.match.node.name, operator.spec.writes,
-            )
+        flow, spec = flows.after[operator.id], operator.spec
+        summary, output = spec.summary(), app.outputs.get(spec.writes or "")
+        if output is not None and output.description:
+            summary = f"{summary}: {output.description}"
+        looks_up = None if spec.match is None else spec.match.node.name
+        yield PlannedOperator(
+            operator.id, operator.kind, operator.inputs, summary, counts[flow.stream], flow.partitioned_by,
+            flow.columns, spec.reads, looks_up, spec.writes,
         )  # fmt: skip
-    return tuple(planned)
 
 
-def _summary(app: Application, operator: Operator) -> str:
-    summary, output = operator.spec.summary(), app.outputs.get(operator.spec.writes or "")
-    return f"{summary}: {output.description}" if output is not None and output.description else summary
-
-
-def _plan_join_groups(
-    app: Application, needs: Requirements, flows: Flows, edges: Mapping[str, StreamEdge], counts: Mapping[str, int]
-) -> tuple[JoinGroup, ...]:
-    result = []
+def _iter_join_groups(
+    needs: Requirements, flows: Flows, edges: Mapping[str, StreamEdge], counts: Mapping[str, int]
+) -> Iterator[JoinGroup]:
     for join, asked in needs.items():
-        met = [
-            (needed, flow)
-            for needed, flow in zip(asked, flows.arriving[join], strict=True)
-            if needed is not None and not needed.feeds
-        ]
-        if not met:
-            continue
-        nodes = dict.fromkeys(flow.stream for _, flow in met)
-        nodes |= {dataset_node(needed.dataset): None for needed, _ in met if needed.dataset}
-        names = tuple(_stream_label(node, edges) for node in nodes)
-        needed, flow = met[0]
-        result.append(JoinGroup(join, needed.dataset, names, counts[flow.stream], needed.columns or ()))
-    return tuple(result)
+        both = zip(asked, flows.arriving[join], strict=True)
+        met = [(needed, flow) for needed, flow in both if needed is not None and not needed.feeds]
+        if met:
+            nodes = dict.fromkeys(flow.stream for _, flow in met)
+            nodes |= {dataset_node(needed.dataset): None for needed, _ in met if needed.dataset}
+            needed, flow = met[0]
+            names = tuple(_stream_label(node, edges) for node in nodes)
+            yield JoinGroup(join, needed.dataset, names, counts[flow.stream], needed.columns or ())
 
 
 def _plan_fed_datasets(
@@ -216,28 +267,68 @@ def _stream_label(node: str, edges: Mapping[str, StreamEdge]) -> str:
     return edges[node].name if node in edges else node
 
 
-def _plan_calls(app: Application) -> tuple[PlannedCall, ...]:
-    called = ((operator.id, operator.spec.call(app)) for operator in app.operators)
-    return tuple(
-        PlannedCall(operator, call.kind, call.of, call.guarantee, call.recorded) for operator, call in called if call
-    )
-
-
-def _collect_notes(app: Application, edges: Mapping[str, StreamEdge], inserted: Insertions) -> tuple[str, ...]:
-    notes = []
+def _iter_notes(app: Application, edges: Mapping[str, StreamEdge], inserted: Insertions) -> Iterator[str]:
     for item in inserted.values():
-        notes.append(
+        yield (
             f"auto_repartition: {_stream_label(item.stream, edges)} moves before {item.operator} into "
             f"{edges[item.node].partitions} partitions by ({', '.join(item.columns)}), because {item.why}."
         )
     specs = [operator.spec for operator in app.operators]
     written = {spec.writes for spec in specs if spec.writes is not None}
     if not written:
-        notes.append("Nothing is written: no stream ends in send_to().")
+        yield "Nothing is written: no stream ends in send_to()."
     used = written | {spec.match.node.name for spec in specs if spec.match is not None}
-    idle = [name for name in app.outputs if name not in written]
-    notes += [f"Output stream {name} is declared and nothing is sent to it." for name in idle]
-    notes += [f"Dataset {item.name} is declared and not used." for item in app.datasets if item.name not in used]
-    notes += [f"Table {name} is declared and not used." for name in app.tables if name not in used]
-    notes += [note for note in map(describe_partitions, app.datasets) if note]
-    return tuple(notes)
+    yield from (
+        f"Output stream {name} is declared and nothing is sent to it." for name in app.outputs if name not in written
+    )
+    yield from (f"Dataset {item.name} is declared and not used." for item in app.datasets if item.name not in used)
+    yield from (f"Table {name} is declared and not used." for name in app.tables if name not in used)
+    yield from filter(None, map(describe_partitions, app.datasets))
+
+
+def check_syntax(app: Application) -> None:
+    """Raise PlanningError for the first SQL of an application that Spark can't parse.
+
+    The parser runs in a JVM without a session, and only if there is more to parse than column names. Without Java
+    nothing is checked.
+    """
+    asked = []
+    for text, whole, what, facts in _iter_sql(app):
+        read = None if whole else parse_expression(text)
+        if read is None or not (read.star or (read.tree is None and not read.unread)):
+            asked.append((text, whole, what, facts))
+    if not asked:
+        return
+    from dagster_adjunct.resources.spark.parser import syntax_errors
+
+    mistakes: list[str] = []
+    with suppress(ConfigurationError):  # no Java
+        mistakes = syntax_errors([(text, whole) for text, whole, _, _ in asked])
+    for mistake, (text, whole, what, facts) in zip(mistakes, asked, strict=False):
+        if mistake:
+            raise PlanningError(
+                f"{what}: {text!r} is not a valid Spark SQL {'query' if whole else 'expression'}: {mistake}.",
+                "Correct the SQL; Spark's parser reports the position.",
+                application=app.name,
+                **facts,
+            )
+
+
+def _iter_sql(app: Application) -> Iterator[tuple[str, bool, str, dict[str, str | None]]]:
+    """Yield each SQL text, whether it is a whole query, its owner, and the fields for an error."""
+    for operator in app.operators:
+        facts = {"operator": operator.id, "declared_at": format_place(operator.declared_at)}
+        yield from ((text, False, operator.id, facts) for text in operator.spec.sql)
+    for dataset in app.datasets:
+        texts = [(f"validator {name!r}", text, is_select) for name, text, is_select in iterate_sql_rules(dataset)]
+        if isinstance(dataset.extractor, Projection):
+            projected = (*dict(dataset.extractor.select).values(), dataset.extractor.where)
+            texts += [("the projection", text, False) for text in projected if text]
+        if isinstance(dataset.input, QuerySource) and isinstance(dataset.input.query, str):
+            query = dataset.input.query.replace("{version}", "''").replace("{partition}", "''")
+            texts.append(("the query", query, True))
+        initial = dataset.following.initial
+        if isinstance(initial, QuerySnapshot) and initial.sql is not None:
+            texts.append(("the snapshot's query", initial.sql, True))
+        facts = {"dataset": dataset.name, "declared_at": format_place(dataset.declared_at)}
+        yield from ((text, whole, f"{what} of dataset {dataset.name!r}", facts) for what, text, whole in texts)

@@ -20,7 +20,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     list_applications,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
-from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
+from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
 from dagster_adjunct.orchestration.startpoints.positions import snapshot_stream
 from dagster_adjunct.orchestration.startpoints.preview import (
     Preview,

@@ -21,9 +21,8 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import MARKER
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.planner.catalog import plan_application
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.planner import build_plan
+from dagster_adjunct.orchestration.planner.planner import build_plan, plan_application
 from dagster_adjunct.orchestration.step.run import RunReport, run_application
 from dagster_adjunct.orchestration.testing.fakes import (
     FakeStreams,

@@ -13,7 +13,7 @@ from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import group_datasets
-from dagster_adjunct.orchestration.planner.catalog import systems_for
+from dagster_adjunct.orchestration.planner.planner import systems_for
 from dagster_adjunct.orchestration.step.progress import describe_waiting_datasets
 from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.errors import ConfigurationError

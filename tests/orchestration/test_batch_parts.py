@@ -12,7 +12,7 @@ import pytest
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import Flow, PassThroughSpec, PlanContext, Requirement, Spec
-from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step import compile_batch as arriving_records
 from dagster_adjunct.orchestration.step.compile_batch import (

@@ -24,7 +24,7 @@ from dagster_adjunct.changes import Projection
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
 from dagster_adjunct.orchestration.code_location.metadata import dataset_columns, output_columns, trace_origins
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
-from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.tables import RemoteTable, SqliteTable

@@ -8,7 +8,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.startpoints import (
     AskedStartpoints,
     TakenBack,

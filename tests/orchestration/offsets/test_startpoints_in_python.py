@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct import Application
-from dagster_adjunct.orchestration.planner.catalog import plan_application
+from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams

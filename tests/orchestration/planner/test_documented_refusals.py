@@ -33,7 +33,7 @@ ELSEWHERE = {
     "stream_join.py, _sides": "what only Spark knows, in a run",
     "joins.py, _check_types": "what only Spark knows, in a run",
     "checking.py, check_select": "SQL of a dataset or a validator, whose pages have it",
-    "sql_syntax.py, check_syntax": "what only Spark's parser knows, which the command asks",
+    "planner.py, check_syntax": "what only Spark's parser knows, which the command asks",
     "notes.py, _check_replay_detection": "what takes operators with several inputs",
 }
 """What is refused, but not by planning what the public methods describe: a part of where it is made, and how."""

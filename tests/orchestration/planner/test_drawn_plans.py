@@ -7,9 +7,8 @@ from pathlib import Path
 
 from dagster_adjunct.examples.flights.deliver import create_streams
 from dagster_adjunct.examples.flights.pipeline import app as flights
-from dagster_adjunct.orchestration.planner.catalog import plan_application, systems_for
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.planner import build_plan
+from dagster_adjunct.orchestration.planner.planner import build_plan, plan_application, systems_for
 from dagster_adjunct.resources.objects.lake import open_lake
 from tests.doc_blocks import ROOT, blocks_of
 from tests.orchestration.planner.planning import application, catalog, dataset
