@@ -11,7 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -116,11 +116,8 @@ class PhysicalProof:
     def to_json(self) -> dict[str, Any]:
         """Return the proof as JSON values."""
         return {
-            "joins": [{name: getattr(join, name) for name in JoinProof.__slots__} for join in self.joins],
-            "differences": [
-                {"operator": difference.operator, "problem": difference.problem, "next_step": difference.next_step}
-                for difference in self.differences
-            ],
+            "joins": [asdict(join) for join in self.joins],
+            "differences": [asdict(difference) for difference in self.differences],
             "notes": list(self.notes),
         }
 
@@ -141,109 +138,82 @@ class ProofBuilder:
     """Collects Spark's physical plans, each operator once, and compares them with the application's plan."""
 
     def __init__(self, plan: ExecutionPlan) -> None:
-        self._listed = Counter(exchange.operator for exchange in plan.exchanges if exchange.reason in _IN_FRAMES)
+        self.listed = Counter(exchange.operator for exchange in plan.exchanges if exchange.reason in _IN_FRAMES)
         self._claims = {operator.id: operator.partitioned_by for operator in plan.operators}
         self._seen: set[str] = set()
         self._joins: list[JoinProof] = []
         self._differences: list[Difference] = []
-        self._notes: list[str] = []
+        self.notes: list[str] = []
 
     def add(self, spark_plan: SparkPlan, datasets: Mapping[str, str]) -> None:
         """Add a plan; `datasets` maps the operators that join a dataset to its name."""
-        for operator in sorted(spark_plan.operators):
-            if operator in self._seen:
-                continue
+        for operator in sorted(spark_plan.operators - self._seen):
             self._seen.add(operator)
+            dataset, join = datasets.get(operator), spark_plan.joins.get(operator)
             moved = [exchange for exchange in spark_plan.exchanges if exchange.operator == operator]
-            if operator in datasets:
-                self._join(operator, datasets[operator], spark_plan)
-            self._moved(
-                operator, datasets.get(operator), [(exchange.partitioning, exchange.side) for exchange in moved]
-            )
-
-    def allow(self, operator: str, moves: int) -> None:
-        """Allow an operator this many exchanges of its own."""
-        self._listed[operator] += moves
-
-    def result(self) -> PhysicalProof:
-        return PhysicalProof(tuple(self._joins), tuple(self._differences), tuple(self._notes))
-
-    def note(self, text: str) -> None:
-        self._notes.append(text)
-
-    def _join(self, operator: str, dataset: str, spark_plan: SparkPlan) -> None:
-        join = spark_plan.joins.get(operator)
-        if join is None:
-            return
-        sides = Counter(exchange.side for exchange in spark_plan.exchanges if exchange.operator == operator)
-        self._joins.append(
-            JoinProof(operator, dataset, _name_join(join), _describe_scan(join), sides["stream"], sides["dataset"])
-        )
-
-    def _moved(self, operator: str, dataset: str | None, moved: Sequence[tuple[str, str | None]]) -> None:
-        of_dataset = [where for where, side in moved if side == "dataset"]
-        others = [where for where, side in moved if side != "dataset"]
-        if of_dataset and dataset is not None:
-            self._differences.append(
-                Difference(
-                    operator,
-                    f"{operator}: Spark shuffles dataset {dataset}, which the plan proved to be co-partitioned "
-                    f"({', '.join(of_dataset)}).",
-                    "Compare the types of the join's keys and the number of partitions on both sides.",
-                    dataset,
+            of_dataset = [exchange.partitioning for exchange in moved if exchange.side == "dataset"]
+            others = [exchange.partitioning for exchange in moved if exchange.side != "dataset"]
+            if dataset is not None and join is not None:
+                of_stream = sum(exchange.side == "stream" for exchange in moved)
+                kind, reads = _JOIN_NAMES.get(join.kind, join.kind), join.describe_scan()
+                self._joins.append(JoinProof(operator, dataset, kind, reads, of_stream, len(of_dataset)))
+            if of_dataset and dataset is not None:
+                self._differences.append(
+                    Difference(
+                        operator,
+                        f"{operator}: Spark shuffles dataset {dataset}, which the plan proved to be co-partitioned "
+                        f"({', '.join(of_dataset)}).",
+                        "Compare the types of the join's keys and the number of partitions on both sides.",
+                        dataset,
+                    )
                 )
-            )
-        unlisted = others[self._listed[operator] :]
+            self._add_unlisted(operator, dataset, others[self.listed[operator] :])
+
+    def _add_unlisted(self, operator: str, dataset: str | None, unlisted: Sequence[str]) -> None:
+        """Add exchanges of records that the plan does not list."""
         if not unlisted:
             return
         times = "once" if len(unlisted) == 1 else f"{len(unlisted)} times"
         problem = f"{operator}: Spark shuffles the records {times} more than the plan lists ({', '.join(unlisted)})"
         if dataset is None and not self._claims.get(operator):
-            self._notes.append(f"{problem}; the plan makes no claim about their partitioning after it.")
+            self.notes.append(f"{problem}; the plan makes no claim about their partitioning after it.")
             return
         step = (
             "Shuffle them with partition_by, which the plan lists; a function must leave partitioned records in place."
         )
         self._differences.append(Difference(operator, f"{problem}.", step, dataset))
 
+    def result(self) -> PhysicalProof:
+        return PhysicalProof(tuple(self._joins), tuple(self._differences), tuple(self.notes))
 
-def check_write_placement(operator: str, source: PlannedOperator, spark_plan: SparkPlan) -> str | None:
+
+def _check_write_placement(operator: str, source: PlannedOperator, spark_plan: SparkPlan) -> str | None:
     """Return a note if records are written without an exchange and Spark can't confirm their partitioning; None if it
     does.
 
     `source` is the planned operator that the records come from. Raises PlanningError if they are certainly partitioned
     differently: writing them would fail, or lose the order of a key's records.
     """
-    expected = f"hashpartitioning({', '.join(source.partitioned_by)}, {source.partitions})"
-    lying = spark_plan.partitioning
-    if expected in lying or (source.partitions == 1 and "singlepartition" in lying.lower()):
+    expected, found = (
+        f"hashpartitioning({', '.join(source.partitioned_by)}, {source.partitions})",
+        spark_plan.partitioning,
+    )
+    if expected in found or (source.partitions == 1 and "singlepartition" in found.lower()):
         return None
-    if lying in ("UnknownPartitioning(0)", f"UnknownPartitioning({source.partitions})"):
+    if found in ("UnknownPartitioning(0)", f"UnknownPartitioning({source.partitions})"):
         return f"{operator}: that records are partitioned by {expected} is a promise that Spark can't check."
-    moving = list(
-        dict.fromkeys(exchange.operator for exchange in spark_plan.exchanges if exchange.partitioning in lying)
-    ) or [source.id]
+    moving = dict.fromkeys(exchange.operator for exchange in spark_plan.exchanges if exchange.partitioning in found)
     raise PlanningError(
         f"{operator}: records are written without a shuffle, which the plan says are partitioned by {expected}; "
-        f"after {', '.join(moving)} their partitioning is {lying}.",
+        f"after {', '.join(moving) or source.id} their partitioning is {found}.",
         "A function that shuffles records must not promise keeps_partitioning, nor be a filter: remove the promise, "
         "and use partition_by after it.",
         operator=operator,
     )
 
 
-def _name_join(join: SparkJoin) -> str:
-    kinds = {"SortMergeJoin": "sort-merge join", "BroadcastHashJoin": "broadcast join"}
-    return kinds.get(join.kind, join.kind)
-
-
-def _describe_scan(join: SparkJoin) -> str:
-    if join.broadcast:
-        return "all of it in every task"
-    return f"a bucketed scan of {join.buckets}" if join.buckets is not None else "not by buckets"
-
-
 Side = Literal["stream", "dataset"]
+_JOIN_NAMES = {"SortMergeJoin": "sort-merge join", "BroadcastHashJoin": "broadcast join"}
 _MARK = "adjunct "
 _ATTRIBUTE = re.compile(r"#\d+L?")
 
@@ -259,7 +229,7 @@ class SparkExchange:
     side: Side | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SparkJoin:
     """How Spark joins for an operator ("SortMergeJoin"), and how it reads the dataset's side.
 
@@ -267,15 +237,19 @@ class SparkJoin:
     it.
     """
 
-    operator: str
     kind: str
     buckets: int | None = None
     broadcast: bool = False
 
+    def describe_scan(self) -> str:
+        if self.broadcast:
+            return "all of it in every task"
+        return "not by buckets" if self.buckets is None else f"a bucketed scan of {self.buckets}"
+
 
 @dataclass(frozen=True, slots=True)
 class SparkPlan:
-    """The joins and exchanges of one physical plan, and the partitioning of its result."""
+    """The joins and exchanges of one physical plan by operator, and the partitioning of its result."""
 
     operators: frozenset[str]
     joins: Mapping[str, SparkJoin]
@@ -296,7 +270,7 @@ def inspect_spark_plan(operator: str, frame: DataFrame, joins: Collection[str]) 
     `joins` are the operators that join a dataset; the topmost join of each is recorded.
     """
     top = frame._jdf.queryExecution().executedPlan()
-    joins_found: dict[str, SparkJoin] = {}
+    found: dict[str, SparkJoin] = {}
     exchanges: list[SparkExchange] = []
     operators = {operator}
     waiting: list[tuple[Any, str, Side | None]] = [(top, operator, None)]
@@ -304,46 +278,34 @@ def inspect_spark_plan(operator: str, frame: DataFrame, joins: Collection[str]) 
         node, owner, side = waiting.pop()
         name = node.nodeName()
         sides: tuple[Side | None, ...] = (side, side)
+        join = found.get(owner) if side == "dataset" else None
         if name.startswith("CollectMetrics"):
             if node.name().startswith(_MARK):
                 owner, sides = node.name().removeprefix(_MARK), (None,)
                 operators.add(owner)
-        elif name.startswith(("BroadcastExchange", "ReusedExchange")) and _is_broadcast(name, node):
-            if side == "dataset" and owner in joins_found:
-                joins_found[owner] = _update_join(joins_found[owner], broadcast=True)
+        elif name.startswith("BroadcastExchange") or (
+            name.startswith("ReusedExchange") and node.child().nodeName().startswith("Broadcast")
+        ):
+            if join is not None:
+                join.broadcast = True
             continue
         elif name.startswith(("Exchange", "ShuffleExchange", "ReusedExchange")):
             exchanges.append(SparkExchange(owner, _partitioning_text(node.outputPartitioning()), side))
-        elif "Join" in name and owner in joins and owner not in joins_found:
-            joins_found[owner] = SparkJoin(owner, name.partition("(")[0])
+        elif "Join" in name and owner in joins and owner not in found:
+            found[owner] = SparkJoin(name.partition("(")[0])
             sides = ("stream", "dataset")
-        elif (
-            side == "dataset"
-            and owner in joins_found
-            and joins_found[owner].buckets is None
-            and _is_bucketed(name, node)
-        ):
-            joins_found[owner] = _update_join(joins_found[owner], buckets=node.outputPartitioning().numPartitions())
+        elif join is not None and join.buckets is None and _is_bucketed(name, node):
+            join.buckets = node.outputPartitioning().numPartitions()
         children = node.children()
         for index in range(children.size()):
             waiting.append((children.apply(index), owner, sides[min(index, len(sides) - 1)]))
-    return SparkPlan(frozenset(operators), joins_found, tuple(exchanges), _partitioning_text(top.outputPartitioning()))
-
-
-def _is_broadcast(name: str, node: Any) -> bool:
-    return not name.startswith("Reused") or node.child().nodeName().startswith("Broadcast")
+    return SparkPlan(frozenset(operators), found, tuple(exchanges), _partitioning_text(top.outputPartitioning()))
 
 
 def _is_bucketed(name: str, node: Any) -> bool:
     if not name.startswith("Scan ") or node.getClass().getSimpleName() != "FileSourceScanExec":
         return False
     return bool(node.bucketedScan())
-
-
-def _update_join(join: SparkJoin, *, buckets: int | None = None, broadcast: bool = False) -> SparkJoin:
-    return SparkJoin(
-        join.operator, join.kind, join.buckets if buckets is None else buckets, join.broadcast or broadcast
-    )
 
 
 def _partitioning_text(partitioning: Any) -> str:
@@ -364,11 +326,11 @@ def analyze_batch(
     state table that a batch writes.
     """
     ranges = {ssp: OffsetRange(start, start) for ssp, start in (starts or {}).items()}
-    rehearsal = DryRunCompiler(context, BatchInputs(0, ranges, views))
-    rehearsal.run()
-    for dataset in rehearsal.states:
+    batch = DryRunCompiler(context, BatchInputs(0, ranges, views))
+    batch.run()
+    for dataset in batch.states:
         on_state(dataset)
-    return rehearsal.proof.result()
+    return batch.proof.result()
 
 
 class DryRunCompiler(BatchCompiler):
@@ -378,23 +340,33 @@ class DryRunCompiler(BatchCompiler):
         super().__init__(context, inputs, lambda name: None)
         self.proof = ProofBuilder(context.plan)
         for operator in self.app.operators:
-            self.proof.allow(operator.id, operator.spec.moves)
+            self.proof.listed[operator.id] += operator.spec.moves
         self.states: list[AdjunctDataset] = []
         self._datasets: dict[str, str] = {}
-        self._looked_at: dict[str, dict[str, str] | None] = {}
+        self._stored_types: dict[str, dict[str, str] | None] = {}
 
     def run(self) -> None:
         """Compile all operators whose records are written, and inspect Spark's plan of each output."""
         frames: dict[str, DataFrame] = {}
         try:
             for operator in self.operators:
-                compiled_frame = self._named(operator, [frames[source] for source in operator.inputs])
-                frames[operator.id] = self._handed_on(operator, compiled_frame)
+                leaving = self.compile_operator(operator, [frames[source] for source in operator.inputs])
+                frames[operator.id] = self._hand_on(operator, leaving)
         finally:
             self.close()
 
-    def _handed_on(self, operator: Operator, frame: DataFrame) -> DataFrame:
-        """Return the records as the next operators meet them, cut off from what was looked at already."""
+    def compile_operator(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
+        """Return the operator's records; an error names the operator."""
+        try:
+            return super().compile_operator(operator, sources)
+        except PermanentError as error:
+            if getattr(error, "operator", None) is not None:
+                raise
+            about = {"operator": operator.id} if hasattr(error, "operator") else {}
+            raise error.reworded(f"{operator.id}: {error.problem}", error.next_step, **about) from error
+
+    def _hand_on(self, operator: Operator, frame: DataFrame) -> DataFrame:
+        """Return the records as the next operators get them, cut off from what was inspected already."""
         spec = operator.spec
         if spec.reads is not None or not self.has_consumers(operator.id):
             return frame
@@ -407,32 +379,26 @@ class DryRunCompiler(BatchCompiler):
         return self.materialize(operator.id, frame) if self.is_shared(operator) else frame
 
     def _cut(self, operator: str, frame: DataFrame) -> DataFrame:
-        """Return the same records, which Spark plans no more as part of others: kept, if anybody computed them."""
+        """Return the same records, which Spark no longer plans as part of others."""
         return super().materialize(operator, frame)
 
-    def _look(self, operator: str, frame: DataFrame) -> SparkPlan:
+    def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
+        self._inspect(operator, frame)
+        return self._cut(operator, frame)
+
+    def _inspect(self, operator: str, frame: DataFrame) -> SparkPlan:
         planned = inspect_spark_plan(operator, frame, self._datasets)
         self.proof.add(planned, self._datasets)
         return planned
 
-    def _written_as_they_lie(self, operator: str, frame: DataFrame) -> None:
-        planned = self._look(operator, frame)
+    def _inspect_written(self, operator: str, frame: DataFrame) -> None:
+        """Inspect records that are written in the partitions that they are in."""
+        planned = self._inspect(operator, frame)
         (source,) = self.app.operator(operator).inputs
-        lay = self.planned[source]
-        if operator not in self.exchanges and lay.partitioned_by:
-            note = check_write_placement(operator, lay, planned)
+        if operator not in self.exchanges and self.planned[source].partitioned_by:
+            note = _check_write_placement(operator, self.planned[source], planned)
             if note is not None:
-                self.proof.note(note)
-
-    def _named(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
-        """Return the operator's records; what is refused of them is told with its name."""
-        try:
-            return self.compile_operator(operator, sources)
-        except PermanentError as error:
-            if getattr(error, "operator", None) is not None:
-                raise
-            about = {"operator": operator.id} if hasattr(error, "operator") else {}
-            raise error.reworded(f"{operator.id}: {error.problem}", error.next_step, **about) from error
+                self.proof.notes.append(note)
 
     def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
         try:
@@ -444,12 +410,17 @@ class DryRunCompiler(BatchCompiler):
                 "replayed.",
             ) from error.__cause__
 
+    def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
+        declared = self.app.dataset(dataset)
+        if isinstance(declared.input, OwnedBy):
+            return self._no_entries(declared, declared.input.schema), declared.input.schema
+        return super().entries(dataset)
+
     def _no_entries(self, dataset: AdjunctDataset, schema: Schema) -> DataFrame:
         if dataset.partitions is None or not set(dataset.partition_by) <= set(schema.names):
             return super()._no_entries(dataset, schema)
         layout = BucketLayout(schema, dataset.partition_by, dataset.partitions, dataset.key)
-        store = self.context.lake.store
-        return bucketed_frame(self.spark, store, dataset.name, layout, []).drop(GENERATION_COLUMN)
+        return bucketed_frame(self.spark, self.context.lake.store, dataset.name, layout, []).drop(GENERATION_COLUMN)
 
     def count_matches(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
         self._datasets[operator] = dataset
@@ -461,12 +432,13 @@ class DryRunCompiler(BatchCompiler):
     def look_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
         """Compare what is taken of the table's records with its columns, as its store has them; nothing is read."""
         table = self.app.tables[lookup.table]
-        check_stored_columns(operator, table, lookup, self._stored(lookup.table, get_read_function(table)))
+        check_stored_columns(operator, table, lookup, self._read_stored(lookup.table, get_read_function(table)))
         return add_unknown_answers(self.materialize(operator, frame), lookup)
 
-    def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
-        self._look(operator, frame)
-        return self._cut(operator, frame)
+    def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateHandle:
+        self.states.append(declare_state_dataset(self.context.writer, name, spec))
+        validate_state(self.context.lake, self.states[-1])
+        return super().state(name, spec, of=of)
 
     def send(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
@@ -479,71 +451,58 @@ class DryRunCompiler(BatchCompiler):
             if stored is not None:
                 check_fed_datasets(self.app, operator, stream, stored, sent)
         if key:
-            self._written_as_they_lie(operator, frame)
+            self._inspect_written(operator, frame)
         else:
-            self._look(operator, frame)
+            self._inspect(operator, frame)
         return None
-
-    def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
-        declared = self.app.dataset(dataset)
-        if isinstance(declared.input, OwnedBy):
-            return self._no_entries(declared, declared.input.schema), declared.input.schema
-        return super().entries(dataset)
-
-    def write_local(
-        self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey
-    ) -> None:
-        self._written_as_they_lie(operator, frame)
-        prepare_table_rows(frame, self.app.dataset(table).key, deleted, on_null_key)
-
-    def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateHandle:
-        self.states.append(declare_state_dataset(self.context.writer, name, spec))
-        validate_state(self.context.lake, self.states[-1])
-        return super().state(name, spec, of=of)
-
-    def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
-        """Compare what Spark makes of the records with the table's columns, as its store has them."""
-        table = self.app.tables[send.table]
-        check_record_columns(frame.columns, table.name, table.key, updates=send.contract is not None, what=operator)
-        sink = TableSink(table, send)
-        check_sink_columns(operator, sink, _column_types(frame), self._stored_types(sink))
-        self._written_as_they_lie(operator, frame)
-
-    def _stored_types(self, sink: TableSink) -> dict[str, str] | None:
-        return sink.columns or self._stored(sink.table.name, sink.function)
-
-    def _stored(self, table: str, function: TableFunction | None) -> dict[str, str] | None:
-        if function is None or not hasattr(function, "stored_types"):
-            return None
-        if table not in self._looked_at:
-            try:
-                self._looked_at[table] = run_blocking(_read_stored_types(function))
-            except PermanentError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the batch retries, and reports what is wrong
-                _log.info("Can't read the columns of table %s now: %s", table, error)
-                self._looked_at[table] = None
-        return self._looked_at[table]
-
-    def call_sink(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
-        pickle_function(operator, function)
-        self._look(operator, frame)
-
-    def call_sink_for_results(
-        self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
-    ) -> DataFrame:
-        self._look(operator, frame)
-        made = plan_results(frame, SinkCall(operator, function, self.app.name, self.number, returns))
-        by = self.required_partitioning(operator)
-        if by:
-            made = made.repartition(self.partitions_at(operator), *map(named_column, by))
-        return self._cut(operator, made)
 
     def send_dead_letters(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
         name = split_stream_name(stream)[1]
         self.system_of(stream).check_create(name, schema=output_schema(frame), key=key, partitions=partitions)
+
+    def write_local(
+        self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey
+    ) -> None:
+        self._inspect_written(operator, frame)
+        prepare_table_rows(frame, self.app.dataset(table).key, deleted, on_null_key)
+
+    def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
+        """Compare what Spark makes of the records with the table's columns, as its store has them."""
+        table = self.app.tables[send.table]
+        check_record_columns(frame.columns, table.name, table.key, updates=send.contract is not None, what=operator)
+        sink = TableSink(table, send)
+        stored = sink.columns or self._read_stored(sink.table.name, sink.function)
+        check_sink_columns(operator, sink, _column_types(frame), stored)
+        self._inspect_written(operator, frame)
+
+    def _read_stored(self, table: str, function: TableFunction | None) -> dict[str, str] | None:
+        if function is None or not hasattr(function, "stored_types"):
+            return None
+        if table not in self._stored_types:
+            try:
+                self._stored_types[table] = run_blocking(_read_stored_types(function))
+            except PermanentError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the batch retries, and reports what is wrong
+                _log.info("Can't read the columns of table %s now: %s", table, error)
+                self._stored_types[table] = None
+        return self._stored_types[table]
+
+    def call_sink(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
+        pickle_function(operator, function)
+        self._inspect(operator, frame)
+
+    def call_sink_for_results(
+        self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
+    ) -> DataFrame:
+        self._inspect(operator, frame)
+        made = plan_results(frame, SinkCall(operator, function, self.app.name, self.number, returns))
+        by = self.required_partitioning(operator)
+        if by:
+            made = made.repartition(self.partitions_at(operator), *map(named_column, by))
+        return self._cut(operator, made)
 
 
 async def _read_stored_types(function: TableFunction) -> dict[str, str] | None:
@@ -575,11 +534,8 @@ def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> Phys
     A dataset without a version counts as empty, in its buckets. Raises the errors that a run raises before its first
     batch for mistakes in expressions and functions.
     """
-    views = {dataset.name: _find_served_version(runtime, dataset) for dataset in app.datasets}
+    views: dict[str, VersionReader | None] = dict.fromkeys(dataset.name for dataset in app.datasets)
+    for dataset in app.datasets if runtime.lake.exists() else ():
+        if dataset.following.persistent and not isinstance(dataset.input, OwnedBy):
+            views[dataset.name] = StoredVersions(runtime.lake, dataset).current()
     return analyze_batch(StepContext(runtime, app, plan, FanOut()), views)
-
-
-def _find_served_version(runtime: Runtime, dataset: AdjunctDataset) -> VersionReader | None:
-    if isinstance(dataset.input, OwnedBy) or not dataset.following.persistent or not runtime.lake.exists():
-        return None
-    return StoredVersions(runtime.lake, dataset).current()
