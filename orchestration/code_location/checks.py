@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster import (
     AssetCheckEvaluation,
@@ -18,15 +18,16 @@ from dagster import (
     AssetCheckSpec,
     AssetExecutionContext,
     AssetKey,
+    AssetSpec,
     MetadataValue,
 )
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import Validator
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.progress import BootstrapProgress
+from dagster_adjunct.assets.unbounded.progress import BootstrapProgress, bootstrap_progress
 from dagster_adjunct.assets.validation.validators import describe_rule, validator_arguments
-from dagster_adjunct.assets.versions.manifest import DatasetManifest, Decision
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, Decision, as_unbounded
 from dagster_adjunct.assets.versions.reports import AdvanceReport, StageEvent
 from dagster_adjunct.assets.versions.version import Verdict, VersionRef
 from dagster_adjunct.orchestration.application.application import Application
@@ -37,10 +38,6 @@ from dagster_adjunct.resources.errors import AdjunctError, ValidatorError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem
 
-if TYPE_CHECKING:
-    from dagster import AssetSpec
-
-
 # For log handlers outside of Dagster: each record carries the event as `adjunct_event`.
 _log = logging.getLogger("adjunct.run")
 
@@ -50,10 +47,10 @@ class OpRun:
     """One run of an asset's op, with the lake and the stream systems that it reads."""
 
     context: AssetExecutionContext
-    lake: "Lake"
-    systems: "Mapping[str, StreamSystem]"
+    lake: Lake
+    systems: Mapping[str, StreamSystem]
 
-    def log_event(self, event: "StageEvent | StepEvent") -> None:
+    def log_event(self, event: StageEvent | StepEvent) -> None:
         """Log an event in the run and in Python's log."""
         self.context.log.info(event.summary())
         _log.info(event.summary(), extra={"adjunct_event": event})
@@ -62,26 +59,19 @@ class OpRun:
 BOOTSTRAPPED = "bootstrapped"
 
 
-def bootstrap_check_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheckSpec]:
+def bootstrap_check_specs(dataset: AdjunctDataset, key: AssetKey) -> list[AssetCheckSpec]:
     """Return the check `bootstrapped` of an unbounded dataset with bootstrap=True, else an empty list."""
-    if not _has_bootstrap_check(dataset):
+    if not dataset.follows_changes or not dataset.bootstrap:
         return []
     text = "The table has read its stream up to the ends at the start of its bootstrap; downstream assets wait for it."
     return [AssetCheckSpec(BOOTSTRAPPED, asset=key, description=text, blocking=True)]
 
 
 def bootstrap_check_results(
-    run: OpRun,
-    dataset: "AdjunctDataset",
-    key: AssetKey,
-    manifest: "DatasetManifest | None",
-    report: "AdvanceReport | None",
+    run: OpRun, key: AssetKey, manifest: DatasetManifest | None, report: AdvanceReport | None
 ) -> Iterator[AssetCheckResult]:
     """Yield the result of `bootstrapped` if it is selected; `report` is None if nothing advanced."""
-    from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
-    from dagster_adjunct.assets.versions.manifest import as_unbounded
-
-    if not _has_bootstrap_check(dataset) or not _is_selected(run.context, key):
+    if BOOTSTRAPPED not in selected_checks(run.context, key):
         return
     table = None if manifest is None else as_unbounded(manifest)
     progress = None if table is None else bootstrap_progress(run.systems, table, run.lake.now())
@@ -100,49 +90,48 @@ def bootstrap_check_results(
 
 
 @contextmanager
-def report_unfinished_bootstrap(run: OpRun, datasets: "Sequence[tuple[AdjunctDataset, AssetKey]]") -> Iterator[None]:
+def report_unfinished_bootstrap(run: OpRun, datasets: Mapping[str, AssetKey]) -> Iterator[None]:
     """Report `bootstrapped` as failed if an error ends the bootstrap early, and re-raise the error."""
     try:
         yield
     except Exception as error:
-        for dataset, key in datasets:
-            if _has_bootstrap_check(dataset) and _is_selected(run.context, key):
-                evaluation = _unfinished_evaluation(run, dataset, key, error)
-                if evaluation is not None:
-                    # Logged as an event, because a failing step has no outputs.
-                    run.context.log_event(evaluation)
+        for dataset, key in datasets.items():
+            if BOOTSTRAPPED in selected_checks(run.context, key):
+                _log_unfinished_bootstrap(run, dataset, key, error)
         raise
 
 
-def _unfinished_evaluation(
-    run: OpRun, dataset: "AdjunctDataset", key: AssetKey, error: Exception
-) -> AssetCheckEvaluation | None:
-    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
-    from dagster_adjunct.assets.versions.manifest import as_unbounded
-
+def _log_unfinished_bootstrap(run: OpRun, dataset: str, key: AssetKey, error: Exception) -> None:
     table, progress, unknown_progress = None, None, ""
     try:
-        manifest = StoredVersions(run.lake, dataset.name).manifest()
+        manifest = StoredVersions(run.lake, dataset).manifest()
         table = None if manifest is None else as_unbounded(manifest)
         progress = None if table is None else bootstrap_progress(run.systems, table, run.lake.now())
     except AdjunctError as unread:  # may fail for the same reason as the run
         unknown_progress = f"; its progress is unknown: {unread.problem}"
-    if progress is not None and progress.state == "done":
-        return None
-    decision = None if table is None else table.decision
-    return AssetCheckEvaluation(
-        asset_key=key,
-        check_name=BOOTSTRAPPED,
-        passed=False,
-        severity=AssetCheckSeverity.ERROR,
-        description=f"{_describe_bootstrap(progress, decision)}{unknown_progress}. It ended with: {error}",
-        metadata=_bootstrap_metadata(progress, decision, None),
-        blocking=True,
+    if progress is None or progress.state != "done":
+        decision = None if table is None else table.decision
+        text = f"{_describe_bootstrap(progress, decision)}{unknown_progress}. It ended with: {error}"
+        metadata = _bootstrap_metadata(progress, decision, None)
+        log_failed_check(run.context, key, BOOTSTRAPPED, text, metadata=metadata, blocking=True)
+
+
+def log_failed_check(context: AssetExecutionContext, key: AssetKey, name: str, text: str, **options: Any) -> None:
+    """Log a failed check as an event, because a failing step has no outputs."""
+    severity = AssetCheckSeverity.ERROR
+    context.log_event(
+        AssetCheckEvaluation(
+            asset_key=key, check_name=name, passed=False, severity=severity, description=text, **options
+        )
     )
 
 
-def _describe_bootstrap(progress: "BootstrapProgress | None", decision: "Decision | None") -> str:
+def selected_checks(context: AssetExecutionContext, key: AssetKey) -> set[str]:
+    """Return the names of an asset's checks that this run evaluates."""
+    return {check.name for check in context.selected_asset_check_keys if check.asset_key == key}
+
+
+def _describe_bootstrap(progress: BootstrapProgress | None, decision: Decision | None) -> str:
     if progress is None:
         return "The bootstrap has not begun"
     if decision is not None and decision.action == "serve-stale":
@@ -153,15 +142,13 @@ def _describe_bootstrap(progress: "BootstrapProgress | None", decision: "Decisio
 
 
 def _bootstrap_metadata(
-    progress: "BootstrapProgress | None", decision: "Decision | None", report: "AdvanceReport | None"
+    progress: BootstrapProgress | None, decision: Decision | None, report: AdvanceReport | None
 ) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     if progress is not None:
-        metadata |= {
-            "adjunct/per_cent": progress.per_cent,
-            "adjunct/seconds": round(progress.seconds, 3),
-            "adjunct/bootstrap": MetadataValue.json(progress.to_json()),
-        }
+        metadata["adjunct/per_cent"] = progress.per_cent
+        metadata["adjunct/seconds"] = round(progress.seconds, 3)
+        metadata["adjunct/bootstrap"] = MetadataValue.json(progress.to_json())
     if decision is not None:
         metadata["adjunct/decision"] = MetadataValue.json(decision.model_dump(mode="json"))
     if report is not None and report.action == "bootstrapped":
@@ -169,18 +156,10 @@ def _bootstrap_metadata(
     return metadata
 
 
-def _has_bootstrap_check(dataset: "AdjunctDataset") -> bool:
-    return dataset.follows_changes and dataset.bootstrap
-
-
-def _is_selected(context: AssetExecutionContext, key: AssetKey) -> bool:
-    return any((check.asset_key, check.name) == (key, BOOTSTRAPPED) for check in context.selected_asset_check_keys)
-
-
 _BY_TIME = {"before_history": "were older than its history", "null_times": "had no time"}
 
 
-def join_check_specs(app: "Application", outputs: "Mapping[LineageNode, AssetSpec]") -> dict[str, AssetCheckSpec]:
+def join_check_specs(app: Application, outputs: Mapping[LineageNode, AssetSpec]) -> dict[str, AssetCheckSpec]:
     """Return the check of each join by the join's id, on the first output that its records reach."""
     checks = {}
     joins = find_output_joins(app)
@@ -202,29 +181,18 @@ def join_check_specs(app: "Application", outputs: "Mapping[LineageNode, AssetSpe
 
 def join_check_results(
     context: AssetExecutionContext,
-    app: "Application",
+    app: Application,
     checks: Mapping[str, AssetCheckSpec],
     counters: Mapping[str, Mapping[str, int]],
 ) -> Iterator[AssetCheckResult]:
     """Yield the result of each selected check whose join processed records in this run."""
-    selected = set(context.selected_asset_check_keys)
     for operator, check in checks.items():
-        rows, unmatched = (counters.get(operator, {}).get(name, 0) for name in ("rows", "unmatched"))
-        match = app.operator(operator).spec.match
-        if not rows or check.key not in selected or match is None:
+        counted, match = counters.get(operator, {}), app.operator(operator).spec.match
+        rows, unmatched = counted.get("rows", 0), counted.get("unmatched", 0)
+        if not rows or check.key not in context.selected_asset_check_keys or match is None:
             continue
-        rate = (rows - unmatched) / rows
-        metadata: dict[str, Any] = {
-            "adjunct/match_rate": rate,
-            "adjunct/unmatched": unmatched,
-            "adjunct/rows": rows,
-            f"adjunct/{match.node.kind}": match.node.name,
-        }
-        by_time = {name: counters[operator][name] for name in _BY_TIME if name in counters[operator]}
-        metadata |= {f"adjunct/{name}": count for name, count in by_time.items()}
-        least = match.min_rate
-        if least is not None:
-            metadata["adjunct/min_match_rate"] = float(least)
+        rate, least = (rows - unmatched) / rows, match.min_rate
+        by_time = {name: counted[name] for name in _BY_TIME if name in counted}
         demanded = "" if least is None else f"; at least {least:.1%} is required"
         demanded += "".join(f"; {count:,} {_BY_TIME[name]}" for name, count in by_time.items() if count)
         yield AssetCheckResult(
@@ -233,7 +201,14 @@ def join_check_results(
             passed=least is None or rate >= least,
             severity=AssetCheckSeverity.ERROR,
             description=f"{rate:.2%} of {rows:,} records matched an entry of {match.node.name}{demanded}",
-            metadata=metadata,
+            metadata={
+                "adjunct/match_rate": rate,
+                "adjunct/unmatched": unmatched,
+                "adjunct/rows": rows,
+                f"adjunct/{match.node.kind}": match.node.name,
+                **{f"adjunct/{name}": count for name, count in by_time.items()},
+                **({} if least is None else {"adjunct/min_match_rate": float(least)}),
+            },
         )
 
 
@@ -244,15 +219,11 @@ ACCEPTED = "adjunct_accepted"
 class VersionVerdicts:
     """A version with the verdicts of its validators."""
 
-    ref: "VersionRef"
-    verdicts: "Sequence[Verdict]"
-
-    @property
-    def accepted(self) -> bool:
-        return self.ref.state != "rejected"
+    ref: VersionRef
+    verdicts: Sequence[Verdict]
 
 
-def validator_check_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[AssetCheckSpec]:
+def validator_check_specs(dataset: AdjunctDataset, key: AssetKey) -> list[AssetCheckSpec]:
     """Return the checks of a bounded dataset: whether its newest version was accepted, and one for each validator.
 
     A version can be rejected without a validator, for example because of a null key.
@@ -274,7 +245,7 @@ def validator_check_specs(dataset: "AdjunctDataset", key: AssetKey) -> list[Asse
 
 
 def newest_verdicts(
-    store: "StoredVersions", manifest: "DatasetManifest", name: str | None = None
+    store: StoredVersions, manifest: DatasetManifest, name: str | None = None
 ) -> VersionVerdicts | None:
     """Return the newest delivered version (of this name) with its verdicts, None before the first.
 
@@ -295,46 +266,37 @@ def newest_verdicts(
 
 
 def validator_check_results(
-    context: AssetExecutionContext, dataset: "AdjunctDataset", key: AssetKey, judgement: VersionVerdicts | None
+    context: AssetExecutionContext, dataset: AdjunctDataset, key: AssetKey, judged: VersionVerdicts | None
 ) -> Iterator[AssetCheckResult]:
     """Yield the results of the selected checks that were evaluated for this version."""
-    selected = {check.name for check in context.selected_asset_check_keys if check.asset_key == key}
-    yield from (result for result in _validator_results(dataset, key, judgement) if result.check_name in selected)
-
-
-def _validator_results(
-    dataset: "AdjunctDataset", key: AssetKey, judgement: VersionVerdicts | None
-) -> Iterator[AssetCheckResult]:
-    if judgement is None:
+    if judged is None:
         return
-    version: dict[str, Any] = {"adjunct/version": judgement.ref.id, "adjunct/name": judgement.ref.name or ""}
-    yield AssetCheckResult(
-        asset_key=key,
-        check_name=ACCEPTED,
-        passed=judgement.accepted,
-        description=judgement.ref.reason or None,
-        metadata=version,
-    )
-    declared = {validator.name: validator for validator in dataset.validators}
-    for verdict in judgement.verdicts:
-        if verdict.name not in declared:
-            continue  # its validator is no longer declared
+    ref, selected = judged.ref, selected_checks(context, key)
+    version: dict[str, Any] = {"adjunct/version": ref.id, "adjunct/name": ref.name or ""}
+    if ACCEPTED in selected:
+        passed = ref.state != "rejected"
         yield AssetCheckResult(
-            asset_key=key,
-            check_name=verdict.name,
-            passed=verdict.passed,
-            severity=AssetCheckSeverity.WARN if verdict.severity == "warn" else AssetCheckSeverity.ERROR,
-            description=verdict.message or None,
-            metadata={
-                **version,
-                **_rule_metadata(declared[verdict.name]),
-                "adjunct/facts": MetadataValue.json(dict(verdict.facts)),
-                **_numbers(verdict.facts),
-            },
+            asset_key=key, check_name=ACCEPTED, passed=passed, description=ref.reason or None, metadata=version
         )
+    declared = {validator.name: validator for validator in dataset.validators}
+    for verdict in judged.verdicts:
+        if verdict.name in declared and verdict.name in selected:  # its validator may no longer be declared
+            yield AssetCheckResult(
+                asset_key=key,
+                check_name=verdict.name,
+                passed=verdict.passed,
+                severity=AssetCheckSeverity.WARN if verdict.severity == "warn" else AssetCheckSeverity.ERROR,
+                description=verdict.message or None,
+                metadata={
+                    **version,
+                    **_rule_metadata(declared[verdict.name]),
+                    "adjunct/facts": MetadataValue.json(dict(verdict.facts)),
+                    **_numbers(verdict.facts),
+                },
+            )
 
 
-def _rule_metadata(validator: "Validator") -> dict[str, Any]:
+def _rule_metadata(validator: Validator) -> dict[str, Any]:
     """Return a validator's rule and arguments, numbers as such so that Dagster plots them."""
     return {
         "adjunct/rule": describe_rule(validator),
@@ -358,21 +320,12 @@ def report_validator_errors(context: AssetExecutionContext, keys: Mapping[str, A
         yield
     except ValidatorError as error:
         key, name = keys.get(error.dataset or ""), error.validator or ""
-        if key is not None and any((c.asset_key, c.name) == (key, name) for c in context.selected_asset_check_keys):
-            # Logged as an event, because a failing step has no outputs.
-            context.log_event(
-                AssetCheckEvaluation(
-                    asset_key=key,
-                    check_name=name,
-                    passed=False,
-                    severity=AssetCheckSeverity.ERROR,
-                    description=str(error),
-                )
-            )
+        if key is not None and name in selected_checks(context, key):
+            log_failed_check(context, key, name, str(error))
         raise
 
 
-def rejection_metadata(ref: "VersionRef", served: str | None) -> dict[str, Any]:
+def rejection_metadata(ref: VersionRef, served: str | None) -> dict[str, Any]:
     """Return the metadata of the event of a rejected version."""
     failed = [verdict.model_dump(mode="json") for verdict in ref.verdicts if not verdict.passed]
     return {
@@ -385,7 +338,7 @@ def rejection_metadata(ref: "VersionRef", served: str | None) -> dict[str, Any]:
     }
 
 
-def rejection_warning(dataset: str, ref: "VersionRef", served: str | None) -> str:
+def rejection_warning(dataset: str, ref: VersionRef, served: str | None) -> str:
     """Return the warning about a rejected version, with the commands to inspect, accept or remove it."""
     stays = f"version {served} stays served" if served else "there is no version to serve"
     rejected = f"dataset {dataset}: version {ref.name!r} ({ref.id}) is rejected, {stays}: {ref.reason}."
@@ -398,7 +351,7 @@ def rejection_warning(dataset: str, ref: "VersionRef", served: str | None) -> st
     return f"{rejected} Look at it: {look}. Publish it all the same: {accept}; or remove it: {remove}"
 
 
-def watermark_check_specs(app: "Application", outputs: "Mapping[LineageNode, AssetSpec]") -> dict[str, AssetCheckSpec]:
+def watermark_check_specs(app: Application, outputs: Mapping[LineageNode, AssetSpec]) -> dict[str, AssetCheckSpec]:
     """Return the check of each input stream that declares `max_watermark_lag`, on the application's first output."""
     first = next(iter(outputs.values()), None)
     checks = {}
@@ -415,13 +368,12 @@ def watermark_check_specs(app: "Application", outputs: "Mapping[LineageNode, Ass
 
 
 def watermark_check_results(
-    context: AssetExecutionContext, checks: Mapping[str, AssetCheckSpec], inputs: "Sequence[InputTimes]"
+    context: AssetExecutionContext, checks: Mapping[str, AssetCheckSpec], inputs: Sequence[InputTimes]
 ) -> Iterator[AssetCheckResult]:
     """Yield the result of each selected check whose input had a record."""
-    selected = set(context.selected_asset_check_keys)
     for times in inputs:
         check = checks.get(times.stream)
-        if check is None or check.key not in selected or times.newest is None:
+        if check is None or check.key not in context.selected_asset_check_keys or times.newest is None:
             continue
         metadata: dict[str, Any] = {"adjunct/watermark": str(times.watermark), "adjunct/idle": len(times.idle)}
         if times.lag is not None:

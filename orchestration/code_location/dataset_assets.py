@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster import (
     AssetCheckEvaluation,
@@ -21,6 +21,7 @@ from dagster import (
     DynamicPartitionsDefinition,
     MaterializeResult,
     MetadataValue,
+    OpExecutionContext,
     Output,
     PartitionsDefinition,
     StaticPartitionsDefinition,
@@ -29,14 +30,19 @@ from dagster import (
     multi_asset,
 )
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
 
+from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import natural_sort_key
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.assets.unbounded.progress import StreamPosition
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_follower
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.versions.version import VersionRef
+from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.checks import (
@@ -65,21 +71,18 @@ from dagster_adjunct.orchestration.code_location.metadata import (
     version_metadata,
 )
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
+from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, systems_for
+from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import CommitConflictError, TransientError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.session import SparkResource
 
-if TYPE_CHECKING:
-    from dagster import OpExecutionContext
-    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
-
-
 AssetEvent = MaterializeResult[Any] | AssetMaterialization | Output[None]
 
 
-def last_data_version(context: "AssetExecutionContext | OpExecutionContext", key: AssetKey) -> str | None:
+def last_data_version(context: AssetExecutionContext | OpExecutionContext, key: AssetKey) -> str | None:
     """Return the data version of the asset's newest materialization, None before the first."""
     known = context.instance.get_latest_materialization_event(key)
     tags = known.asset_materialization.tags if known and known.asset_materialization else None
@@ -94,7 +97,7 @@ def report_version(
     description: str,
     *,
     always: bool = False,
-) -> "Iterator[AssetEvent]":
+) -> Iterator[AssetEvent]:
     """Yield the event that reports the asset's data version to Dagster.
 
     A changed version (or `always`) is a materialization. An unchanged one is an observation, so that automation is not
@@ -144,7 +147,7 @@ class DatasetAsset:
     `preview_rows` is the number of entries shown with each materialization.
     """
 
-    dataset: "AdjunctDataset"
+    dataset: AdjunctDataset
     spec: AssetSpec
     streams: Mapping[str, AssetKey]
     preview_rows: int = 0
@@ -154,7 +157,7 @@ class DatasetAsset:
         return self.spec.key
 
 
-def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Application]" = ()) -> AssetsDefinition:
+def dataset_assets(unit: Sequence[DatasetAsset], applications: Sequence[Application] = ()) -> AssetsDefinition:
     """Return the asset, or the assets of a version set, that one op brings up to date with their input.
 
     Without a version nothing is materialized: the run logs which markers are awaited, and downstream assets are
@@ -184,10 +187,6 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
         pool=f"adjunct/{kind.replace('_', '-')}/{name}",
     )
     def advance(context: AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> Results:
-        from dagster_adjunct.assets.writing.generation import Runtime
-        from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, systems_for
-        from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
-
         keys = {member.dataset.name: member.key for member in unit}
         with translate_errors(context, retry=RETRYABLE), report_validator_errors(context, keys):
             lake = adjunct_lake.open()
@@ -195,7 +194,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
             reports: dict[str, AdvanceReport] = {}
             if context.selected_asset_keys:
                 observe_streams(run, {name: key for member in unit for name, key in member.streams.items()})
-                with report_unfinished_bootstrap(run, [(member.dataset, member.key) for member in unit]):
+                with report_unfinished_bootstrap(run, keys):
                     runtime = Runtime(lake, run.systems, session_factory(adjunct_spark.starter), by=context.run.run_id)
                     for app in applications:
                         apply_startpoints(
@@ -216,29 +215,24 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: "Sequence[Applica
     return advance
 
 
-def _dataset_results(run: OpRun, member: DatasetAsset, report: "AdvanceReport | None") -> Results:
-    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-
+def _dataset_results(run: OpRun, member: DatasetAsset, report: AdvanceReport | None) -> Results:
     store = StoredVersions(run.lake, member.dataset)
     manifest = store.manifest()
     if report is not None:
         log_rejected_versions(run.context, member, report, manifest)
         yield from _dataset_events(run, member, report, manifest)
-    yield from bootstrap_check_results(run, member.dataset, member.key, manifest, report)
+    yield from bootstrap_check_results(run, member.key, manifest, report)
     if manifest is not None and not member.dataset.follows_changes:
         yield from validator_check_results(run.context, member.dataset, member.key, newest_verdicts(store, manifest))
 
 
 def _dataset_events(
-    run: OpRun, member: DatasetAsset, report: "AdvanceReport", manifest: "DatasetManifest | None"
+    run: OpRun, member: DatasetAsset, report: AdvanceReport, manifest: DatasetManifest | None
 ) -> Results:
     """Report the version served after this run, whoever chose it: a rollback by hand shows with the next run.
 
     A table with a freshness policy is materialised by each look at its stream, because Dagster counts nothing else.
     """
-    from dagster_adjunct.assets.unbounded.progress import StreamPosition
-    from dagster_adjunct.assets.versions.manifest import as_follower
-
     context = run.context
     metadata = dataset_metadata(report, dataset_uri(run.lake, member.dataset)) | display_metadata(run, member, manifest)
     if manifest is not None:
@@ -257,10 +251,8 @@ def _dataset_events(
     yield from report_version(context, member.key, report.version, metadata, report.summary(), always=always)
 
 
-def display_metadata(run: OpRun, member: DatasetAsset, manifest: "DatasetManifest | None") -> dict[str, Any]:
+def display_metadata(run: OpRun, member: DatasetAsset, manifest: DatasetManifest | None) -> dict[str, Any]:
     """Return metadata for display: columns with descriptions and lineage, and some entries."""
-    from dagster_adjunct.assets.reading.dataset import open_dataset
-
     dataset, version = member.dataset, manifest.version if manifest else None
     if version is None:
         return {}
@@ -283,8 +275,8 @@ def display_metadata(run: OpRun, member: DatasetAsset, manifest: "DatasetManifes
 def log_rejected_versions(
     context: AssetExecutionContext,
     member: DatasetAsset,
-    report: "AdvanceReport",
-    manifest: "DatasetManifest | None",
+    report: AdvanceReport,
+    manifest: DatasetManifest | None,
 ) -> None:
     """Report rejected versions in the run's log and as events of the asset; log warnings of validators."""
     for warning in report.warnings:
@@ -307,10 +299,8 @@ def observe_streams(run: OpRun, streams: Mapping[str, AssetKey]) -> None:
             run.context.log_event(AssetObservation(key, metadata=metadata))
 
 
-def report_served_version(run: OpRun, dataset: "AdjunctDataset", key: AssetKey) -> None:
+def report_served_version(run: OpRun, dataset: AdjunctDataset, key: AssetKey) -> None:
     """Report the version that a dataset serves if it differs from the one that Dagster knows."""
-    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-
     manifest = StoredVersions(run.lake, dataset).manifest()
     if manifest is None or manifest.version is None:
         return
@@ -320,12 +310,12 @@ def report_served_version(run: OpRun, dataset: "AdjunctDataset", key: AssetKey) 
         run.context.log_event(AssetMaterialization(key, metadata=metadata, tags=tags))
 
 
-def dataset_uri(lake: "Lake", dataset: "AdjunctDataset") -> str:
+def dataset_uri(lake: Lake, dataset: AdjunctDataset) -> str:
     """Return the URI of a dataset."""
     return f"{lake.url}/{lake.dataset_prefix(dataset.name)}"
 
 
-def dagster_partitions(dataset: "AdjunctDataset") -> PartitionsDefinition[str]:
+def dagster_partitions(dataset: AdjunctDataset) -> PartitionsDefinition[str]:
     """Return the partitions of a dataset that declares them. Days begin at midnight UTC.
 
     Versions without a declared list are dynamic partitions, `adjunct/<dataset>`; runs add what they publish.
@@ -341,7 +331,7 @@ def dagster_partitions(dataset: "AdjunctDataset") -> PartitionsDefinition[str]:
     return DynamicPartitionsDefinition(name=f"adjunct/{dataset.name}")
 
 
-def ensure_partitions(dataset: "AdjunctDataset", instance: DagsterInstance, names: "Iterable[str]") -> list[str]:
+def ensure_partitions(dataset: AdjunctDataset, instance: DagsterInstance, names: Iterable[str]) -> list[str]:
     """Return the version names that are partitions; dynamic partitions are created for new names."""
     partitions = dagster_partitions(dataset)
     wanted = list(dict.fromkeys(names))
@@ -390,9 +380,6 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
         adjunct_lake: LakeResource,
         adjunct_spark: SparkResource,
     ) -> PartitionResults:
-        from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-        from dagster_adjunct.orchestration.planner.planner import open_dataset_systems
-
         wanted = sorted(context.partition_keys, key=natural_sort_key)
         with translate_errors(context, retry=RETRYABLE), report_validator_errors(context, {dataset.name: member.key}):
             lake = adjunct_lake.open()
@@ -410,7 +397,7 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
     return advance
 
 
-def partition_job(member: DatasetAsset) -> "UnresolvedAssetJobDefinition":
+def partition_job(member: DatasetAsset) -> UnresolvedAssetJobDefinition:
     """Return the job that materializes partitions of one dataset."""
     name = to_dagster_name(member.dataset.name)
     return define_asset_job(
@@ -428,7 +415,7 @@ class _PartitionBuild:
     op: OpRun
     member: DatasetAsset
     spark: SparkResource
-    store: "StoredVersions"
+    store: StoredVersions
     config: PartitionRun
     results: dict[str, list[AssetCheckResult]] = field(default_factory=dict)
     has_output: bool = False
@@ -484,9 +471,7 @@ class _PartitionBuild:
                 )
             )
 
-    def _advance(self, partition: str | None) -> "AdvanceReport":
-        from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-
+    def _advance(self, partition: str | None) -> AdvanceReport:
         return advance_dataset(
             self.member.dataset,
             lake=self.op.lake,
@@ -498,7 +483,7 @@ class _PartitionBuild:
             on_stage=self.op.log_event,
         )
 
-    def _published(self, report: "AdvanceReport", manifest: "DatasetManifest", wanted: list[str]) -> list[str]:
+    def _published(self, report: AdvanceReport, manifest: DatasetManifest, wanted: list[str]) -> list[str]:
         """Return the partitions to report: the requested ones, and others that the stream delivered."""
         made = [ref.name for ref in map(manifest.ref, (*report.sealed, *report.rejected)) if ref and ref.name]
         known = ensure_partitions(self.member.dataset, self.op.context.instance, made)
@@ -509,7 +494,7 @@ class _PartitionBuild:
         return sorted({*wanted, *known}, key=natural_sort_key)
 
     def _materialised(
-        self, name: str, report: "AdvanceReport", manifest: "DatasetManifest", *, alone: bool
+        self, name: str, report: AdvanceReport, manifest: DatasetManifest, *, alone: bool
     ) -> MaterializeResult[Any] | AssetMaterialization | None:
         ref = _sealed_version(manifest, name)
         metadata = dataset_metadata(report, dataset_uri(self.op.lake, self.member.dataset)) | version_metadata(manifest)
@@ -546,6 +531,6 @@ class _PartitionBuild:
         )
 
 
-def _sealed_version(manifest: "DatasetManifest", name: str) -> "VersionRef | None":
+def _sealed_version(manifest: DatasetManifest, name: str) -> VersionRef | None:
     sealed = [ref for ref in manifest.listed if ref.name == name and ref.state == "sealed"]
     return max(sealed, key=lambda ref: ref.number, default=None)

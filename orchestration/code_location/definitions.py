@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dagster import (
     AssetKey,
@@ -14,7 +13,9 @@ from dagster import (
     define_asset_job,
     in_process_executor,
 )
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+from dagster_adjunct.assets.exchange.iceberg import IcebergTable
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
     describe_partitions,
@@ -25,17 +26,16 @@ from dagster_adjunct.orchestration.code_location.asset_graph import AssetGraph
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, partition_job
 from dagster_adjunct.orchestration.code_location.jobs import (
     compact_job,
-    compact_schedule,
     discard_job,
-    discard_schedule,
     iceberg_jobs,
-    iceberg_schedule,
     startpoint_job,
+    upkeep_schedule,
     version_job,
 )
 from dagster_adjunct.orchestration.code_location.metadata import MAX_PREVIEW_ROWS
 from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
+from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob
 from dagster_adjunct.orchestration.code_location.sensors import (
     LaunchWhen,
     delivered_sensors,
@@ -49,20 +49,14 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.file_errors import translate_file_errors
 from dagster_adjunct.resources.spark.session import SparkResource
 
-if TYPE_CHECKING:
-    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
-
-    from dagster_adjunct.assets.exchange.iceberg import IcebergTable
-    from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob
-
 
 def build_definitions(
-    app: "Application",
-    *more: "Application",
+    app: Application,
+    *more: Application,
     translator: AdjunctTranslator | None = None,
     lake: str | None = None,
     spark: SparkResource | None = None,
-    iceberg: "Mapping[str, IcebergTable] | None" = None,
+    iceberg: Mapping[str, IcebergTable] | None = None,
     launch_when: LaunchWhen | Mapping[str, LaunchWhen] | None = None,
     preview_rows: int = 0,
     link_code: bool = False,
@@ -111,7 +105,7 @@ def build_definitions(
     launched.append(_partition_jobs(graph))
     stored = {application.name: graph.stored_datasets(application.name) for application in apps}
     upkeep = [scheduled for application in apps for scheduled in _upkeep_jobs(application, stored[application.name])]
-    upkeep += [(job, iceberg_schedule(job)) for job in iceberg_jobs(stored, iceberg or {})]
+    upkeep += [(job, upkeep_schedule("iceberg", job)) for job in iceberg_jobs(stored, iceberg or {})]
     lake_resource, spark_resource = _resources(lake)
     return Definitions(
         assets=[*graph.external_specs(), *graph.built_assets()],
@@ -125,7 +119,7 @@ def build_definitions(
 
 def _launched_jobs(
     graph: AssetGraph, app: Application, own: list[AssetKey], rule: LaunchWhen
-) -> "tuple[list[LaunchedJob], list[SensorDefinition]]":
+) -> tuple[list[LaunchedJob], list[SensorDefinition]]:
     """Return the jobs that run an application and set its startpoints, with their sensors.
 
     `own` are the assets that its main job materializes. Without any, an application has only partitioned datasets, so
@@ -150,15 +144,15 @@ def _upkeep_jobs(
     """Yield the jobs that maintain an application's stored datasets, with their schedules."""
     if members:
         job = discard_job(app.name, members)
-        yield job, discard_schedule(job)
+        yield job, upkeep_schedule("discard", job)
     if followed := [member for member in members if member.dataset.follows_changes]:
         job = compact_job(app.name, followed)
-        yield job, compact_schedule(job)
+        yield job, upkeep_schedule("compact", job)
     if bounded := [member for member in members if not member.dataset.follows_changes]:
         yield version_job(app.name, bounded), None
 
 
-def _partition_jobs(graph: AssetGraph) -> "tuple[list[LaunchedJob], list[SensorDefinition]]":
+def _partition_jobs(graph: AssetGraph) -> tuple[list[LaunchedJob], list[SensorDefinition]]:
     """Return the jobs of the datasets whose versions are partitions, with their sensors."""
     jobs: list[LaunchedJob] = []
     sensors = []
@@ -169,7 +163,7 @@ def _partition_jobs(graph: AssetGraph) -> "tuple[list[LaunchedJob], list[SensorD
     return jobs, sensors
 
 
-def _application_job(app: "Application", own: list[AssetKey]) -> "UnresolvedAssetJobDefinition":
+def _application_job(app: Application, own: list[AssetKey]) -> UnresolvedAssetJobDefinition:
     """Return the job that runs a whole application in one process."""
     description = "\n\n".join(filter(None, [app.description, *map(describe_partitions, app.datasets)]))
     return define_asset_job(
@@ -181,7 +175,7 @@ def _application_job(app: "Application", own: list[AssetKey]) -> "UnresolvedAsse
     )
 
 
-def _reject_duplicate_names(apps: "Sequence[Application]") -> None:
+def _reject_duplicate_names(apps: Sequence[Application]) -> None:
     """Raise ConfigurationError if two applications' jobs and sensors would have the same names."""
     known: dict[str, Application] = {}
     for app in apps:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 from dagster import (
     AssetMaterialization,
@@ -14,7 +14,6 @@ from dagster import (
     JobDefinition,
     JsonMetadataValue,
     MetadataValue,
-    OpDefinition,
     OpExecutionContext,
     ScheduleDefinition,
     in_process_executor,
@@ -23,38 +22,56 @@ from dagster import (
 )
 from pydantic import Field
 
-from dagster_adjunct.assets.exchange.iceberg import IcebergTable
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.exchange.iceberg import IcebergTable, publish_to_iceberg
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets, open_stored_versions
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.versions.actions import describe_unserved_version
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, dataset_uri, last_data_version
 from dagster_adjunct.orchestration.code_location.metadata import DATA_VERSION_TAG, served_metadata, translate_errors
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
+from dagster_adjunct.orchestration.maintenance.discard import discard_all
+from dagster_adjunct.orchestration.startpoints.request import parse_position
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, NoSealedVersionError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.session import SparkResource
 
-
-def single_op_job(act: OpDefinition, name: str, *, application: str, description: str) -> JobDefinition:
-    """Return a job that runs one op. Its name must differ from the op's."""
-
-    @job(
-        name=name,
-        executor_def=in_process_executor,
-        description=description,
-        tags={"adjunct/application": application},
-    )
-    def acting() -> None:
-        act()
-
-    return acting
+# By job: how often it runs, when (UTC), and what the schedule does.
+_SCHEDULES = {
+    "compact": ("hourly", "41 * * * *", "Compacts what is due once an hour."),
+    "discard": ("daily", "17 3 * * *", "Deletes expired versions and leftovers once a day."),
+    "iceberg": ("daily", "7 4 * * *", "Registers the served versions in their Iceberg tables once a day."),
+}
 
 
-def stopped_schedule(upkeep: JobDefinition, every: str, cron: str, description: str) -> ScheduleDefinition:
-    """Return a schedule in UTC that is off by default."""
+def op_job(application: str, what: str, description: str) -> Callable[[Callable[..., None]], JobDefinition]:
+    """Turn a function into the op of a job `<application>_<what>`; scheduled jobs of an application share a pool."""
+
+    def decorate(act: Callable[..., None]) -> JobDefinition:
+        pool = f"adjunct/{what}/{application}" if what in _SCHEDULES else None
+        only = op(name=to_dagster_name(f"{what}_{application}"), pool=pool)(act)
+
+        @job(
+            name=to_dagster_name(f"{application}_{what}"),
+            executor_def=in_process_executor,
+            description=description,
+            tags={"adjunct/application": application},
+        )
+        def run() -> None:
+            only()
+
+        return run
+
+    return decorate
+
+
+def upkeep_schedule(what: str, upkeep: JobDefinition) -> ScheduleDefinition:
+    """Return the schedule of a job, off by default."""
+    every, cron, description = _SCHEDULES[what]
     return ScheduleDefinition(
         name=f"{upkeep.name}_{every}",
         job=upkeep,
@@ -108,10 +125,8 @@ def run_on_datasets(
     context.add_output_metadata(reports)
 
 
-def select_advanced(context: OpExecutionContext, lake: "Lake", members: Sequence[DatasetAsset]) -> list[DatasetAsset]:
+def select_advanced(context: OpExecutionContext, lake: Lake, members: Sequence[DatasetAsset]) -> list[DatasetAsset]:
     """Return the datasets that exist in the lake; log the others."""
-    from dagster_adjunct.assets.reading.stored_versions import list_datasets
-
     there = set(list_datasets(lake))
     for member in members:
         if member.dataset.name not in there:
@@ -136,49 +151,30 @@ class CompactConfig(Config):
     )
 
 
-_LEVELS: dict[CompactionLevel, Literal["minor", "major"] | None] = {
-    CompactionLevel.due: None,
-    CompactionLevel.minor: "minor",
-    CompactionLevel.major: "major",
-}
-
-
 def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
     """Return the job that compacts these unbounded datasets by their policies; its reports are the op's metadata.
 
     A compaction is logged as an observation, because the content does not change.
     """
 
-    @op(name=to_dagster_name(f"compact_{application}"), pool=f"adjunct/compact/{application}")
+    @op_job(application, "compact", "Merges the deltas of change streams' tables, so that reading them stays cheap.")
     def compact(
         context: OpExecutionContext, config: CompactConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> None:
-        from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-
-        def compact_one(lake: "Lake", member: DatasetAsset) -> ActionReport:
+        def compact_one(lake: Lake, member: DatasetAsset) -> ActionReport:
             report = compact_dataset(
                 lake,
                 member.dataset.name,
                 spark=adjunct_spark.starter,
                 by=context.run.run_id,
-                level=_LEVELS[config.level],
+                level=None if config.level is CompactionLevel.due else config.level.value,
                 policy=member.dataset.following.compaction,
             )
             return ActionReport(report.summary(), report.to_json(), report.changed)
 
         run_on_datasets(context, adjunct_lake, members, compact_one, report_as="adjunct/compaction")
 
-    return single_op_job(
-        compact,
-        to_dagster_name(f"{application}_compact"),
-        application=application,
-        description="Merges the deltas of change streams' tables, so that reading them stays cheap.",
-    )
-
-
-def compact_schedule(compacting: JobDefinition) -> ScheduleDefinition:
-    """Return an hourly schedule of the compaction job, off by default."""
-    return stopped_schedule(compacting, "hourly", "41 * * * *", "Compacts what is due once an hour.")
+    return compact
 
 
 def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mapping[str, IcebergTable]) -> JobDefinition:
@@ -188,11 +184,9 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
     asset. Datasets without a version are skipped.
     """
 
-    @op(name=to_dagster_name(f"iceberg_{application}"), pool=f"adjunct/iceberg/{application}")
+    @op_job(application, "iceberg", "Registers the served versions of datasets in their Iceberg tables.")
     def publish(context: OpExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> None:
-        from dagster_adjunct.assets.exchange.iceberg import publish_to_iceberg
-
-        def publish_one(lake: "Lake", member: DatasetAsset) -> ActionReport | None:
+        def publish_one(lake: Lake, member: DatasetAsset) -> ActionReport | None:
             dataset, table = member.dataset.name, tables[member.dataset.name]
             try:
                 snapshot = publish_to_iceberg(lake, dataset, table, spark=adjunct_spark.starter, by=context.run.run_id)
@@ -205,19 +199,7 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
 
         run_on_datasets(context, adjunct_lake, members, publish_one, report_as="adjunct/iceberg")
 
-    return single_op_job(
-        publish,
-        to_dagster_name(f"{application}_iceberg"),
-        application=application,
-        description="Registers the served versions of datasets in their Iceberg tables.",
-    )
-
-
-def iceberg_schedule(publishing: JobDefinition) -> ScheduleDefinition:
-    """Return a daily schedule of the Iceberg job, off by default."""
-    return stopped_schedule(
-        publishing, "daily", "7 4 * * *", "Registers the served versions in their Iceberg tables once a day."
-    )
+    return publish
 
 
 def iceberg_jobs(
@@ -306,36 +288,26 @@ class StartpointConfig(Config):
     dry_run: bool = Field(default=False, description="Only show what would happen.")
 
 
-def startpoint_job(app: "Application") -> JobDefinition:
+def startpoint_job(app: Application) -> JobDefinition:
     """Return the job that sets or clears startpoints of an application.
 
     The effect of each is in the op's metadata and the run's log. The next run of the application applies them; the
     sensor `<application>_startpoints` launches one.
     """
-    name = to_dagster_name(app.name)
 
-    @op(name=f"startpoint_{name}")
+    @op_job(app.name, "startpoint", f"Sets or clears startpoints of {app.name}.")
     def act(context: OpExecutionContext, config: StartpointConfig, adjunct_lake: LakeResource) -> None:
-        from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
-
         with translate_errors(context):
             startpoints = Startpoints(app, lake=adjunct_lake.open())
             do = _cancel_startpoints if config.action is StartpointAction.clear else _request_startpoints
             do(context, startpoints, config, config.by or context.run.run_id)
 
-    return single_op_job(
-        act,
-        f"{name}_startpoint",
-        application=app.name,
-        description=f"Sets or clears startpoints of {app.name}.",
-    )
+    return act
 
 
 def _request_startpoints(
-    context: OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str
+    context: OpExecutionContext, startpoints: Startpoints, config: StartpointConfig, by: str
 ) -> None:
-    from dagster_adjunct.orchestration.startpoints.request import parse_position
-
     if config.position is None:
         raise ConfigurationError(
             "action set needs a position.",
@@ -361,28 +333,23 @@ def _request_startpoints(
     else:
         wanted |= {"replace": config.replace, "by": by, "reason": config.reason}
         asked = startpoints.request(config.partitions, position, **wanted)
-    for preview in asked.previews:
-        tasks = ", ".join(preview.tasks) or "no task"
-        context.log.info(f"{preview.request.ssp} ({tasks}): from {preview.start or 'nowhere'}; {preview.effect}")
-    for held in asked.replaced:
-        context.log.info(f"replaces: {held.summary()}")
-    for table, becomes in asked.tables.items():
-        context.log.info(f"table {table}: {becomes}")
-    for note in asked.notes:
-        context.log.info(note)
-    if asked.written:
-        name = startpoints.app.name
-        sensor = f"{to_dagster_name(name)}_startpoints"
-        context.log.info(
-            f"requested; the next run of {name} applies it, which the sensor {sensor} launches if it is on."
-        )
-    else:
-        context.log.info("Dry run: nothing was written.")
+    name = startpoints.app.name
+    applied_by = f"the next run of {name} applies it, which the sensor {to_dagster_name(name)}_startpoints launches"
+    lines = [
+        f"{one.request.ssp} ({', '.join(one.tasks) or 'no task'}): from {one.start or 'nowhere'}; {one.effect}"
+        for one in asked.previews
+    ]
+    lines += [f"replaces: {held.summary()}" for held in asked.replaced]
+    lines += [f"table {table}: {becomes}" for table, becomes in asked.tables.items()]
+    outcome = f"requested; {applied_by} if it is on." if asked.written else "Dry run: nothing was written."
+    lines += [*asked.notes, outcome]
+    for line in lines:
+        context.log.info(line)
     context.add_output_metadata({"adjunct/startpoints": MetadataValue.json(asked.to_json())})
 
 
 def _cancel_startpoints(
-    context: OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str
+    context: OpExecutionContext, startpoints: Startpoints, config: StartpointConfig, by: str
 ) -> None:
     if config.dry_run:
         raise ConfigurationError(
@@ -438,10 +405,12 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     """Return the job that deletes versions of these datasets by their retention policies."""
     declared = {member.dataset.name: member.dataset for member in members}
 
-    @op(name=to_dagster_name(f"discard_{application}"), pool=f"adjunct/discard/{application}")
+    @op_job(
+        application,
+        "discard",
+        "Deletes versions that the retention policies no longer keep, and what failed builds left.",
+    )
     def discard(context: OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource) -> None:
-        from dagster_adjunct.orchestration.maintenance.discard import discard_all
-
         with translate_errors(context):
             lake = adjunct_lake.open()
             names = [member.dataset.name for member in select_advanced(context, lake, members)]
@@ -450,17 +419,7 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
             context.log.info(report.summary())
         context.add_output_metadata({report.dataset: MetadataValue.json(report.to_json()) for report in reports})
 
-    return single_op_job(
-        discard,
-        to_dagster_name(f"{application}_discard"),
-        application=application,
-        description="Deletes versions that the retention policies no longer keep, and what failed builds left.",
-    )
-
-
-def discard_schedule(discarding: JobDefinition) -> ScheduleDefinition:
-    """Return a daily schedule of the discard job, off by default."""
-    return stopped_schedule(discarding, "daily", "17 3 * * *", "Deletes expired versions and leftovers once a day.")
+    return discard
 
 
 def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
@@ -470,11 +429,12 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     """
     known = {member.dataset.name: member for member in members}
 
-    @op(name=to_dagster_name(f"version_action_{application}"))
+    @op_job(
+        application,
+        "version_action",
+        "Pins, unpins, rolls back, revokes, accepts or removes a version of a dataset.",
+    )
     def act(context: OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
-        from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
-        from dagster_adjunct.assets.versions.actions import describe_unserved_version
-
         with translate_errors(context):
             if config.dataset not in known:
                 raise ConfigurationError(
@@ -496,15 +456,10 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
         for member, manifest in served_now:
             context.log_event(_served_event(context, member, manifest, dataset_uri(lake, member.dataset)))
 
-    return single_op_job(
-        act,
-        to_dagster_name(f"{application}_version_action"),
-        application=application,
-        description="Pins, unpins, rolls back, revokes, accepts or removes a version of a dataset.",
-    )
+    return act
 
 
-def _apply_action(store: "StoredVersions", config: VersionActionConfig, *, by: str) -> "BoundedManifest":
+def _apply_action(store: StoredVersions, config: VersionActionConfig, *, by: str) -> BoundedManifest:
     action, version, why = config.action, config.version or None, {"reason": config.reason, "by": by}
     if action is VersionAction.unpin:
         return store.unpin(**why)
@@ -529,7 +484,7 @@ def _apply_action(store: "StoredVersions", config: VersionActionConfig, *, by: s
 
 
 def _served_event(
-    context: OpExecutionContext, member: DatasetAsset, manifest: "DatasetManifest", uri: str
+    context: OpExecutionContext, member: DatasetAsset, manifest: DatasetManifest, uri: str
 ) -> AssetMaterialization | AssetObservation:
     """Return the event that reports the served version: an observation if Dagster knows the version already.
 

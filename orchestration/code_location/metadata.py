@@ -64,6 +64,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import find_adjunct_error
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
 
 # Tag of a materialization's data version.
@@ -413,8 +414,6 @@ def stream_preview(
 
     `hidden` returns the columns to mask.
     """
-    from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-
     system_name, stream = split_stream_name(name)
     system = systems[system_name]
     if not rows or not isinstance(system, LakeStreams):

@@ -18,12 +18,16 @@ from dagster import (
 )
 from pydantic import Field
 
+from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
     describe_partitions,
     is_advanced_by_partition,
     to_dagster_name,
 )
+from dagster_adjunct.orchestration.application.table_registry import register_tables
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease, validate_wait
 from dagster_adjunct.orchestration.code_location.checks import (
     OpRun,
     join_check_results,
@@ -52,8 +56,19 @@ from dagster_adjunct.orchestration.code_location.metadata import (
 from dagster_adjunct.orchestration.code_location.nodes import NODE_KINDS, VERSION_KEY, RunOutputs
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
+from dagster_adjunct.orchestration.planner.notes import note_table_order
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.step.progress import StepReport
+from dagster_adjunct.orchestration.startpoints.coordinator import check_first_run, fan_out_for_run
+from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.progress import (
+    StepReport,
+    find_delivered_version,
+    measure_input_times,
+    new_planned_event,
+)
+from dagster_adjunct.orchestration.step.run import advance_followed_datasets, advance_unit
+from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.session import SparkResource
 
@@ -76,7 +91,7 @@ class StepConfig(Config):
 
 
 def outputs_asset(
-    app: "Application",
+    app: Application,
     outputs: Mapping[LineageNode, AssetSpec],
     inputs: Mapping[str, AssetKey],
     datasets: Mapping[str, AssetKey],
@@ -104,8 +119,6 @@ def outputs_asset(
     def step(
         context: AssetExecutionContext, config: StepConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> Iterator[AssetEvent | AssetCheckResult]:
-        from dagster_adjunct.orchestration.planner.planner import systems_for
-
         if not context.selected_asset_keys:
             yield from _reevaluate_checks(context, adjunct_lake, app, checks, lags)
             return
@@ -147,20 +160,9 @@ def outputs_asset(
 
 
 def _run_batches(
-    op: OpRun, app: "Application", config: StepConfig, spark: SparkResource
-) -> "tuple[StepReport, ExecutionPlan]":
+    op: OpRun, app: Application, config: StepConfig, spark: SparkResource
+) -> tuple[StepReport, ExecutionPlan]:
     """Run the application's step under its run lease; return the report and the plan."""
-    from dagster_adjunct.assets.writing.generation import Runtime
-    from dagster_adjunct.orchestration.application.table_registry import register_tables
-    from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease, validate_wait
-    from dagster_adjunct.orchestration.planner.notes import note_table_order
-    from dagster_adjunct.orchestration.planner.planner import plan_application
-    from dagster_adjunct.orchestration.startpoints.coordinator import check_first_run, fan_out_for_run
-    from dagster_adjunct.orchestration.step.context import StepContext
-    from dagster_adjunct.orchestration.step.progress import new_planned_event
-    from dagster_adjunct.orchestration.step.run import advance_followed_datasets, advance_unit
-    from dagster_adjunct.orchestration.step.step import run_step
-
     run, log = op.context.run.run_id, op.context.log
 
     runtime = Runtime(op.lake, op.systems, session_factory(spark.starter), by=run)
@@ -189,7 +191,7 @@ def _run_batches(
             return run_step(step), planned
 
 
-def _report_datasets(op: OpRun, app: "Application", datasets: Mapping[str, AssetKey]) -> None:
+def _report_datasets(op: OpRun, app: Application, datasets: Mapping[str, AssetKey]) -> None:
     for dataset in app.datasets:
         if dataset.versions is None and not dataset.is_owned_by(app.name):
             report_served_version(op, dataset, datasets[dataset.name])
@@ -198,14 +200,11 @@ def _report_datasets(op: OpRun, app: "Application", datasets: Mapping[str, Asset
 def _reevaluate_checks(
     context: AssetExecutionContext,
     adjunct_lake: LakeResource,
-    app: "Application",
+    app: Application,
     checks: Mapping[str, AssetCheckSpec],
     lags: Mapping[str, AssetCheckSpec],
-) -> "Iterator[AssetEvent | AssetCheckResult]":
+) -> Iterator[AssetEvent | AssetCheckResult]:
     """Yield the checks for the last batch, when only checks are selected and no batch runs."""
-    from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-    from dagster_adjunct.orchestration.step.progress import measure_input_times
-
     with translate_errors(context):
         lake = adjunct_lake.open()
         state = BatchLog(lake, app.name).read()[1]
@@ -218,7 +217,7 @@ def _reevaluate_checks(
 
 def _describe_outputs(
     written: RunOutputs,
-    planned: "ExecutionPlan",
+    planned: ExecutionPlan,
     outputs: Mapping[LineageNode, AssetSpec],
     read: Mapping[str, AssetKey],
 ) -> dict[LineageNode, dict[str, Any]]:
@@ -236,13 +235,11 @@ def _describe_outputs(
     }
 
 
-def log_skipped_datasets(run: OpRun, app: "Application") -> dict[str, str]:
+def log_skipped_datasets(run: OpRun, app: Application) -> dict[str, str]:
     """Log which datasets this run skips because their versions are partitions; return what each waits for.
 
     A version that is delivered but not built is logged as a warning.
     """
-    from dagster_adjunct.orchestration.step.progress import find_delivered_version
-
     log, waiting = run.context.log, {}
     for dataset in (declared for declared in app.datasets if declared.versions is not None):
         on_demand = is_advanced_by_partition(dataset)

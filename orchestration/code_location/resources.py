@@ -8,12 +8,14 @@ from typing import Any
 from dagster import ConfigurableResource
 from pydantic import Field, PrivateAttr
 
+from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
 from dagster_adjunct.resources.backends.resources import TableResource, resolve_variable
-from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, ensure_table
+from dagster_adjunct.resources.key_value.segment import backend_from
 from dagster_adjunct.resources.key_value.serializers import Serializer, serializer_named
 from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable, KeyValueTable
 from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 
 
 class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]
@@ -45,11 +47,6 @@ class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]
 
     def manager(self) -> KeyValueTableManager:
         """Return the manager of the lake's key-value tables."""
-        from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
-        from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
-        from dagster_adjunct.resources.key_value.segment import backend_from
-        from dagster_adjunct.resources.objects.lake import open_lake
-
         lake = open_lake(self.lake, create=self.partitions is not None)
         return KeyValueTableManager(lake, None if self.backend is None else backend_from(self.backend))
 
@@ -57,8 +54,6 @@ class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]
         self, *, key: Serializer[Any] | None = None, value: Serializer[Any] | None = None
     ) -> KeyValueTable[Any, Any]:
         """Return the table for async code; `key` and `value` override the declared serializers."""
-        from dagster_adjunct.resources.key_value.manager import ensure_table
-
         manager = self.manager()
         if self.partitions is not None:
             ensure_table(manager, self.scope, self.table, self.partitions)
@@ -70,8 +65,6 @@ class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]
         self, *, key: Serializer[Any] | None = None, value: Serializer[Any] | None = None
     ) -> BlockingKeyValueTable[Any, Any]:
         """Return the table for use in a `with` block of an asset or op."""
-        from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
-
         return BlockingKeyValueTable(self.open(key=key, value=value))
 
 
@@ -128,8 +121,6 @@ class LakeResource(ConfigurableResource):  # type: ignore[type-arg]
     def open(self) -> Lake:
         """Return the lake; the first call opens it and probes the store."""
         if self._lake is None:
-            from dagster_adjunct.resources.objects.lake import open_lake
-
             self._lake = open_lake(self.url)
         lake: Lake = self._lake
         return lake

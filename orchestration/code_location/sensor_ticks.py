@@ -9,29 +9,30 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from dagster import (
     AssetKey,
     DefaultSensorStatus,
+    JobDefinition,
     RunRequest,
     SensorDefinition,
     SensorEvaluationContext,
     SkipReason,
     sensor,
 )
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field as Default
 from pydantic import ValidationError
 
+from dagster_adjunct.orchestration.batch_log.run_lease import describe_runner
 from dagster_adjunct.orchestration.code_location.metadata import has_active_run, has_ended
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.resources.common import StoredDocument, split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
-if TYPE_CHECKING:
-    from dagster import JobDefinition
-    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+LaunchedJob = JobDefinition | UnresolvedAssetJobDefinition
 
 
 class StreamFinding(StoredDocument):
@@ -53,7 +54,7 @@ class StreamScan(StoredDocument):
     """
 
     of: str = ""
-    streams: "Mapping[str, StreamFinding]" = Default(default_factory=dict)
+    streams: Mapping[str, StreamFinding] = Default(default_factory=dict)
     young: str = ""
 
     @property
@@ -84,8 +85,8 @@ class Deadline:
 
 
 def scan_streams(
-    look: "StreamScan", streams: Sequence[str], visit: "Callable[[str], StreamFinding]", deadline: "Deadline"
-) -> "tuple[StreamScan, bool]":
+    look: StreamScan, streams: Sequence[str], visit: Callable[[str], StreamFinding], deadline: Deadline
+) -> tuple[StreamScan, bool]:
     """Visit the streams that were not scanned yet; return the scan, and whether it is complete."""
     visited = dict(look.streams)
     for name in streams:
@@ -98,11 +99,11 @@ def scan_streams(
 
 
 def scan_ages(
-    look: "StreamScan",
+    look: StreamScan,
     unread: Callable[[str], Mapping[SystemStreamPartition, str]],
     is_old: Callable[[SystemStreamPartition, str], bool],
-    deadline: "Deadline",
-) -> "tuple[StreamScan, SystemStreamPartition | None, bool]":
+    deadline: Deadline,
+) -> tuple[StreamScan, SystemStreamPartition | None, bool]:
     """Check the age of the first unread record of each partition; stop at an old one.
 
     `unread` returns a stream's partitions with the next offset of each. Returns the scan, the partition with an old
@@ -141,7 +142,7 @@ class LaunchRequest:
     """Launch a run with this key."""
 
     run_key: str
-    asked: "LastRequest"
+    asked: LastRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class Skip:
     reason: str
 
 
-def request_run(name: str, what: str, about: object, before: "LastRequest", now: float) -> "LaunchRequest | Skip":
+def request_run(name: str, what: str, about: object, before: LastRequest, now: float) -> LaunchRequest | Skip:
     """Request a run, or skip if a recent run for the same cause changed nothing.
 
     `name` is the prefix of the run key, `what` describes why a run is needed, and `about` (JSON-able) is its cause. For
@@ -199,7 +200,7 @@ def write_cursor(cursor: StoredDocument) -> str:
     return json.dumps({"version": CURSOR_VERSION, **cursor.model_dump(mode="json")})
 
 
-def read_cursor(kind: "type[C]", text: str | None) -> "tuple[C, str]":
+def read_cursor(kind: type[C], text: str | None) -> tuple[C, str]:
     """Return the cursor, and "" or a note that it can't be read and starts over.
 
     Starting over is harmless: at worst an unnecessary run is requested.
@@ -219,10 +220,6 @@ def read_cursor(kind: "type[C]", text: str | None) -> "tuple[C, str]":
         return kind(), "The cursor can't be read: it starts over."
 
 
-if TYPE_CHECKING:
-    LaunchedJob = JobDefinition | UnresolvedAssetJobDefinition
-
-
 @dataclass(frozen=True, slots=True)
 class Tick:
     """One evaluation of a sensor."""
@@ -232,7 +229,7 @@ class Tick:
     resource: LakeResource
 
     @property
-    def lake(self) -> "Lake":
+    def lake(self) -> Lake:
         """The lake, opened on first use."""
         return self.resource.open()
 
@@ -265,8 +262,6 @@ class Tick:
 
     def lease_holder(self, application: str) -> str:
         """Return the holder of the application's run lease, "" if there is none or its Dagster run has ended."""
-        from dagster_adjunct.orchestration.batch_log.run_lease import describe_runner
-
         return describe_runner(self.lake, application, partial(has_ended, self.context.instance))
 
     def request_run(self, name: str, what: str, about: object, **options: Any) -> RunRequest | Skip:
@@ -279,7 +274,7 @@ class Tick:
 
 
 def job_sensor(
-    name: str, job: "LaunchedJob", description: str, evaluate: Callable[[Tick], RunRequest | Skip]
+    name: str, job: LaunchedJob, description: str, evaluate: Callable[[Tick], RunRequest | Skip]
 ) -> SensorDefinition:
     """Return a sensor that launches `job` as `evaluate` decides; it is off by default."""
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster import (
     AssetKey,
@@ -17,6 +17,7 @@ from dagster import (
     DagsterInstance,
     DagsterRun,
     DagsterRunStatus,
+    RunRecord,
     RunRequest,
     RunsFilter,
     SensorDefinition,
@@ -26,11 +27,18 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import QuerySource
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, ClosedBatch, OffsetState
-from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    BatchLog,
+    ClosedBatch,
+    OffsetState,
+    application_state,
+)
+from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, ensure_partitions
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Deadline,
     LastRequest,
+    LaunchedJob,
     LaunchRequest,
     Skip,
     StreamFinding,
@@ -44,17 +52,27 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     scan_ages,
     scan_streams,
 )
-from dagster_adjunct.orchestration.startpoints.fan_out import Requests
+from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, plan_application, systems_for
+from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_requests
+from dagster_adjunct.orchestration.startpoints.fan_out import Requests, describe_dropped, describe_unapplied
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.store import open_startpoints
+from dagster_adjunct.orchestration.step.progress import (
+    describe_unfinished,
+    describe_waiting_datasets,
+    find_version_delivered_to_all,
+    ignore_disabled_startpoints,
+    list_dataset_streams,
+    measure_stream_progress,
+    position_to_json,
+    read_stream_ends,
+    snapshot_system,
+)
 from dagster_adjunct.resources.common import StoredDocument, check_whole_number, subtract_span
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
-
-if TYPE_CHECKING:
-    from dagster import RunRecord
-
-    from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +110,7 @@ class LaunchWhen:
 
 def launch_rules(
     given: "LaunchWhen | Mapping[str, LaunchWhen] | None", applications: tuple[str, ...]
-) -> "dict[str, LaunchWhen]":
+) -> dict[str, LaunchWhen]:
     """Return the launch rule of each application. Raises ConfigurationError for an unknown application."""
     if given is None or isinstance(given, LaunchWhen):
         return dict.fromkeys(applications, given or LaunchWhen())
@@ -156,7 +174,7 @@ def decide_launch(
 
 
 def new_records_sensor(
-    app: "Application", job: "LaunchedJob", assets: Collection[AssetKey], rule: LaunchWhen
+    app: Application, job: LaunchedJob, assets: Collection[AssetKey], rule: LaunchWhen
 ) -> SensorDefinition:
     """Return a sensor that launches `job` when input streams hold enough unread records.
 
@@ -165,15 +183,6 @@ def new_records_sensor(
     own = frozenset(assets)
 
     def evaluate(tick: Tick) -> RunRequest | Skip:
-        from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-        from dagster_adjunct.orchestration.planner.planner import systems_for
-        from dagster_adjunct.orchestration.step.progress import (
-            describe_unfinished,
-            describe_waiting_datasets,
-            ignore_disabled_startpoints,
-            position_to_json,
-        )
-
         if tick.has_active_run(own):
             return Skip("A run is already in progress.")
         cursor, lake = tick.load_cursor(NewRecordsCursor), tick.lake
@@ -218,23 +227,15 @@ def new_records_sensor(
 
 
 def measure_backlog(
-    systems: "Mapping[str, StreamSystem]",
-    app: "Application",
-    state: "ApplicationState",
+    systems: Mapping[str, StreamSystem],
+    app: Application,
+    state: ApplicationState,
     look: StreamScan,
     rule: LaunchWhen,
     now: datetime,
     deadline: Deadline,
 ) -> Backlog:
     """Continue a scan of the application's streams until it is complete or the deadline has passed."""
-    from dagster_adjunct.orchestration.step.progress import (
-        describe_unfinished,
-        list_dataset_streams,
-        measure_stream_progress,
-        read_stream_ends,
-        snapshot_system,
-    )
-
     feeding = list_dataset_streams(app)
     opened = cache(partial(snapshot_system, systems))
 
@@ -257,10 +258,10 @@ def measure_backlog(
         return Backlog(look, complete)
     before_ms = int(subtract_span(now, rule.age).timestamp() * 1000)
 
-    def unread(stream: str) -> "Mapping[SystemStreamPartition, str]":
+    def unread(stream: str) -> Mapping[SystemStreamPartition, str]:
         return measure_stream_progress(opened(stream), app.inputs[stream], state).unread
 
-    def is_old(ssp: "SystemStreamPartition", start: str) -> bool:
+    def is_old(ssp: SystemStreamPartition, start: str) -> bool:
         system = opened(ssp.qualified_stream)
         return system.compare(start, system.offset_for_timestamp(ssp, before_ms)) < 0
 
@@ -306,7 +307,7 @@ class Restart:
 
 def decide_restart(
     attempts: Sequence[ApplicationRun],
-    state: "ApplicationState",
+    state: ApplicationState,
     permanent: str,
     *,
     limit: int,
@@ -337,7 +338,7 @@ def decide_restart(
     return Restart(newest.run_id, first.run_id, len(failed))
 
 
-def _failed_in_a_row(attempts: Sequence[ApplicationRun], state: "ApplicationState") -> list[ApplicationRun]:
+def _failed_in_a_row(attempts: Sequence[ApplicationRun], state: ApplicationState) -> list[ApplicationRun]:
     """Return the consecutive newest runs that failed before a commit, newest first."""
     failed: list[ApplicationRun] = []
     last = state.last
@@ -351,12 +352,12 @@ def _failed_in_a_row(attempts: Sequence[ApplicationRun], state: "ApplicationStat
     return failed
 
 
-def _closed_since(last: "ClosedBatch", attempt: ApplicationRun) -> bool:
+def _closed_since(last: ClosedBatch, attempt: ApplicationRun) -> bool:
     """Whether the application's last batch is this run's own, or was closed since it began."""
     return last.intent.run == attempt.run_id or last.closed_at.timestamp() > attempt.began_at
 
 
-def _skip_reason(attempts: Sequence[ApplicationRun], state: "ApplicationState") -> str:
+def _skip_reason(attempts: Sequence[ApplicationRun], state: ApplicationState) -> str:
     if not attempts:
         return "No run to restart."
     newest = attempts[0]
@@ -367,7 +368,7 @@ def _skip_reason(attempts: Sequence[ApplicationRun], state: "ApplicationState") 
 
 
 def restart_sensor(
-    app: "Application", job: "LaunchedJob", assets: Collection[AssetKey], outputs: Collection[AssetKey]
+    app: Application, job: LaunchedJob, assets: Collection[AssetKey], outputs: Collection[AssetKey]
 ) -> SensorDefinition:
     """Return a sensor that restarts runs of `job`, or of its `outputs`, that failed before their commit.
 
@@ -376,8 +377,6 @@ def restart_sensor(
     own, made = frozenset(assets), frozenset(outputs)
 
     def evaluate(tick: Tick) -> RunRequest | Skip:
-        from dagster_adjunct.orchestration.batch_log.batch_log import application_state
-
         lake, instance = tick.lake, tick.context.instance
         now = lake.now()
         records = application_runs(instance, job.name, made, now - _HORIZON)
@@ -425,7 +424,7 @@ def _without_take_over(run_config: Mapping[str, Any]) -> dict[str, Any]:
 
 def application_runs(
     instance: DagsterInstance, job: str, outputs: Collection[AssetKey], since: datetime
-) -> "list[RunRecord]":
+) -> list[RunRecord]:
     """Return the runs that materialize outputs, of the job or by hand, newest first."""
     records = [
         record
@@ -436,7 +435,7 @@ def application_runs(
     return sorted(records, key=lambda record: (record.create_timestamp, record.storage_id), reverse=True)
 
 
-def run_from_record(record: "RunRecord") -> ApplicationRun:
+def run_from_record(record: RunRecord) -> ApplicationRun:
     """Convert a Dagster run record to an ApplicationRun."""
     run = record.dagster_run
     began_at = record.start_time or record.end_time or record.create_timestamp.timestamp()
@@ -463,7 +462,7 @@ def _makes_outputs(run: DagsterRun, job: str, outputs: Collection[AssetKey]) -> 
     return run.job_name == job
 
 
-def unapplied_startpoints(fan_outs: "Mapping[str, Requests]", offsets: "OffsetState") -> "list[StartpointRequest]":
+def unapplied_startpoints(fan_outs: Mapping[str, Requests], offsets: OffsetState) -> list[StartpointRequest]:
     """Return the startpoints handed to tasks that no commit has applied, each once, ordered by partition.
 
     A run that died before removing applied ones leaves them here; the next run removes them.
@@ -476,15 +475,13 @@ def unapplied_startpoints(fan_outs: "Mapping[str, Requests]", offsets: "OffsetSt
     return sorted(left.values(), key=lambda request: (request.ssp, request.id))
 
 
-def describe_waiting(requests: "Sequence[StartpointRequest]") -> str:
+def describe_waiting(requests: Sequence[StartpointRequest]) -> str:
     """Describe how many startpoints wait, where, by whom and why."""
-    from dagster_adjunct.resources.streams.startpoint import describe_startpoint
-
     texts = [f"{one.ssp} at {describe_startpoint(one.startpoint)}, {one.by}: {one.reason}" for one in requests]
     return f"{len(requests)} startpoint{'s wait' if len(requests) != 1 else ' waits'} ({join_shortened(texts, '; ')})"
 
 
-def startpoint_tags(requests: "Sequence[StartpointRequest]") -> dict[str, str]:
+def startpoint_tags(requests: Sequence[StartpointRequest]) -> dict[str, str]:
     """Return the tags of a run that applies these: their ids, who requested them and why."""
     return {
         "adjunct/startpoints": join_shortened(request.id for request in requests),
@@ -493,7 +490,7 @@ def startpoint_tags(requests: "Sequence[StartpointRequest]") -> dict[str, str]:
     }
 
 
-def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection[AssetKey]) -> SensorDefinition:
+def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[AssetKey]) -> SensorDefinition:
     """Return a sensor that hands startpoints to tasks and launches one run of `job` to apply them.
 
     `assets` are those that the job materializes; while a run of one of them is in progress, startpoints wait. If a run
@@ -502,13 +499,6 @@ def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection
     own = frozenset(assets)
 
     def evaluate(tick: Tick) -> RunRequest | Skip:
-        from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-        from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
-        from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_requests
-        from dagster_adjunct.orchestration.startpoints.fan_out import describe_dropped, describe_unapplied
-        from dagster_adjunct.orchestration.startpoints.store import open_startpoints
-        from dagster_adjunct.orchestration.step.progress import describe_waiting_datasets
-
         lake = tick.lake
         startpoints = open_startpoints(lake, app)
         state = BatchLog(lake, app.name).read()[1]
@@ -550,7 +540,7 @@ def startpoint_sensor(app: "Application", job: "LaunchedJob", assets: Collection
     )
 
 
-def new_versions_sensor(member: "DatasetAsset", job: "LaunchedJob") -> SensorDefinition:
+def new_versions_sensor(member: DatasetAsset, job: LaunchedJob) -> SensorDefinition:
     """Return a sensor that launches `job` for the next completely delivered version, as its partition.
 
     Dynamic partitions are created for new names. If a run does not build the version, it is requested again with
@@ -559,8 +549,6 @@ def new_versions_sensor(member: "DatasetAsset", job: "LaunchedJob") -> SensorDef
     dataset = member.dataset
 
     def evaluate(tick: Tick) -> RunRequest | Skip:
-        from dagster_adjunct.orchestration.code_location.dataset_assets import ensure_partitions
-
         version, awaited = _next_delivered(tick.lake, [member])
         if version is None:
             return Skip(f"No new version; {awaited}.")
@@ -579,7 +567,7 @@ def new_versions_sensor(member: "DatasetAsset", job: "LaunchedJob") -> SensorDef
     )
 
 
-def has_delivered_versions(dataset: "AdjunctDataset") -> bool:
+def has_delivered_versions(dataset: AdjunctDataset) -> bool:
     """Whether a dataset's versions are delivered by markers or folders, and are not partitions."""
     return not dataset.follows_changes and dataset.versions is None and not isinstance(dataset.input, QuerySource)
 
@@ -592,7 +580,7 @@ class DeliveredCursor(StoredDocument):
 
 
 def delivered_sensors(
-    application: str, units: "Sequence[Sequence[DatasetAsset]]", job: "LaunchedJob"
+    application: str, units: Sequence[Sequence[DatasetAsset]], job: LaunchedJob
 ) -> list[SensorDefinition]:
     """Return sensors that materialize datasets within `job` when versions of them are completely delivered.
 
@@ -645,13 +633,10 @@ def delivered_sensors(
     ]
 
 
-def _group_name(unit: "Sequence[DatasetAsset]") -> str:
+def _group_name(unit: Sequence[DatasetAsset]) -> str:
     return unit[0].dataset.version_set or unit[0].dataset.name
 
 
-def _next_delivered(lake: "Lake", unit: "Sequence[DatasetAsset]") -> tuple[str | None, str]:
-    from dagster_adjunct.orchestration.planner.planner import open_dataset_systems
-    from dagster_adjunct.orchestration.step.progress import find_version_delivered_to_all
-
+def _next_delivered(lake: Lake, unit: Sequence[DatasetAsset]) -> tuple[str | None, str]:
     datasets = [member.dataset for member in unit]
     return find_version_delivered_to_all(lake, open_dataset_systems(datasets, lake), datasets)

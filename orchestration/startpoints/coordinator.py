@@ -224,7 +224,9 @@ def fan_out_requests(
     startpoints: what is stored stays as it is.
     """
     if not app.startpoints:
-        return startpoints.left_alone()
+        stored = startpoints.read()
+        handed = (request for held in stored.handed.values() for request in held.values())
+        return FanOut(left_alone=(*stored.waiting, *handed))
     taken = taken_lookup(startpoints.lake, app, offsets)
     readers = find_reading_tasks(app, plan, systems)
     if not readers.tasks:

@@ -13,13 +13,19 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, CURRENT, JOIN_VERSIONS, RECORDED, JoinVersions
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.resources.common import split_partitions, split_stream_name
+from dagster_adjunct.resources.common import (
+    argument_error,
+    check_bool,
+    check_choice,
+    split_partitions,
+    split_stream_name,
+)
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     InvalidNameError,
@@ -68,37 +74,25 @@ class ReadingTasks:
 def find_reading_tasks(
     app: Application, plan: ExecutionPlan | None, systems: Mapping[str, StreamSystem]
 ) -> ReadingTasks:
-    """Return which tasks read what; `plan` is None for an application that has only datasets."""
-    by_name, tasks = tasks_addressed_by_name(app), {} if plan is None else plan.partitions_by_task()
-    return ReadingTasks(tasks, partitions_by_dataset_task(app, systems), by_name)
+    """Return which tasks read what; `plan` is None for an application that has only datasets.
+
+    Bounded datasets roll back by version, and tables of one run have no past: they have no task, so a fan-out does not
+    know requests for their streams alone. The tasks of datasets whose stream the application reads too get only
+    requests that name them.
+    """
+    by_name, of_datasets = set(), {}
+    for dataset in list_rewindable_datasets(app):
+        task, (system, stream) = dataset_task_name(dataset.name), dataset.system_stream
+        if dataset.stream in app.inputs:
+            by_name.add(task)
+        with suppress(StreamNotFoundError):  # the application may create it in its first batch
+            of_datasets[task] = frozenset(systems[system].partitions(stream))
+    return ReadingTasks({} if plan is None else plan.partitions_by_task(), of_datasets, frozenset(by_name))
 
 
 def dataset_task_name(name: str) -> str:
     """Return the name of a dataset's task."""
     return f"dataset {name}"
-
-
-def partitions_by_dataset_task(
-    app: Application, systems: Mapping[str, StreamSystem]
-) -> dict[str, frozenset[SystemStreamPartition]]:
-    """Return the partitions of the stream of each rewindable dataset, by the dataset's task.
-
-    Bounded datasets roll back by version, and tables of one run have no past: they have no task, so a fan-out does not
-    know requests for their streams alone.
-    """
-    tasks = {}
-    for dataset in list_rewindable_datasets(app):
-        system, stream = dataset.system_stream
-        with suppress(StreamNotFoundError):  # the application may create it in its first batch
-            tasks[dataset_task_name(dataset.name)] = frozenset(systems[system].partitions(stream))
-    return tasks
-
-
-def tasks_addressed_by_name(app: Application) -> frozenset[str]:
-    """Return the tasks of datasets whose stream the application reads too; they get only requests that name them."""
-    return frozenset(
-        dataset_task_name(dataset.name) for dataset in list_rewindable_datasets(app) if dataset.stream in app.inputs
-    )
 
 
 def list_rewindable_datasets(app: Application, only: Collection[str] | None = None) -> list[AdjunctDataset]:
@@ -122,14 +116,8 @@ class AllowedRequest:
     rewinds: bool = False
 
 
-def allow_requests(
-    app: Application, readers: ReadingTasks, requests: Sequence[StartpointRequest]
-) -> tuple[AllowedRequest, ...]:
-    """Return what the application allows of these requests, in order."""
-    return tuple(_allow(app, readers, request) for request in requests)
-
-
-def _allow(app: Application, readers: ReadingTasks, request: StartpointRequest) -> AllowedRequest:
+def allow_request(app: Application, readers: ReadingTasks, request: StartpointRequest) -> AllowedRequest:
+    """Return what the application allows of a request."""
     try:
         versions = choose_versions(app, request)
     except ConfigurationError as error:
@@ -138,9 +126,14 @@ def _allow(app: Application, readers: ReadingTasks, request: StartpointRequest) 
     if request.task in readers.of_plan and is_broadcast(app, request.ssp):
         return AllowedRequest(request, (str(request.task),), versions, str(broadcast_task_error(request)))
     if not tasks:
-        return AllowedRequest(request, (), versions, describe_unread(request, readers.tasks))
+        return AllowedRequest(request, (), versions, _describe_unread(request, readers.tasks))
     rewinds = any(task in readers.of_datasets for task in tasks)
-    refusal = _describe_replay_refusal(request, tasks) if rewinds and request.until is not None else ""
+    refusal = ""
+    if rewinds and request.until is not None:
+        refusal = (
+            f"{request.ssp} is read by {', '.join(tasks)}, and the table of a dataset can't be replayed: it always "
+            "holds what its stream says up to its position. Leave the end (until) out."
+        )
     return AllowedRequest(request, tasks, versions, refusal, rewinds)
 
 
@@ -166,7 +159,7 @@ def find_target_tasks(
     return (request.task,) if request.ssp in tasks.get(request.task, ()) else ()
 
 
-def describe_unread(request: StartpointRequest, tasks: Mapping[str, frozenset[SystemStreamPartition]]) -> str:
+def _describe_unread(request: StartpointRequest, tasks: Mapping[str, frozenset[SystemStreamPartition]]) -> str:
     """Return that a request is for no task, and which tasks read its partition."""
     if request.task is None:
         return f"no task reads {request.ssp}."
@@ -175,18 +168,10 @@ def describe_unread(request: StartpointRequest, tasks: Mapping[str, frozenset[Sy
     return f"{request.task!r} is no task that reads {request.ssp}{instead}."
 
 
-def _describe_replay_refusal(request: StartpointRequest, tasks: Sequence[str]) -> str:
-    """Return why a request with an end can't be for datasets."""
-    return (
-        f"{request.ssp} is read by {', '.join(tasks)}, and the table of a dataset can't be replayed: it always holds "
-        "what its stream says up to its position. Leave the end (until) out."
-    )
-
-
 def find_as_of_joins(app: Application) -> tuple[str, ...]:
     """Return the joins in which each record is joined with the entry valid at its own time."""
-    looked_up = [(operator.id, operator.spec.match) for operator in app.operators]
-    return tuple(operator for operator, match in looked_up if match is not None and match.as_of is not None)
+    looked_up = {operator.id: operator.spec.match for operator in app.operators}
+    return tuple(operator for operator, match in looked_up.items() if match is not None and match.as_of is not None)
 
 
 def choose_versions(app: Application, request: StartpointRequest) -> JoinVersions:
@@ -223,18 +208,15 @@ def describe_versions(app: Application, requests: Sequence[StartpointRequest]) -
 
     Recorded versions are described by their plan.
     """
-    bounded = [request for request in requests if request.until is not None]
     by_time = find_as_of_joins(app)
     default = AS_OF if by_time else CURRENT
-    asked = {request.versions or default for request in bounded if by_time or request.versions}
-    return tuple(
-        line
-        for versions, line in (
-            (AS_OF, f"versions as-of: {', '.join(by_time)}: what was valid at each record's time; else what is served"),
-            (CURRENT, "versions current: every join meets what is served when the replay runs"),
-        )
-        if versions in asked
-    )
+    bounded = [request.versions for request in requests if request.until is not None]
+    asked = {versions or default for versions in bounded if by_time or versions}
+    lines = {
+        AS_OF: f"versions as-of: {', '.join(by_time)}: what was valid at each record's time; else what is served",
+        CURRENT: "versions current: every join meets what is served when the replay runs",
+    }
+    return tuple(line for versions, line in lines.items() if versions in asked)
 
 
 def is_broadcast(app: Application, ssp: SystemStreamPartition) -> bool:
@@ -271,11 +253,7 @@ def parse_position(kind: str, value: str | None = None) -> Startpoint:
     A timestamp is ISO 8601 with its zone, a date (its start in UTC), or milliseconds since 1970. Raises
     ConfigurationError for anything else.
     """
-    if kind not in POSITIONS:
-        raise ConfigurationError(
-            f"position {kind!r} is unknown: expected one of {', '.join(POSITIONS)}.",
-            argument="position",
-        )
+    check_choice(kind, f"position {kind!r} is unknown", POSITIONS, argument="position")
     text = (value or "").strip()
     if kind in ("oldest", "upcoming"):
         if text:
@@ -284,16 +262,11 @@ def parse_position(kind: str, value: str | None = None) -> Startpoint:
             )
         return StartpointOldest() if kind == "oldest" else StartpointUpcoming()
     if not text:
-        raise ConfigurationError(
-            f"position {kind} needs a value.",
-            "Write it as in 2026-01-31T18:00Z." if kind == "timestamp" else "Write the offset as its system does.",
-            argument="position",
-        )
-    return (
-        StartpointTimestamp(timestamp_ms=_parse_timestamp(text))
-        if kind == "timestamp"
-        else StartpointSpecific(offset=text)
-    )
+        example = "Write it as in 2026-01-31T18:00Z." if kind == "timestamp" else "Write the offset as its system does."
+        raise ConfigurationError(f"position {kind} needs a value.", example, argument="position")
+    if kind == "offset":
+        return StartpointSpecific(offset=text)
+    return StartpointTimestamp(timestamp_ms=_parse_timestamp(text))
 
 
 def expand_partitions(
@@ -320,45 +293,35 @@ def expand_partitions(
 def _parse_timestamp(text: str) -> int:
     if _DIGITS.fullmatch(text):
         if int(text) < _LEAST_MS:
-            raise ConfigurationError(
-                f"timestamp {text!r} is {_EPOCH + int(text) * _MS:%Y-%m-%d %H:%M} UTC in milliseconds since 1970: it "
-                "looks like a year, or like seconds.",
-                "Write milliseconds, or the time in ISO form, as in 2026-01-31T18:00Z.",
-                argument="timestamp",
-            )
+            shown = f"{_EPOCH + int(text) * _MS:%Y-%m-%d %H:%M} UTC"
+            problem = f"is {shown} in milliseconds since 1970: it looks like a year, or like seconds"
+            step = "Write milliseconds, or the time in ISO form, as in 2026-01-31T18:00Z."
+            raise _timestamp_error(text, problem, step)
         return int(text)
     if _FINER.fullmatch(text):
         return int(text)  # micro- or nanoseconds: the startpoint rejects them
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise ConfigurationError(
-            f"timestamp {text!r} can't be read: expected ISO 8601 with its zone, a date, or milliseconds since 1970.",
-            "Write it as in 2026-01-31T18:00Z.",
-            argument="timestamp",
-        ) from None
+        expected = "can't be read: expected ISO 8601 with its zone, a date, or milliseconds since 1970"
+        raise _timestamp_error(text, expected, "Write it as in 2026-01-31T18:00Z.") from None
     if moment.tzinfo is None and _DATE.fullmatch(text):
         moment = moment.replace(tzinfo=UTC)
     if moment.tzinfo is None:
-        raise ConfigurationError(
-            f"timestamp {text!r} names no zone.",
-            f"Write {text}Z for UTC, or the offset of its zone: {text}+01:00.",
-            argument="timestamp",
-        )
+        step = f"Write {text}Z for UTC, or the offset of its zone: {text}+01:00."
+        raise _timestamp_error(text, "names no zone", step)
     if moment.microsecond % 1000:
-        raise ConfigurationError(
-            f"timestamp {text!r} is finer than a millisecond, and startpoints are not.",
-            "Round it: down to begin there, up to end there.",
-            argument="timestamp",
-        )
+        step = "Round it: down to begin there, up to end there."
+        raise _timestamp_error(text, "is finer than a millisecond, and startpoints are not", step)
     since_1970 = (moment - _EPOCH) // _MS
     if not MIN_MS <= since_1970 <= MAX_MS:
-        raise ConfigurationError(
-            f"timestamp {text!r} lies outside the years 1 to 9999 in UTC.",
-            "Name a time within; or say oldest.",
-            argument="timestamp",
-        )
+        step = "Name a time within; or say oldest."
+        raise _timestamp_error(text, "lies outside the years 1 to 9999 in UTC", step)
     return since_1970
+
+
+def _timestamp_error(text: str, problem: str, next_step: str) -> ConfigurationError:
+    return ConfigurationError(f"timestamp {text!r} {problem}.", next_step, argument="timestamp")
 
 
 def _parse_numbers(text: str, spans: str, count: int) -> list[int]:
@@ -411,7 +374,6 @@ def _check_stream_read(app: Application, stream: str) -> None:
 
 
 OnUnresolved = Literal["fail", "checkpoint"]
-_ON_UNRESOLVED = ("fail", "checkpoint")
 _NAME = re.compile(r"[0-9a-f]{32}")
 _TASK_LENGTH = 500
 _TEXT_LENGTH = 1_000
@@ -454,32 +416,20 @@ class StartpointRequest:
         check_startpoint(self.startpoint, f"the startpoint of the request for {self.ssp}")
         if self.until is not None:
             check_startpoint(self.until, f"the end (until) of the request for {self.ssp}")
-        if not isinstance(self.force, bool):
-            raise ConfigurationError(
-                f"the startpoint request for {self.ssp} has force={self.force!r:.80}: expected True or False.",
-                "Leave it out for False.",
-                argument="force",
-            )
-        if self.versions is not None and self.versions not in JOIN_VERSIONS:
-            raise ConfigurationError(
-                f"the startpoint request for {self.ssp} has versions={self.versions!r:.80}: expected one of "
-                f"{', '.join(JOIN_VERSIONS)}.",
-                "Leave it out: as-of where the application's joins are, else current.",
-                argument="versions",
-            )
+        what = f"the startpoint request for {self.ssp} has "
+        check_bool(self.force, f"{what}force={self.force!r:.80}", argument="force")
+        if self.versions is not None:
+            check_choice(self.versions, f"{what}versions={self.versions!r:.80}", JOIN_VERSIONS, argument="versions")
         if self.recorded is not None and (self.versions != RECORDED or not _NAME.fullmatch(str(self.recorded))):
-            raise ConfigurationError(
-                f"the startpoint request for {self.ssp} has recorded={self.recorded!r:.80} and "
-                f"versions={self.versions!r}: expected the id of a plan, of a request for recorded versions.",
+            raise argument_error(
+                f"{what}recorded={self.recorded!r:.80} and versions={self.versions!r}",
+                "the id of a plan, of a request for recorded versions",
                 "Leave it out: Startpoints.request sets it for versions=recorded.",
                 argument="recorded",
             )
         if not isinstance(self.sequence, int) or isinstance(self.sequence, bool):
-            raise ConfigurationError(
-                f"the startpoint request for {self.ssp} has sequence={self.sequence!r:.80}: expected an integer.",
-                "Leave it out: the store sets it.",
-                argument="sequence",
-            )
+            found = f"{what}sequence={self.sequence!r:.80}"
+            raise argument_error(found, "an integer", "Leave it out: the store sets it.", argument="sequence")
         if self.id == "":
             object.__setattr__(self, "id", self.startpoint.id)
         check_id("startpoint request", self.id)
@@ -487,20 +437,14 @@ class StartpointRequest:
             check_task(self.task)
         for name, value in (("by", self.by), ("reason", self.reason)):
             if not isinstance(value, str) or not value.strip() or len(value) > _TEXT_LENGTH or not _storable(value):
-                shown = repr(value) if len(repr(value)) < 100 else f"{repr(value)[:100]}…"
-                raise ConfigurationError(
-                    f"the startpoint request for {self.ssp} has {name}={shown}: expected a text of 1 to "
-                    f"{_TEXT_LENGTH} characters.",
+                raise argument_error(
+                    f"{what}{name}={value!r:.100}",
+                    f"a text of 1 to {_TEXT_LENGTH} characters",
                     "Say who asks (by) and why (reason): both are shown with the replay.",
                     argument=name,
                 )
-        if self.on_unresolved not in _ON_UNRESOLVED:
-            raise ConfigurationError(
-                f"the startpoint request for {self.ssp} has on_unresolved={self.on_unresolved!r}: expected one of "
-                f"{', '.join(_ON_UNRESOLVED)}.",
-                'Leave it out to fail, or say "checkpoint".',
-                argument="on_unresolved",
-            )
+        found = f"{what}on_unresolved={self.on_unresolved!r:.80}"
+        check_choice(self.on_unresolved, found, get_args(OnUnresolved), argument="on_unresolved")
 
     @property
     def target(self) -> Target:

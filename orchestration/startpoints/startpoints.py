@@ -38,7 +38,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
     OnUnresolved,
     StartpointRequest,
     Unreadable,
-    allow_requests,
+    allow_request,
     describe_versions,
     expand_partitions,
     find_reading_tasks,
@@ -513,7 +513,7 @@ def request_startpoints(
     check_not_renamed(app.name, state)
     plan = plan_application(app, systems=systems) if app.inputs else None
     readers = find_reading_tasks(app, plan, systems)
-    allowed = allow_requests(app, readers, requests)
+    allowed = [allow_request(app, readers, request) for request in requests]
     versions = describe_versions(app, requests)
 
     look = cache(partial(snapshot_stream, systems))  # one snapshot of each stream

@@ -13,13 +13,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Literal
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    application_state,
+    check_application_known,
+)
 from dagster_adjunct.orchestration.startpoints.fan_out import (
     FanOut,
     FanOutDecision,
@@ -40,7 +45,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
     request_from_json,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
-from dagster_adjunct.resources.metadata import MetadataStore, Namespace, NamespaceSnapshot
+from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -62,8 +67,8 @@ class RequestReader:
             try:
                 requests.append(self.request(key, value))
             except MalformedDocumentError as error:
-                ssp, task = [*_parts(key), None, None][:2]
-                unreadable.append(Unreadable("request", key, value, str(error), _text(ssp), _text(task)))
+                ssp, task = [*map(_text, _parts(key)), None, None][:2]
+                unreadable.append(Unreadable("request", key, value, str(error), ssp, task))
         return requests, unreadable
 
     def request(self, key: str, value: object) -> StartpointRequest:
@@ -71,7 +76,7 @@ class RequestReader:
         where = f"startpoint request {key} of application {self.application!r}"
         request = request_from_json(value, where)
         if request_key(request.target) != key:
-            raise self._malformed(where, f"it is for {request_key(request.target)}")
+            raise _malformed(where, f"it is for {request_key(request.target)}")
         return request
 
     def state(self, entries: Iterable[tuple[str, Any]]) -> FanOutState:
@@ -85,9 +90,10 @@ class RequestReader:
                     case ["task", str(at)]:
                         tasks[at] = self.task(key, value)
                     case ["settled", str(ssp), str() | None as task]:
-                        settled[self._settled(key, ssp, task)] = self._number(key, value)
+                        where = self._where(key)
+                        settled[_read_partition(where, ssp), _read_task(where, task)] = _read_sequence(where, value)
                     case _:
-                        raise self._malformed(self._where(key), "its key is unknown")
+                        raise _malformed(self._where(key), "its key is unknown")
             except MalformedDocumentError as error:
                 unreadable.append(Unreadable("fan-out", key, value, str(error), *_parse_fan_out_key(key)))
         return FanOutState(tasks, settled, tuple(unreadable))
@@ -98,9 +104,9 @@ class RequestReader:
             return TaskFanOut()
         where = self._where(key)
         if not isinstance(value, Mapping) or set(value) != {"pending", "handed"}:
-            raise self._malformed(where, f"it is {type(value).__name__} {value!r:.80}, expected pending and handed")
+            raise _malformed(where, f"it is {type(value).__name__} {value!r:.80}, expected pending and handed")
         if not isinstance(value["pending"], list) or not isinstance(value["handed"], Mapping):
-            raise self._malformed(where, "pending is no list, or handed no object")
+            raise _malformed(where, "pending is no list, or handed no object")
         pending: dict[SystemStreamPartition, StartpointRequest] = {}
         unread: list[Unreadable] = []
         for item in value["pending"]:
@@ -108,35 +114,39 @@ class RequestReader:
                 request = request_from_json(item, where)
             except MalformedDocumentError as error:
                 named = item if isinstance(item, Mapping) else {}
-                ssp, at = _text(named.get("ssp")), _parts(key)[1]
-                unread.append(Unreadable("fan-out", key, item, str(error), ssp, _text(named.get("task")), at))
+                ssp, task = _text(named.get("ssp")), _text(named.get("task"))
+                unread.append(Unreadable("fan-out", key, item, str(error), ssp, task, _parts(key)[1]))
             else:
                 pending[request.ssp] = request
-        handed = {self._ssp(where, ssp): self._number(key, number) for ssp, number in value["handed"].items()}
+        handed = {_read_partition(where, ssp): _read_sequence(where, number) for ssp, number in value["handed"].items()}
         return TaskFanOut(pending, handed, tuple(unread))
-
-    def _settled(self, key: str, ssp: str, task: str | None) -> Target:
-        try:
-            return self._ssp(self._where(key), ssp), None if task is None else check_task(task)
-        except ConfigurationError as error:
-            raise self._malformed(self._where(key), error.problem.rstrip(".")) from error
-
-    def _ssp(self, where: str, text: str) -> SystemStreamPartition:
-        ssp = parse_partition(text)
-        if ssp is None:
-            raise self._malformed(where, f"{text!r:.80} is no stream partition")
-        return ssp
-
-    def _number(self, key: str, value: object) -> int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        raise self._malformed(self._where(key), f"{value!r:.80} is no sequence, expected an integer")
 
     def _where(self, key: str) -> str:
         return f"fan-out {key} of application {self.application!r}"
 
-    def _malformed(self, where: str, problem: str) -> MalformedDocumentError:
-        return MalformedDocumentError(f"{where} can't be read: {problem}.", _NEXT, document=where)
+
+def _read_partition(where: str, text: str) -> SystemStreamPartition:
+    ssp = parse_partition(text)
+    if ssp is None:
+        raise _malformed(where, f"{text!r:.80} is no stream partition")
+    return ssp
+
+
+def _read_task(where: str, task: str | None) -> str | None:
+    try:
+        return None if task is None else check_task(task)
+    except ConfigurationError as error:
+        raise _malformed(where, error.problem.rstrip(".")) from error
+
+
+def _read_sequence(where: str, value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise _malformed(where, f"{value!r:.80} is no sequence, expected an integer")
+
+
+def _malformed(where: str, problem: str) -> MalformedDocumentError:
+    return MalformedDocumentError(f"{where} can't be read: {problem}.", _NEXT, document=where)
 
 
 def diff_states(before: FanOutState, after: FanOutState) -> dict[str, Any]:
@@ -218,98 +228,6 @@ def _parse_fan_out_key(key: str) -> tuple[str | None, str | None, str | None]:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
-
-
-@dataclass(frozen=True, slots=True)
-class StartpointEntries:
-    """The two namespaces of one application: requests, and fan-outs."""
-
-    requests: Namespace
-    fan_outs: Namespace
-    stored: RequestReader
-
-    def remove(
-        self,
-        chosen: Mapping[
-            str, tuple[frozenset[SystemStreamPartition] | None, Mapping[SystemStreamPartition, str] | None]
-        ],
-    ) -> None:
-        """Remove what tasks have to apply: by task, at these partitions (None: all), with these ids (None: any)."""
-        if not chosen:
-            return
-
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
-            changes: dict[str, Any] = {}
-            for task, (ssps, ids) in chosen.items():
-                key = task_key(task)
-                try:
-                    held = self.stored.task(key, snapshot.get(key))
-                except MalformedDocumentError:
-                    continue  # unreadable entries stay
-                changes[key] = task_to_json(remove_pending(held, ssps, ids))
-            return changes, None
-
-        self.fan_outs.transact(decide, by="applied")
-
-    def take_back(self, wanted: Mapping[Target, int], *, by: str) -> set[Target]:
-        """Delete the requests of these sequences; return the targets of those that no task was handed.
-
-        They are marked as fanned out first, so that a coordinator that has read one and not committed yet decides
-        again.
-        """
-
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], set[Target]]:
-            state = self.stored.state(snapshot.items())
-            pending = [request for held in state.tasks.values() for request in held.pending.values()]
-            handed = {(request.target, request.sequence) for request in pending}
-            handed |= set(state.settled.items())
-            ours = {target for target, sequence in wanted.items() if (target, sequence) not in handed}
-            return {settled_key(target): wanted[target] for target in ours}, ours
-
-        if not wanted:
-            return set()
-        taken = self.fan_outs.transact(decide, by=by)
-        self.delete(wanted, by=by)
-        return taken
-
-    def delete_as_it_is(self, key: str, value: object, *, by: str) -> bool:
-        """Delete a request's entry if it still has this value; return whether it had."""
-
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
-            there = snapshot.get(key) == value
-            return {key: None} if there else {}, there
-
-        return self.requests.transact(decide, by=by)
-
-    def remove_unreadable(self, unread: Unreadable, by: str) -> bool:
-        """Remove the unreadable part of a fan-out if it is still as found; return whether it was."""
-
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
-            entry = snapshot.get(unread.key)
-            if entry is not None and entry == unread.value:
-                return {unread.key: None}, True
-            try:
-                held = self.stored.task(unread.key, entry)
-            except MalformedDocumentError:
-                return {}, False
-            kept = tuple(part for part in held.unread if part.value != unread.value)
-            return {unread.key: task_to_json(replace(held, unread=kept))}, kept != held.unread
-
-        return self.fan_outs.transact(decide, by=by)
-
-    def delete(self, wanted: Mapping[Target, int], *, by: str) -> None:
-        """Delete requests, each only if it still has this sequence."""
-        sequences = {request_key(target): sequence for target, sequence in wanted.items()}
-        if not sequences:
-            return
-
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
-            there = {key: snapshot.get(key) for key in sequences}
-            return {
-                key: None for key, entry in there.items() if entry and parse_sequence(entry) == sequences[key]
-            }, None
-
-        self.requests.transact(decide, by=by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,7 +330,6 @@ class StartpointManager:
         self._is_on = isinstance(application, str) or application.startpoints
         self._requests = store.namespace(REQUESTS, name)
         self._fan_outs = store.namespace(FAN_OUTS, name)
-        self._entries = StartpointEntries(self._requests, self._fan_outs, self._stored)
         self._expiry_ms = expires_after // _MS
 
     def continue_from(self, old: str, *, by: str) -> None:
@@ -489,12 +406,6 @@ class StartpointManager:
             at=at,
         )
 
-    def left_alone(self) -> FanOut:
-        """Return an empty fan-out that lists all that is stored as left alone."""
-        stored = self.read()
-        handed = (request for held in stored.handed.values() for request in held.values())
-        return FanOut(left_alone=(*stored.waiting, *handed))
-
     def has_any(self) -> bool:
         """Return whether anything is stored that a fan-out would have to read."""
         return bool(len(self._requests.read()) or len(self._fan_outs.read()))
@@ -512,8 +423,8 @@ class StartpointManager:
             return False
         sequence = parse_sequence(there)
         if known is None or sequence is None:
-            return self._entries.delete_as_it_is(key, there, by="delete")
-        return bool(self._entries.take_back({(known, task): sequence}, by="delete"))
+            return self._delete_as_it_is(key, there, by="delete")
+        return bool(self._take_back({(known, task): sequence}, by="delete"))
 
     def delete_unreadable(self, unreadable: Iterable[Unreadable], *, by: str) -> list[Unreadable]:
         """Take back unreadable entries, each only if it is still as found; return those taken back."""
@@ -521,23 +432,74 @@ class StartpointManager:
         for entry in unreadable:
             ssp, sequence = entry.ssp, parse_sequence(entry.value)
             if entry.kind == "fan-out":
-                taken = self._entries.remove_unreadable(entry, by)
+                taken = self._remove_unreadable(entry, by)
             elif ssp is not None and sequence is not None and request_key((ssp, entry.task)) == entry.key:
-                taken = bool(self._entries.take_back({(ssp, entry.task): sequence}, by=by))
+                taken = bool(self._take_back({(ssp, entry.task): sequence}, by=by))
             else:
-                taken = self._entries.delete_as_it_is(entry.key, entry.value, by=by)
+                taken = self._delete_as_it_is(entry.key, entry.value, by=by)
             gone += [entry] if taken else []
         return gone
 
     def take_back(self, requests: Iterable[StartpointRequest], *, by: str) -> list[StartpointRequest]:
-        """Take these requests back, each only if it is still stored; return those that no task was handed.
+        """Take these requests back, each only if it is still stored; return those that no task was handed."""
+        wanted = {request.target: request for request in requests}
+        taken = self._take_back({target: request.sequence for target, request in wanted.items()}, by=by)
+        return [request for target, request in wanted.items() if target in taken]
+
+    def _take_back(self, wanted: Mapping[Target, int], *, by: str) -> set[Target]:
+        """Delete the requests of these sequences; return the targets of those that no task was handed.
 
         They are marked as fanned out first, so that a coordinator that has read one and not committed yet decides
         again.
         """
-        wanted = {request.target: request for request in requests}
-        taken = self._entries.take_back({target: request.sequence for target, request in wanted.items()}, by=by)
-        return [request for target, request in wanted.items() if target in taken]
+
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], set[Target]]:
+            state = self._stored.state(snapshot.items())
+            pending = [request for held in state.tasks.values() for request in held.pending.values()]
+            handed = {(request.target, request.sequence) for request in pending} | set(state.settled.items())
+            ours = {target for target, sequence in wanted.items() if (target, sequence) not in handed}
+            return {settled_key(target): wanted[target] for target in ours}, ours
+
+        if not wanted:
+            return set()
+        taken = self._fan_outs.transact(decide, by=by)
+        self._delete(wanted, by=by)
+        return taken
+
+    def _delete(self, wanted: Mapping[Target, int], *, by: str) -> None:
+        """Delete requests, each only if it still has this sequence."""
+        sequences = {request_key(target): sequence for target, sequence in wanted.items()}
+
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
+            return {key: None for key, number in sequences.items() if parse_sequence(snapshot.get(key)) == number}, None
+
+        if sequences:
+            self._requests.transact(decide, by=by)
+
+    def _delete_as_it_is(self, key: str, value: object, *, by: str) -> bool:
+        """Delete a request's entry if it still has this value; return whether it had."""
+
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
+            there = snapshot.get(key) == value
+            return {key: None} if there else {}, there
+
+        return self._requests.transact(decide, by=by)
+
+    def _remove_unreadable(self, unread: Unreadable, by: str) -> bool:
+        """Remove the unreadable part of a fan-out if it is still as found; return whether it was."""
+
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
+            entry = snapshot.get(unread.key)
+            if entry is not None and entry == unread.value:
+                return {unread.key: None}, True
+            try:
+                held = self._stored.task(unread.key, entry)
+            except MalformedDocumentError:
+                return {}, False
+            kept = tuple(part for part in held.unread if part.value != unread.value)
+            return {unread.key: task_to_json(replace(held, unread=kept))}, kept != held.unread
+
+        return self._fan_outs.transact(decide, by=by)
 
     # -- fan-outs
 
@@ -589,7 +551,7 @@ class StartpointManager:
         # Without a change there is no swap that would detect a fan-out between the two reads.
         while unchanged is not None and self._fan_outs.read().version != unchanged:
             unchanged, decision = self._fan_outs.transact(decide, by="fan-out")
-        self._entries.delete({request.target: request.sequence for request in decision.finished}, by="fan-out")
+        self._delete({request.target: request.sequence for request in decision.finished}, by="fan-out")
         return decision.report
 
     def get_fan_outs(self) -> dict[str, Requests]:
@@ -617,11 +579,11 @@ class StartpointManager:
                 argument="ssps",
                 application=self.application,
             )
-        self._entries.remove({task: (None if ssps == "all" else frozenset(ssps), ids)})
+        self._remove({task: (None if ssps == "all" else frozenset(ssps), ids)})
 
     def remove_fan_outs(self, applied: Mapping[str, Mapping[SystemStreamPartition, str]]) -> None:
         """Remove applied startpoints, given by task and partition with the ids of the requests."""
-        self._entries.remove({task: (frozenset(ids), ids) for task, ids in applied.items()})
+        self._remove({task: (frozenset(ids), ids) for task, ids in applied.items() if ids})
 
     def remove_applied(
         self, tasks: Mapping[str, Iterable[SystemStreamPartition]], applied: Mapping[SystemStreamPartition, str]
@@ -632,16 +594,35 @@ class StartpointManager:
         `tasks` has the plan's tasks, with the partitions that each reads.
         """
         if applied:
-            ids = {task: {ssp: applied[ssp] for ssp in ssps if ssp in applied} for task, ssps in tasks.items()}
-            self.remove_fan_outs({task: mine for task, mine in ids.items() if mine})
+            self.remove_fan_outs(
+                {task: {ssp: applied[ssp] for ssp in ssps if ssp in applied} for task, ssps in tasks.items()}
+            )
+
+    def _remove(
+        self,
+        chosen: Mapping[
+            str, tuple[frozenset[SystemStreamPartition] | None, Mapping[SystemStreamPartition, str] | None]
+        ],
+    ) -> None:
+        """Remove what tasks have to apply: by task, at these partitions (None: all), with these ids (None: any)."""
+        if not chosen:
+            return
+
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
+            changes: dict[str, Any] = {}
+            for task, (ssps, ids) in chosen.items():
+                key = task_key(task)
+                with suppress(MalformedDocumentError):  # unreadable entries stay
+                    changes[key] = task_to_json(remove_pending(self._stored.task(key, snapshot.get(key)), ssps, ids))
+            return changes, None
+
+        self._fan_outs.transact(decide, by="applied")
 
     # -- inside
 
     def _checked(self, snapshot: NamespaceSnapshot) -> NamespaceSnapshot:
         """Return the snapshot; an empty one may be that of a mistyped name."""
         if not self._is_known and snapshot.version == 0:
-            from dagster_adjunct.orchestration.batch_log.batch_log import check_application_known
-
             if self._requests.read().version == 0:
                 check_application_known(self.lake, self.application)
             self._is_known = True
@@ -649,8 +630,6 @@ class StartpointManager:
 
     def _applied(self) -> Taken:
         """Return a function that says whether a commit has applied a request; it reads the batch log on first use."""
-        from dagster_adjunct.orchestration.batch_log.batch_log import application_state
-
         look = cache(lambda: application_state(self.lake, self.application).offsets)
         return lambda task, request: look().has_taken(request.ssp, request.id)
 

@@ -22,8 +22,7 @@ from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.request import (
     StartpointRequest,
     dataset_task_name,
-    partitions_by_dataset_task,
-    tasks_addressed_by_name,
+    find_reading_tasks,
 )
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.errors import DatasetError, MalformedDocumentError
@@ -88,10 +87,9 @@ def ask(world: World, app: Application, *requests: StartpointRequest) -> Startpo
     """Write the requests and hand them out, as a run of the application does."""
     startpoints = manager(world)
     startpoints.write_startpoints(requests)
-    startpoints.fan_out(
-        {"Partition 0": [ssp("main", 0)], **partitions_by_dataset_task(app, world.systems)},
-        named_only=tasks_addressed_by_name(app),
-    )
+    readers = find_reading_tasks(app, None, world.systems)
+    tasks = {"Partition 0": [ssp("main", 0)], **readers.of_datasets}
+    startpoints.fan_out(tasks, named_only=readers.by_name)
     return startpoints
 
 
@@ -132,12 +130,12 @@ def test_unbounded_datasets_have_a_task_and_those_of_an_input_only_by_name(world
         bounded_dataset("versions", input="lake.two", key="k", broadcast=True),
     )
     one, main = (frozenset(ssp(stream, number) for number in (0, 1)) for stream in ("one", "main"))
-    assert partitions_by_dataset_task(app, world.systems) == {
+    assert find_reading_tasks(app, None, world.systems).of_datasets == {
         "dataset one": one,
         "dataset again": one,
         "dataset beside": main,
     }
-    assert tasks_addressed_by_name(app) == {"dataset beside"}
+    assert find_reading_tasks(app, None, world.systems).by_name == {"dataset beside"}
 
 
 def test_a_request_for_all_is_not_for_a_dataset_beside_the_application(world: World) -> None:
@@ -159,9 +157,8 @@ def test_a_request_for_all_is_not_for_a_dataset_beside_the_application(world: Wo
         "dataset again": {ssp("one", 1): for_one},
         "dataset beside": {ssp("main", 1): named},
     }
-    report = startpoints.fan_out(
-        partitions_by_dataset_task(app, world.systems), named_only=tasks_addressed_by_name(app)
-    )
+    readers = find_reading_tasks(app, None, world.systems)
+    report = startpoints.fan_out(readers.of_datasets, named_only=readers.by_name)
     left = {task: [handed.startpoint for handed in held.values()] for task, held in report.stranded.items()}
     assert left == {"Partition 0": [for_all]}, "nor what a task that is gone has left"
     assert report.tasks.keys() == pending.keys() - {"Partition 0"}
@@ -290,9 +287,8 @@ def test_a_dataset_that_was_handed_what_can_not_be_read_fails_alone_and_stays_as
     namespace.transact(lambda _: ({'["task","dataset one"]': newer}, None), by="newer")
     startpoints = manager(world)
     startpoints.write_startpoints([request("two", 0, StartpointSpecific(offset="0"))])
-    handed = startpoints.fan_out(
-        partitions_by_dataset_task(app, world.systems), named_only=tasks_addressed_by_name(app)
-    )
+    readers = find_reading_tasks(app, None, world.systems)
+    handed = startpoints.fan_out(readers.of_datasets, named_only=readers.by_name)
     runtime = Runtime(world.lake, world.systems, IN_PROCESS, by="run 1")
     outcome = apply_dataset_startpoints(runtime, app, startpoints, handed)
     assert [report.dataset for report in outcome.reports] == ["two"]
