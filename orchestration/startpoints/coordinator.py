@@ -140,7 +140,15 @@ def apply_dataset_startpoints(
     for dataset in list_rewindable_datasets(app, only):
         task = dataset_task_name(dataset.name)
         if task in handed.held:
-            failed[dataset.name] = _unreadable_error(dataset.name, task, handed)
+            ssps = handed.held[task]
+            why = [entry.error for entry in handed.unreadable if entry.at == task or (entry.at and entry.ssp in ssps)]
+            stream = min(ssps).qualified_stream
+            failed[dataset.name] = MalformedDocumentError(
+                f"dataset {dataset.name!r} was handed a startpoint that can't be read, and does not advance. "
+                f"{why[0] if why else ''}",
+                f"Take it back (adjunct startpoint clear MODULE:APP {stream} --reason …), or upgrade.",
+                dataset=dataset.name,
+            )
             continue
         requests, without = _split_resolvable(runtime.systems, handed.tasks.get(task, {}))
         unresolved += without
@@ -176,20 +184,6 @@ def _rewind_dataset(runtime: Runtime, dataset: AdjunctDataset, requests: Request
         positions={ssp: to_startpoint(request) for ssp, request in requests.items()},
         reason="; ".join(dict.fromkeys(reasons)),
         force={ssp for ssp, request in requests.items() if request.force},
-    )
-
-
-def _unreadable_error(name: str, task: str, handed: FanOut) -> MalformedDocumentError:
-    """Return the error of a dataset that was handed an unreadable startpoint."""
-    ssps = handed.held[task]
-    in_the_way = [
-        entry for entry in handed.unreadable if entry.at == task or (entry.at is not None and entry.ssp in ssps)
-    ]
-    why = [entry.error for entry in in_the_way]
-    return MalformedDocumentError(
-        f"dataset {name!r} was handed a startpoint that can't be read, and does not advance. {why[0] if why else ''}",
-        f"Take it back (adjunct startpoint clear MODULE:APP {min(ssps).qualified_stream} --reason …), or upgrade.",
-        dataset=name,
     )
 
 
@@ -318,21 +312,14 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class OtherWriter:
-    """An application that has written `outputs` of the new one, from `partitions` that the new one reads too."""
+    """An application that has written outputs of the new one, from `partitions` that the new one reads too.
+
+    `summary` says what a run of the new application would repeat.
+    """
 
     name: str
-    batches: int
-    outputs: tuple[str, ...]
     partitions: tuple[SystemStreamPartition, ...]
-
-    def words(self, app: str) -> str:
-        """Return what a run of the new application would repeat."""
-        streams = ", ".join(dict.fromkeys(ssp.qualified_stream for ssp in self.partitions))
-        shown = ", ".join(self.outputs[:_SHOWN]) + (", …" if len(self.outputs) > _SHOWN else "")
-        return (
-            f"application {app!r} has never run, and application {self.name!r} has written {shown} from {streams} "
-            f"({self.batches:,} batches): a run would read and write these records again"
-        )
+    summary: str
 
 
 def describe_other_writers(lake: Lake, app: Application) -> list[str]:
@@ -343,7 +330,7 @@ def describe_other_writers(lake: Lake, app: Application) -> list[str]:
     if state.renamed_to is not None:
         return [f"application {app.name!r} was renamed {state.renamed_to!r}: no run starts under its former name."]
     writers = [] if commit is not None else _find_writers(app, _read_other_states(lake, app))
-    return [f"{writer.words(app.name)} (adjunct app rename)." for writer in writers]
+    return [f"{writer.summary} (adjunct app rename)." for writer in writers]
 
 
 def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> None:
@@ -372,7 +359,7 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
         if not asked.issuperset(writer.partitions):
             stream = writer.partitions[0].qualified_stream
             raise ConfigurationError(
-                f"{writer.words(app.name)}.",
+                f"{writer.summary}.",
                 f"If it is the same application, take over its log: adjunct app rename {writer.name} {app.name} "
                 f"--reason …. "
                 f"Otherwise set where it begins (adjunct startpoint set MODULE:APP {stream} --upcoming --reason …), "
@@ -397,4 +384,10 @@ def _find_writers(app: Application, others: Mapping[str, ApplicationState]) -> I
         written = tuple(output for output in outputs if state.totals.get(output, {}).keys() - {"lost_offsets"})
         read = tuple(sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in app.inputs))
         if written and read:
-            yield OtherWriter(name, state.batch, written, read)
+            streams = ", ".join(dict.fromkeys(ssp.qualified_stream for ssp in read))
+            shown = ", ".join(written[:_SHOWN]) + (", …" if len(written) > _SHOWN else "")
+            summary = (
+                f"application {app.name!r} has never run, and application {name!r} has written {shown} from {streams} "
+                f"({state.batch:,} batches): a run would read and write these records again"
+            )
+            yield OtherWriter(name, read, summary)

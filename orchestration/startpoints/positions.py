@@ -96,7 +96,9 @@ def input_positions(
 
     Partitions that were added since the start of the run wait for the next run.
     """
-    replays = _first_replays(app, state.offsets)
+    replays: dict[SystemStreamPartition, Replay] = {}
+    for replay in sorted(state.offsets.replays.values(), key=replay_order) if app.startpoints else ():
+        replays.setdefault(replay.ssp, replay)
     stuck = [(replay, why) for ssp, replay in sorted(replays.items()) if (why := _describe_stuck(replay, streams))]
     unread: dict[SystemStreamPartition, OffsetRange] = {}
     lost: dict[SystemStreamPartition, OffsetRange] = {}
@@ -121,15 +123,6 @@ def input_positions(
                 start = oldest
             unread[ssp] = OffsetRange(start, upcoming)
     return InputPositions(unread, lost, startpoints, replays, past_end, tuple(stuck))
-
-
-def _first_replays(app: Application, offsets: OffsetState) -> dict[SystemStreamPartition, Replay]:
-    """Return the bounded replay of each partition that began first; none if startpoints are disabled."""
-    first: dict[SystemStreamPartition, Replay] = {}
-    if app.startpoints:
-        for replay in sorted(offsets.replays.values(), key=replay_order):
-            first.setdefault(replay.ssp, replay)
-    return first
 
 
 def replay_order(replay: Replay) -> tuple[datetime, str, int, str]:
@@ -196,13 +189,23 @@ def check_positions(
     """
     check_same_streams(app, streams, known)
     for ssp, (start, upcoming) in positions.past_end.items():
-        raise _past_end_error(app, ssp, start, upcoming, positions.startpoints.get(ssp))
+        reader = _describe_owner(positions.startpoints.get(ssp)) or f"application {app.name!r} continues at "
+        raise _past_end_error(app, ssp, start, upcoming, reader, "Restore the stream, or")
     for source in app.inputs.values():
         lost = {ssp: span for ssp, span in positions.lost.items() if ssp.qualified_stream == source.stream}
         if lost and source.on_lost != "oldest":
             raise _retention_error(app, source, lost, positions.startpoints)
     for replay, why in positions.stuck_replays:
-        raise _stuck_replay_error(app, replay, why)
+        raise OffsetOutOfRangeError(
+            f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) is at offset {replay.next} of {replay.until} "
+            f"and can't continue: {why}.",
+            f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …), then request it again from an "
+            "existing offset.",
+            stream=replay.ssp.qualified_stream,
+            partition=replay.ssp.partition,
+            offset=replay.next,
+            application=app.name,
+        )
     return [
         describe_loss(ssp, span, _describe_owner(positions.startpoints.get(ssp)))
         for ssp, span in sorted(positions.lost.items())
@@ -259,30 +262,26 @@ def past_end_of_batch_error(
     app: Application, batch: int, ssp: SystemStreamPartition, end: str, upcoming: str
 ) -> OffsetOutOfRangeError:
     """Return the error of an open batch that reads offsets which its stream does not have."""
-    return OffsetOutOfRangeError(
-        f"{ssp}: batch {batch} of application {app.name!r}, which is open, reads up to offset {end}, and the stream "
-        f"ends before {upcoming}: it has lost records, or is a different stream.",
-        f"Restore the stream; or abandon the batch (adjunct checkpoint abandon {app.name} --reason …), then set a "
-        f"startpoint: adjunct startpoint set MODULE:APP {ssp} --oldest --reason ….",
-        stream=ssp.qualified_stream,
-        partition=ssp.partition,
-        offset=end,
-        application=app.name,
-        upcoming=upcoming,
+    return _past_end_error(
+        app,
+        ssp,
+        end,
+        upcoming,
+        f"batch {batch} of application {app.name!r}, which is open, reads up to ",
+        f"Restore the stream; or abandon the batch (adjunct checkpoint abandon {app.name} --reason …), then",
     )
 
 
 def _past_end_error(
-    app: Application, ssp: SystemStreamPartition, start: str, upcoming: str, startpoint: ResolvedStartpoint | None
+    app: Application, ssp: SystemStreamPartition, offset: str, upcoming: str, reader: str, restore: str
 ) -> OffsetOutOfRangeError:
-    who = _describe_owner(startpoint) or f"application {app.name!r} continues at "
     return OffsetOutOfRangeError(
-        f"{ssp}: {who}offset {start}, and the stream ends before {upcoming}: it has lost records, or is "
-        "a different stream.",
-        f"Restore the stream, or set a startpoint: adjunct startpoint set MODULE:APP {ssp} --oldest --reason ….",
+        f"{ssp}: {reader}offset {offset}, and the stream ends before {upcoming}: it has lost records, or is a "
+        "different stream.",
+        f"{restore} set a startpoint: adjunct startpoint set MODULE:APP {ssp} --oldest --reason ….",
         stream=ssp.qualified_stream,
         partition=ssp.partition,
-        offset=start,
+        offset=offset,
         application=app.name,
         upcoming=upcoming,
     )
@@ -321,19 +320,6 @@ def _retention_error(
 def _describe_spans(lost: Mapping[SystemStreamPartition, OffsetRange]) -> str:
     spans = [f"{ssp} (at offset {span.start}, the oldest left is {span.end})" for ssp, span in lost.items()]
     return ", ".join(spans[:_SHOWN]) + (f" and {len(spans) - _SHOWN} more partitions" if len(spans) > _SHOWN else "")
-
-
-def _stuck_replay_error(app: Application, replay: Replay, why: str) -> OffsetOutOfRangeError:
-    return OffsetOutOfRangeError(
-        f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) is at offset {replay.next} of "
-        f"{replay.until} and can't continue: {why}.",
-        f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …), then request it again from an "
-        f"existing offset.",
-        stream=replay.ssp.qualified_stream,
-        partition=replay.ssp.partition,
-        offset=replay.next,
-        application=app.name,
-    )
 
 
 def _describe_owner(startpoint: ResolvedStartpoint | None) -> str:
@@ -436,17 +422,14 @@ def snapshot_stream(systems: Mapping[str, StreamSystem], stream: str) -> StreamS
     system = systems[system_name].snapshot(name)
     info = system.info(name)
     ssps = tuple(SystemStreamPartition(system_name, name, number) for number in range(info.partitions))
-    oldest, upcoming = _read_edges(system, "oldest", ssps), _read_edges(system, "upcoming", ssps)
+
+    def checked(which: str, answers: Mapping[SystemStreamPartition, str]) -> dict[SystemStreamPartition, str]:
+        return {ssp: check_offset(system, ssp, answers.get(ssp), f"asked for its {which} offset") for ssp in ssps}
+
+    oldest, upcoming = checked("oldest", system.oldest(ssps)), checked("upcoming", system.upcoming(ssps))
     return StreamSnapshot(stream, system, info, ssps, oldest, upcoming)
 
 
 def snapshot_streams(systems: Mapping[str, StreamSystem], streams: Iterable[str]) -> dict[str, StreamSnapshot]:
     """Return these streams as they are now, by name."""
     return {name: snapshot_stream(systems, name) for name in streams}
-
-
-def _read_edges(
-    system: StreamSystem, which: Literal["oldest", "upcoming"], ssps: Sequence[SystemStreamPartition]
-) -> dict[SystemStreamPartition, str]:
-    answers = system.oldest(ssps) if which == "oldest" else system.upcoming(ssps)
-    return {ssp: check_offset(system, ssp, answers.get(ssp), f"asked for its {which} offset") for ssp in ssps}

@@ -8,18 +8,21 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
-from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
+from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, JoinVersions
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
 from dagster_adjunct.orchestration.startpoints.request import (
-    AllowedRequest,
+    ReadingTasks,
     StartpointRequest,
     Unreadable,
+    broadcast_task_error,
+    choose_versions,
     dataset_task_name,
+    find_target_tasks,
+    is_broadcast,
     to_startpoint,
 )
 from dagster_adjunct.orchestration.startpoints.resolve import resolve_request
@@ -87,68 +90,77 @@ class Preview:
         }
 
 
-def preview_requests(
+def preview_request(
+    app: Application,
+    readers: ReadingTasks,
     look: Callable[[str], StreamSnapshot],
     state: ApplicationState,
-    requests: Sequence[AllowedRequest],
+    request: StartpointRequest,
     now: datetime,
-) -> list[Preview]:
-    """Return what each request would do from this state; one that can't be applied has an `error`.
-
-    For datasets this is what can be said without reading their tables.
-    """
-    return [_preview(look, state, asked, now) for asked in requests]
-
-
-def _preview(
-    look: Callable[[str], StreamSnapshot], state: ApplicationState, asked: AllowedRequest, now: datetime
 ) -> Preview:
-    """Return what a request would do; for recorded `versions` without looking up what the batches read."""
-    request, ssp = asked.request, asked.request.ssp
-    shown = Preview(request, asked.tasks, versions=None if request.until is None else asked.versions)
-    if asked.refusal:
-        return replace(shown, error=asked.refusal)
-    if not asked.rewinds:
-        shown = replace(shown, checkpoint=_find_position(state, ssp))
+    """Return what a request would do from this state; one that is not allowed or can't be applied has an `error`.
+
+    For datasets, and for recorded versions, this is what can be said without reading their tables and batches.
+    """
+    ssp, bounded = request.ssp, request.until is not None
+    try:
+        versions = choose_versions(app, request)
+    except ConfigurationError as error:
+        return Preview(request, (), error=str(error), versions=request.versions or CURRENT if bounded else None)
+    shown = Preview(request, find_target_tasks(request, readers.tasks, readers.owners))
+    shown = replace(shown, versions=versions if bounded else None)
+    if request.task in readers.of_plan and is_broadcast(app, ssp):
+        return replace(shown, tasks=(str(request.task),), error=str(broadcast_task_error(request)))
+    if not shown.tasks:
+        return replace(shown, error=_describe_unread(request, readers.tasks))
+    rewinds = any(task in readers.of_datasets for task in shown.tasks)
+    if rewinds and bounded:
+        refusal = (
+            f"{ssp} is read by {', '.join(shown.tasks)}, and the table of a dataset can't be replayed: it always "
+            "holds what its stream says up to its position. Leave the end (until) out."
+        )
+        return replace(shown, error=refusal)
+    if not rewinds:
+        # An open batch finishes before any request is applied.
+        batch = state.open
+        reads = batch is not None and not batch.replays and ssp in batch.ranges
+        shown = replace(shown, checkpoint=batch.ranges[ssp].end if batch and reads else state.checkpoint.get(ssp))
     try:
         stream = look(ssp.qualified_stream)
-        start = resolve_request(stream, request, versions=asked.versions, now=now)
+        start = resolve_request(stream, request, versions=versions, now=now)
     except PermanentError as error:
         return replace(shown, error=str(error), falls_back=request.on_unresolved == "checkpoint")
+    distance = partial(stream.system.distance, ssp)
     if isinstance(start, Replay):
-        offsets = stream.system.distance(ssp, start.start, start.until)
-        return replace(shown, start=start.start, end=start.until, offsets=offsets)
-    return replace(shown, start=start.offset) if asked.rewinds else _preview_move(shown, state, stream, start.offset)
-
-
-def _preview_move(shown: Preview, state: ApplicationState, stream: StreamSnapshot, start: str) -> Preview:
-    """Return the preview of a request that moves the position to this offset of its stream."""
-    ssp, checkpoint = shown.request.ssp, shown.checkpoint
-    distance, end = partial(stream.system.distance, ssp), stream.upcoming[ssp]
-    moved = None
+        return replace(shown, start=start.start, end=start.until, offsets=distance(start.start, start.until))
+    if rewinds:
+        return replace(shown, start=start.offset)
+    end, before, moved = stream.upcoming[ssp], shown.checkpoint, None
     # The checkpoint of a recreated stream is in the former one.
-    if checkpoint is not None and not stream.info.was_recreated(state.offsets.streams.get(stream.name)):
-        moved = distance(checkpoint, start) - distance(start, checkpoint)
-    return replace(shown, start=start, end=end, offsets=distance(start, end), moved=moved)
+    if before is not None and not stream.info.was_recreated(state.offsets.streams.get(stream.name)):
+        moved = distance(before, start.offset) - distance(start.offset, before)
+    return replace(shown, start=start.offset, end=end, offsets=distance(start.offset, end), moved=moved)
 
 
-def _find_position(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:
-    """Return where reading continues without a request: an open batch finishes before any request is applied."""
-    batch = state.open
-    if batch is not None and not batch.replays and ssp in batch.ranges:
-        return batch.ranges[ssp].end
-    return state.checkpoint.get(ssp)
+def _describe_unread(request: StartpointRequest, tasks: Mapping[str, frozenset[SystemStreamPartition]]) -> str:
+    """Return that a request is for no task, and which tasks read its partition."""
+    if request.task is None:
+        return f"no task reads {request.ssp}."
+    readers = [task for task, ssps in tasks.items() if request.ssp in ssps]
+    instead = f"; {', '.join(map(repr, readers[:3]))} does" if readers else ""
+    return f"{request.task!r} is no task that reads {request.ssp}{instead}."
 
 
 def describe_remote_tables(plan: ExecutionPlan | None, requests: Sequence[StartpointRequest]) -> dict[str, str]:
     """Return what a replay does to the remote tables that are written from these partitions."""
     streams = {request.ssp.qualified_stream for request in requests}
-    told: dict[str, str] = {}
+    effects: dict[str, str] = {}
     for table in () if plan is None else plan.tables:
         if streams & set(table.streams):
-            before = told.get(table.table)
-            told[table.table] = table.replay if before in (None, table.replay) else f"{before}; and {table.replay}"
-    return told
+            before = effects.get(table.table)
+            same = before is None or before == table.replay
+            effects[table.table] = table.replay if same else f"{before}; and {table.replay}"
+    return effects
 
 
 def describe_state_effects(app: Application) -> tuple[str, ...]:
@@ -236,44 +248,37 @@ def check_same_kinds(replaced: Sequence[tuple[PendingStartpoint, StartpointReque
 def preview_rewinds(
     lake: Lake, systems: Mapping[str, StreamSystem], app: Application, previews: Sequence[Preview]
 ) -> list[Preview]:
-    """Return the previews, with what requests for datasets would do to their tables."""
-    shown = dict(enumerate(previews))
+    """Return the previews, with what the requests for each dataset together would do to its table."""
+    shown = list(previews)
     for dataset in app.datasets:
         task = dataset_task_name(dataset.name)
-        mine = {number: one for number, one in shown.items() if task in one.tasks and one.error is None}
-        shown |= _preview_rewind(lake, systems, dataset, mine)
-    return list(shown.values())
-
-
-def _preview_rewind(
-    lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset, previews: Mapping[int, Preview]
-) -> dict[int, Preview]:
-    """Return what these requests together would do to the table of a dataset."""
-    requests = {before.request.ssp: before.request for before in previews.values()}
-    if not requests:
-        return {}
-    try:
-        plan = plan_rewind(
-            dataset,
-            lake=lake,
-            systems=systems,
-            positions={ssp: to_startpoint(request) for ssp, request in requests.items()},
-            force={ssp for ssp, request in requests.items() if request.force},
-        )
-    except PermanentError as error:
-        return {number: replace(before, error=str(error)) for number, before in previews.items()}
-    refusal = None if plan.refusal is None else str(plan.refusal)
-    rewound = {partition.ssp: partition for partition in plan.partitions}
-    changed = {}
-    for number, before in previews.items():
-        partition = rewound[before.request.ssp]
-        changed[number] = replace(
-            before,
-            checkpoint=partition.taken,
-            start=partition.start,
-            end=partition.taken,
-            offsets=partition.again,
-            moved=None if partition.taken is None else partition.skipped - partition.again,
-            error=refusal,
-        )
-    return changed
+        mine = [number for number, one in enumerate(shown) if task in one.tasks and one.error is None]
+        requests = {shown[number].request.ssp: shown[number].request for number in mine}
+        if not requests:
+            continue
+        try:
+            plan = plan_rewind(
+                dataset,
+                lake=lake,
+                systems=systems,
+                positions={ssp: to_startpoint(request) for ssp, request in requests.items()},
+                force={ssp for ssp, request in requests.items() if request.force},
+            )
+        except PermanentError as error:
+            for number in mine:
+                shown[number] = replace(shown[number], error=str(error))
+            continue
+        refusal = None if plan.refusal is None else str(plan.refusal)
+        rewound = {partition.ssp: partition for partition in plan.partitions}
+        for number in mine:
+            partition = rewound[shown[number].request.ssp]
+            shown[number] = replace(
+                shown[number],
+                checkpoint=partition.taken,
+                start=partition.start,
+                end=partition.taken,
+                offsets=partition.again,
+                moved=None if partition.taken is None else partition.skipped - partition.again,
+                error=refusal,
+            )
+    return shown

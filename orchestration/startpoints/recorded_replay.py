@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import cmp_to_key
 
 from pydantic import Field as Default
 from pydantic import ValidationError
@@ -78,24 +79,24 @@ class RecordedPlan(StoredDocument):
     versions: dict[int, dict[str, str | None]]
     over_time: dict[int, dict[str, tuple[str, ...]]] = Default(default_factory=dict)
 
-    def met(self) -> Iterator[tuple[str, str, list[int]]]:
+    def versions_read(self) -> Iterator[tuple[str, str, list[int]]]:
         """Yield each dataset and version that batches read, with these batches."""
         batches_of: dict[tuple[str, str], list[int]] = {}
         for batch, versions in sorted(self.versions.items()):
             for dataset, version in versions.items():
-                for version_met in {version, *self.over_time.get(batch, {}).get(dataset, ())} - {None}:
-                    batches_of.setdefault((dataset, str(version_met)), []).append(batch)
+                for read in {version, *self.over_time.get(batch, {}).get(dataset, ())} - {None}:
+                    batches_of.setdefault((dataset, str(read)), []).append(batch)
         for (dataset, version), batches in sorted(batches_of.items()):
             yield dataset, version, batches
 
-    def words(self) -> tuple[str, ...]:
+    def describe(self) -> tuple[str, ...]:
         """Return a line for the batches, and one for the versions of each dataset."""
         batches = sorted(self.versions)
         if not batches:
             return ()
         which = f"batch {batches[0]}" if len(batches) == 1 else f"{len(batches)} batches, {batches[0]} to {batches[-1]}"
         versions: dict[str, list[str]] = {}
-        for dataset, version, _ in self.met():
+        for dataset, version, _ in self.versions_read():
             versions.setdefault(dataset, []).append(version)
         lines = [f"recorded: what {which} met, held until the replay has ended"]
         for dataset, met in versions.items():
@@ -129,65 +130,36 @@ def read_plan(lake: Lake, application: str, plan: str) -> RecordedPlan:
         ) from error
 
 
-def check_all_retained(lake: Lake, plan: RecordedPlan) -> None:
-    """Raise VersionDiscardedError for the first version of the plan that can't be read any more."""
-    for gone in _find_gone_versions(lake, plan):
-        raise gone.error
+def check_all_retained(lake: Lake, plan: RecordedPlan, *, or_spared: bool = False) -> None:
+    """Raise VersionDiscardedError for the first version of the plan that can't be read any more.
 
-
-def _check_all_readable(lake: Lake, plan: RecordedPlan) -> None:
-    """Raise the same for a plan that retained its versions before; versions that a discard spared are readable."""
-    for gone in _find_gone_versions(lake, plan):
-        if gone.doomed_in is None or not is_readable(lake, gone.doomed_in, gone.version):
-            raise gone.error
-
-
-@dataclass(frozen=True, slots=True)
-class _GoneVersion:
-    """A version that is no longer retained.
-
-    `doomed_in` is the manifest of the dataset that dooms it: its files may still exist.
+    With `or_spared`, for a plan that retained its versions before, versions that a discard spared are readable.
     """
-
-    version: str
-    error: VersionDiscardedError
-    doomed_in: DatasetManifest | None
-
-
-def _find_gone_versions(lake: Lake, plan: RecordedPlan) -> Iterator[_GoneVersion]:
-    """Yield the versions of a plan that are no longer retained."""
     manifests: dict[str, DatasetManifest | None] = {}
-    for dataset, version, batches in plan.met():
-        if dataset not in manifests and not is_transient(version):
-            manifests[dataset] = DatasetLog(lake, dataset).read()[1]
-        manifest = manifests.get(dataset)
-        why = _describe_gone(manifest, version)
-        if why is None:
-            continue
+    for dataset, version, batches in plan.versions_read():
+        if is_transient(version):
+            manifest, why = None, "its table lived for one run"
+        else:
+            if dataset not in manifests:
+                manifests[dataset] = DatasetLog(lake, dataset).read()[1]
+            manifest, why = manifests[dataset], "the dataset was deleted"
+        if manifest is not None:
+            try:
+                manifest.check_kept(version)
+                continue
+            except VersionDiscardedError:
+                why = "it was discarded"
+            if or_spared and is_readable(lake, manifest, version):
+                continue
         met = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
-        error = VersionDiscardedError(
+        raise VersionDiscardedError(
             f"dataset {dataset!r}: version {version}, which {met} of application {plan.application!r} read, is gone: "
             f"{why}.",
             "Replay with versions=as-of, if joins are as-of, or versions=current (--versions). To keep earlier "
-            "versions "
-            "longer, change the policy: discard=DiscardPolicy(keep=…, grace=…).",
+            "versions longer, change the policy: discard=DiscardPolicy(keep=…, grace=…).",
             dataset=dataset,
             version=version,
         )
-        yield _GoneVersion(version, error, None if is_transient(version) else manifest)
-
-
-def _describe_gone(manifest: DatasetManifest | None, version: str) -> str | None:
-    """Return why a version is no longer retained, to end a sentence; None if it is retained."""
-    if is_transient(version):
-        return "its table lived for one run"
-    if manifest is None:
-        return "the dataset was deleted"
-    try:
-        manifest.check_kept(version)
-    except VersionDiscardedError:
-        return "it was discarded"
-    return None
 
 
 def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
@@ -208,7 +180,7 @@ def load_plans(lake: Lake, application: str, fan_out: FanOut) -> dict[str, Recor
             if request.recorded is not None and request.recorded not in plans:
                 try:
                     plan = read_plan(lake, application, request.recorded)
-                    _check_all_readable(lake, plan)
+                    check_all_retained(lake, plan, or_spared=True)
                     plans[plan.id] = plan
                 except ObjectNotFoundError:
                     continue
@@ -221,7 +193,7 @@ def find_held_versions(lake: Lake, application: str) -> dict[str, dict[str, str]
     """Return, by dataset and version, which recorded replay of an application needs the version."""
     held: dict[str, dict[str, str]] = {}
     for plan in _live_plans(lake, application):
-        for dataset, version, _ in plan.met():
+        for dataset, version, _ in plan.versions_read():
             why = f"a recorded replay of application {application}, {', '.join(map(str, sorted(plan.spans)[:3]))}"
             held.setdefault(dataset, {})[version] = why
     return held
@@ -230,10 +202,8 @@ def find_held_versions(lake: Lake, application: str) -> dict[str, dict[str, str]
 def purge_plans(lake: Lake, application: str) -> int:
     """Delete the plans that are no longer live; return how many."""
     stored = _list_plans(lake, application)
-    if not stored:
-        return 0
-    live = {plan.id for plan in _live_plans(lake, application)}
-    gone = [key for plan, key in ((_id(item), item.key) for item in stored) if plan not in live]
+    live = {plan.id for plan in _live_plans(lake, application)} if stored else set()
+    gone = [item.key for plan, item in stored.items() if plan not in live]
     lake.store.delete_many(gone)
     return len(gone)
 
@@ -250,9 +220,9 @@ def _live_plans(lake: Lake, application: str) -> list[RecordedPlan]:
     used = {request.recorded for held in startpoints.handed.values() for request in held.values()}
     used |= {replay.recorded for replay in replays}
     plans = []
-    for item in stored:
+    for plan_id, item in stored.items():
         try:
-            plan = read_plan(lake, application, _id(item))
+            plan = read_plan(lake, application, plan_id)
         except ObjectNotFoundError:
             continue
         is_young = item.modified > now - _GRACE
@@ -262,12 +232,10 @@ def _live_plans(lake: Lake, application: str) -> list[RecordedPlan]:
     return plans
 
 
-def _list_plans(lake: Lake, application: str) -> list[ObjectInfo]:
-    return list(lake.store.list(f"{lake.application_prefix(application)}/recorded/"))
-
-
-def _id(item: ObjectInfo) -> str:
-    return item.key.rsplit("/", 1)[1].removesuffix(".json")
+def _list_plans(lake: Lake, application: str) -> dict[str, ObjectInfo]:
+    """Return the objects of the stored plans, by id."""
+    folder = f"{lake.application_prefix(application)}/recorded/"
+    return {item.key.removeprefix(folder).removesuffix(".json"): item for item in lake.store.list(folder)}
 
 
 def _key(lake: Lake, application: str, plan: str) -> str:
@@ -275,10 +243,8 @@ def _key(lake: Lake, application: str, plan: str) -> str:
 
 
 Span = tuple[str, str]
-# Compares two offsets of one partition: below 0, 0 or above 0.
-Compare = Callable[["SystemStreamPartition", str, str], int]
-# Counts the offsets between two of one partition.
-Distance = Callable[["SystemStreamPartition", str, str], int]
+# Compares two offsets of one partition (below 0, 0 or above 0), or counts the offsets between them.
+OffsetFunction = Callable[[SystemStreamPartition, str, str], int]
 
 _NEXT = "Request offsets that batches have read, or other versions (--versions): as-of, if joins are as-of, or current."
 
@@ -323,7 +289,14 @@ def plan_recorded(
     }
     if not wanted or any(shown.error and not shown.falls_back for shown in previews):
         return RecordedRequests([*previews], None)
-    asked = _resolve_offsets(app, look, wanted)
+    streams = {ssp.qualified_stream: look(ssp.qualified_stream) for ssp in wanted}
+    asked = AskedOffsets(
+        {ssp: (str(shown.start), str(shown.end)) for ssp, shown in wanted.items()},
+        {name: stream.info.identity for name, stream in streams.items()},
+        lambda at, left, right: streams[at.qualified_stream].system.compare(left, right),
+        lambda at, left, right: streams[at.qualified_stream].system.distance(at, left, right),
+        frozenset(source.stream for source in app.inputs.values() if source.reset_offset),
+    )
     history = ReadHistory(BatchLog(lake, app.name).history(None))
     reads = find_first_reads(collect_main_batches(history, asked), asked)
     met_after_sends = frozenset[str]() if plan is None else plan.tables_met_after_sends()
@@ -336,20 +309,7 @@ def plan_recorded(
             errors = dict.fromkeys(wanted, str(error))
     failed = {id(wanted[ssp]): error for ssp, error in errors.items()}
     shown = [replace(preview, error=failed[id(preview)]) if id(preview) in failed else preview for preview in previews]
-    return RecordedRequests(shown, recorded if not errors else None, () if errors else recorded.words())
-
-
-def _resolve_offsets(
-    app: Application, look: Callable[[str], StreamSnapshot], wanted: Mapping[SystemStreamPartition, Preview]
-) -> AskedOffsets:
-    streams = {ssp.qualified_stream: look(ssp.qualified_stream) for ssp in wanted}
-    return AskedOffsets(
-        {ssp: (str(shown.start), str(shown.end)) for ssp, shown in wanted.items()},
-        {name: stream.info.identity for name, stream in streams.items()},
-        lambda at, left, right: streams[at.qualified_stream].system.compare(left, right),
-        lambda at, left, right: streams[at.qualified_stream].system.distance(at, left, right),
-        frozenset(source.stream for source in app.inputs.values() if source.reset_offset),
-    )
+    return RecordedRequests(shown, recorded if not errors else None, () if errors else recorded.describe())
 
 
 def _build_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: datetime) -> RecordedPlan:
@@ -388,8 +348,8 @@ class AskedOffsets:
 
     spans: Mapping[SystemStreamPartition, Span]
     identities: Mapping[str, str | None]
-    compare: Compare
-    distance: Distance
+    compare: OffsetFunction
+    distance: OffsetFunction
     reset: AbstractSet[str] = frozenset()
 
 
@@ -460,8 +420,15 @@ def find_first_reads(batches: Mapping[int, Intent], asked: AskedOffsets) -> Firs
                 versions[number] = intent.versions
         if taken and _is_cut(intent, read, number, asked):
             cut.append(number)
+
+    def in_order(ssp: SystemStreamPartition, pieces: list[tuple[Span, int]]) -> tuple[tuple[str, int], ...]:
+        def compare_starts(left: tuple[Span, int], right: tuple[Span, int]) -> int:
+            return asked.compare(ssp, left[0][0], right[0][0])
+
+        return tuple((span[1], number) for span, number in sorted(pieces, key=cmp_to_key(compare_starts)))
+
     return FirstReads(
-        {ssp: _sort_pieces(asked.compare, ssp, pieces) for ssp, pieces in read.items()},
+        {ssp: in_order(ssp, pieces) for ssp, pieces in read.items()},
         versions,
         {number: batches[number].over_time for number in versions if batches[number].over_time},
         {ssp: tuple(spans) for ssp, spans in open_spans.items() if spans},
@@ -539,7 +506,7 @@ def _is_before(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPa
 
 
 def _split_spans(
-    compare: Compare, ssp: SystemStreamPartition, spans: Iterable[Span], read: Span
+    compare: OffsetFunction, ssp: SystemStreamPartition, spans: Iterable[Span], read: Span
 ) -> tuple[list[Span], list[Span]]:
     """Return the parts of these spans inside another one, and the rest; none of them empty."""
     within, left = [], []
@@ -553,18 +520,6 @@ def _split_spans(
         within.append((first, last))
         left += [(a, b) for a, b in ((start, first), (last, end)) if compare(ssp, a, b) < 0]
     return within, left
-
-
-def _sort_pieces(
-    compare: Compare, ssp: SystemStreamPartition, pieces: list[tuple[Span, int]]
-) -> tuple[tuple[str, int], ...]:
-    ordered: list[tuple[Span, int]] = []
-    for piece in pieces:
-        place = len(ordered)
-        while place and compare(ssp, piece[0][0], ordered[place - 1][0][0]) < 0:
-            place -= 1
-        ordered.insert(place, piece)
-    return tuple((span[1], number) for span, number in ordered)
 
 
 def _is_cut(

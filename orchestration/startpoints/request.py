@@ -102,41 +102,6 @@ def list_rewindable_datasets(app: Application, only: Collection[str] | None = No
     return [dataset for dataset in tables if only is None or dataset.name in only]
 
 
-@dataclass(frozen=True, slots=True)
-class AllowedRequest:
-    """A request, the tasks that it is for, and the versions that its records are joined with.
-
-    `refusal` says why the application does not allow it, "" if it does. `rewinds`: it is for datasets.
-    """
-
-    request: StartpointRequest
-    tasks: tuple[str, ...]
-    versions: JoinVersions
-    refusal: str = ""
-    rewinds: bool = False
-
-
-def allow_request(app: Application, readers: ReadingTasks, request: StartpointRequest) -> AllowedRequest:
-    """Return what the application allows of a request."""
-    try:
-        versions = choose_versions(app, request)
-    except ConfigurationError as error:
-        return AllowedRequest(request, (), request.versions or CURRENT, str(error))
-    tasks = find_target_tasks(request, readers.tasks, readers.owners)
-    if request.task in readers.of_plan and is_broadcast(app, request.ssp):
-        return AllowedRequest(request, (str(request.task),), versions, str(broadcast_task_error(request)))
-    if not tasks:
-        return AllowedRequest(request, (), versions, _describe_unread(request, readers.tasks))
-    rewinds = any(task in readers.of_datasets for task in tasks)
-    refusal = ""
-    if rewinds and request.until is not None:
-        refusal = (
-            f"{request.ssp} is read by {', '.join(tasks)}, and the table of a dataset can't be replayed: it always "
-            "holds what its stream says up to its position. Leave the end (until) out."
-        )
-    return AllowedRequest(request, tasks, versions, refusal, rewinds)
-
-
 def owners_by_partition(
     tasks: Mapping[str, frozenset[SystemStreamPartition]], named_only: Collection[str]
 ) -> dict[SystemStreamPartition, list[str]]:
@@ -157,15 +122,6 @@ def find_target_tasks(
     if request.task is None:
         return tuple(owners.get(request.ssp, ()))
     return (request.task,) if request.ssp in tasks.get(request.task, ()) else ()
-
-
-def _describe_unread(request: StartpointRequest, tasks: Mapping[str, frozenset[SystemStreamPartition]]) -> str:
-    """Return that a request is for no task, and which tasks read its partition."""
-    if request.task is None:
-        return f"no task reads {request.ssp}."
-    readers = [task for task, ssps in tasks.items() if request.ssp in ssps]
-    instead = f"; {', '.join(map(repr, readers[:3]))} does" if readers else ""
-    return f"{request.task!r} is no task that reads {request.ssp}{instead}."
 
 
 def find_as_of_joins(app: Application) -> tuple[str, ...]:

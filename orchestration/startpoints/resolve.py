@@ -120,21 +120,6 @@ class Unresolved:
 
 
 @dataclass(frozen=True, slots=True)
-class HandedRequests:
-    """The requests that a run's tasks were handed, by kind.
-
-    `newest` has the one that counts for each partition: all tasks that read a broadcast input are handed the same.
-    `alone` are requests for one task of a broadcast input, each with the error. `waiting` are all that can be applied,
-    `taken` those that a commit has applied, each with its task.
-    """
-
-    newest: Mapping[SystemStreamPartition, StartpointRequest]
-    alone: tuple[tuple[StartpointRequest, ConfigurationError], ...]
-    waiting: tuple[tuple[str, StartpointRequest], ...]
-    taken: tuple[tuple[str, StartpointRequest], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Resolved:
     """Where a run's tasks start: `startpoints` by partition, and the `replays` that begin.
 
@@ -163,16 +148,20 @@ def resolve_handed(
     earlier start resolved, and no batch has applied, stays. Raises for a request without an offset, unless it continues
     from the checkpoint.
     """
-    handed = _sort_requests(app, tasks, fan_out, known)
+    waiting, alone, done = _sort_requests(app, tasks, fan_out, known)
+    newest: dict[SystemStreamPartition, StartpointRequest] = {}
+    for _, request in waiting:  # all tasks that read a broadcast input are handed the same
+        if request.sequence > newest.setdefault(request.ssp, request).sequence:
+            newest[request.ssp] = request
     unresolved: list[Unresolved] = []
-    for request, refusal in handed.alone:
+    for request in alone:
         if request.on_unresolved == "fail":
-            raise refusal
-        unresolved.append(Unresolved(request, str(refusal)))
+            raise broadcast_task_error(request)
+        unresolved.append(Unresolved(request, str(broadcast_task_error(request))))
     startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = {}
-    replays: list[Replay] = []
+    replays: dict[SystemStreamPartition, Replay] = {}
     messages: list[str] = []
-    for ssp, request in sorted(handed.newest.items()):
+    for ssp, request in sorted(newest.items()):
         stream, before = streams[ssp.qualified_stream], known.resolved.get(ssp)
         if before is not None and before.id == request.id and before.stream == stream.info.identity:
             startpoints[ssp] = before
@@ -182,43 +171,38 @@ def resolve_handed(
             unresolved.append(start)
             continue
         if isinstance(start, Replay):
-            replays.append(start)
+            replays[ssp], offset = start, start.start
         else:
-            startpoints[ssp] = start
-        offset = start.start if isinstance(start, Replay) else start.offset
+            startpoints[ssp], offset = start, start.offset
         messages.append(f"{ssp}: starts at {start.position}, which is offset {offset} ({start.by}: {start.reason})")
     for without in unresolved:
         asked = without.request
         messages.append(f"{asked.ssp}: continues from its checkpoint ({asked.by}: {asked.reason}): {without.error}")
-
-    # Done: applied requests, those replaced by a newer one, and those of the replays that begin.
-    begun = {replay.ssp for replay in replays}
-    done: dict[str, dict[SystemStreamPartition, str]] = {}
-    for task, request in handed.taken:
-        done.setdefault(task, {})[request.ssp] = request.id
-    for task, request in handed.waiting:
-        if request.ssp in begun or request.sequence < handed.newest[request.ssp].sequence:
+    # Done too: requests that were replaced by a newer one, and those of the replays that begin.
+    for task, request in waiting:
+        if request.ssp in replays or request.sequence < newest[request.ssp].sequence:
             done.setdefault(task, {})[request.ssp] = request.id
-    return Resolved(startpoints, tuple(replays), done, tuple(messages))
+    return Resolved(startpoints, tuple(replays.values()), done, tuple(messages))
 
 
-def _sort_requests(app: Application, tasks: Iterable[str], fan_out: FanOut, known: OffsetState) -> HandedRequests:
-    """Return what these tasks were handed, by what the batch log has applied."""
-    newest: dict[SystemStreamPartition, StartpointRequest] = {}
-    alone: list[tuple[StartpointRequest, ConfigurationError]] = []
+def _sort_requests(
+    app: Application, tasks: Iterable[str], fan_out: FanOut, known: OffsetState
+) -> tuple[list[tuple[str, StartpointRequest]], list[StartpointRequest], dict[str, dict[SystemStreamPartition, str]]]:
+    """Return what these tasks were handed: what can be applied, what is for one task of a broadcast input, and what a
+    commit has applied.
+    """
     waiting: list[tuple[str, StartpointRequest]] = []
-    taken: list[tuple[str, StartpointRequest]] = []
+    alone: list[StartpointRequest] = []
+    done: dict[str, dict[SystemStreamPartition, str]] = {}
     for task in tasks:
         for ssp, request in fan_out.tasks.get(task, {}).items():
             if known.has_taken(ssp, request.id):
-                taken.append((task, request))
+                done.setdefault(task, {})[ssp] = request.id
             elif request.task is not None and is_broadcast(app, ssp):
-                alone.append((request, broadcast_task_error(request)))
+                alone.append(request)
             else:
                 waiting.append((task, request))
-                if request.sequence > newest.setdefault(ssp, request).sequence:
-                    newest[ssp] = request
-    return HandedRequests(newest, tuple(alone), tuple(waiting), tuple(taken))
+    return waiting, alone, done
 
 
 def _resolve_or_skip(

@@ -12,7 +12,6 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
-    OffsetState,
     Replay,
     application_state,
     check_not_renamed,
@@ -30,7 +29,7 @@ from dagster_adjunct.orchestration.startpoints.preview import (
     describe_state_effects,
     find_replaced,
     mark_blocked_previews,
-    preview_requests,
+    preview_request,
     preview_rewinds,
 )
 from dagster_adjunct.orchestration.startpoints.recorded_replay import plan_recorded, write_plan
@@ -38,7 +37,6 @@ from dagster_adjunct.orchestration.startpoints.request import (
     OnUnresolved,
     StartpointRequest,
     Unreadable,
-    allow_request,
     describe_versions,
     expand_partitions,
     find_reading_tasks,
@@ -68,42 +66,37 @@ def collect_startpoints(
     Rows have JSON values. `expired` requests stay until the next run deletes them. `left` counts the offsets that a
     replay has still to read.
     """
-    stored, state = open_startpoints(lake, app).read(), application_state(lake, app.name)
-    waiting = [
-        _request_row(request) | {"task": request.task} | _age_columns(request, now, app.startpoints_expire_after)
-        for request in stored.waiting
-    ]
-    expired = [
-        _request_row(request) | {"task": request.task} | _age_columns(request, now, app.startpoints_expire_after)
-        for request in stored.expired
-    ]
-    handed = [
-        _request_row(request) | {"task": task, "offset": _find_offset(state.offsets, request)}
-        for task, requests in stored.handed.items()
-        for request in requests.values()
-        if not state.offsets.has_taken(request.ssp, request.id)  # a crash may have left applied ones
-    ]
-    applied = [
-        {"partition": str(ssp), **start.model_dump(mode="json", exclude={"id"})}
-        for ssp, start in sorted(state.offsets.applied.items())
-    ]
-    replays = [_replay_row(systems, replay) for replay in state.offsets.replays.values()]
-    unreadable = [
-        {
-            "partition": unread.partition or unread.key,
-            "task": unread.task,
-            "handed_to": unread.at,
-            "error": unread.error,
-        }
-        for unread in stored.unreadable
-    ]
+    stored, offsets = open_startpoints(lake, app).read(), application_state(lake, app.name).offsets
+
+    def aged_rows(requests: Iterable[StartpointRequest]) -> list[dict[str, Any]]:
+        rows = []
+        for request in requests:
+            age_ms = (now - _EPOCH) // _MS - request.startpoint.creation_timestamp_ms
+            left_ms = app.startpoints_expire_after // _MS - age_ms
+            ages = {"age": _format_span(age_ms), "expires_in": _format_span(left_ms)}
+            rows.append(_request_row(request) | {"task": request.task} | ages)
+        return rows
+
+    handed = []
+    for task, requests in stored.handed.items():
+        for ssp, request in requests.items():
+            if not offsets.has_taken(ssp, request.id):  # a crash may have left applied ones
+                start = offsets.resolved.get(ssp)
+                offset = start.offset if start is not None and start.id == request.id else None
+                handed.append(_request_row(request) | {"task": task, "offset": offset})
     return {
-        "waiting": waiting,
-        "expired": expired,
+        "waiting": aged_rows(stored.waiting),
+        "expired": aged_rows(stored.expired),
         "handed": handed,
-        "replays": replays,
-        "applied": applied,
-        "unreadable": unreadable,
+        "replays": [_replay_row(systems, replay) for replay in offsets.replays.values()],
+        "applied": [
+            {"partition": str(ssp), **start.model_dump(mode="json", exclude={"id"})}
+            for ssp, start in sorted(offsets.applied.items())
+        ],
+        "unreadable": [
+            {"partition": one.partition or one.key, "task": one.task, "handed_to": one.at, "error": one.error}
+            for one in stored.unreadable
+        ],
     }
 
 
@@ -120,28 +113,13 @@ def _request_row(request: StartpointRequest) -> dict[str, Any]:
     }
 
 
-def _age_columns(request: StartpointRequest, now: datetime, expires_after: timedelta) -> dict[str, str]:
-    age_ms = (now - _EPOCH) // _MS - request.startpoint.creation_timestamp_ms
-    return {"age": _format_span(age_ms), "expires_in": _format_span(expires_after // _MS - age_ms)}
-
-
-def _find_offset(offsets: OffsetState, request: StartpointRequest) -> str | None:
-    """Return the offset that was resolved for the request; None if no run has started since."""
-    start = offsets.resolved.get(request.ssp)
-    return start.offset if start is not None and start.id == request.id else None
-
-
 def _replay_row(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str, Any]:
-    facts = replay.model_dump(mode="json", exclude={"ssp"}) | {
-        "partition": str(replay.ssp),
-        "left": None,
-        "per_cent": None,
-    }
-    ssp = replay.ssp
-    if ssp.system not in systems:  # the application no longer uses this system
-        return facts
-    left, whole = (systems[ssp.system].distance(ssp, start, replay.until) for start in (replay.next, replay.start))
-    return facts | {"left": left, "per_cent": 100 * (whole - left) // max(whole, 1)}
+    ssp, left, per_cent = replay.ssp, None, None
+    if ssp.system in systems:  # the application may no longer use it
+        left, whole = (systems[ssp.system].distance(ssp, start, replay.until) for start in (replay.next, replay.start))
+        per_cent = 100 * (whole - left) // max(whole, 1)
+    facts = replay.model_dump(mode="json", exclude={"ssp"})
+    return facts | {"partition": str(ssp), "left": left, "per_cent": per_cent}
 
 
 def _format_span(ms: int) -> str:
@@ -352,17 +330,8 @@ class Startpoints:
 
         A request that can't be applied has an `error` in its preview.
         """
-        requests = build_requests(
-            self._expanded(partitions),
-            position,
-            until,
-            task=task,
-            by="preview",
-            reason="-",
-            on_unresolved=on_unresolved,
-            force=force,
-            versions=versions,
-        )
+        wanted = {"task": task, "on_unresolved": on_unresolved, "force": force, "versions": versions}
+        requests = build_requests(self._expanded(partitions), position, until, by="preview", reason="-", **wanted)
         return request_startpoints(self.lake, self._systems, self.app, requests, dry_run=True)
 
     def request(
@@ -394,17 +363,8 @@ class Startpoints:
         gone, and, without `replace`, if a bounded replay would replace a startpoint that moves the position, or the
         reverse.
         """
-        requests = build_requests(
-            self._expanded(partitions),
-            position,
-            until,
-            task=task,
-            by=by,
-            reason=reason,
-            on_unresolved=on_unresolved,
-            force=force,
-            versions=versions,
-        )
+        wanted = {"task": task, "on_unresolved": on_unresolved, "force": force, "versions": versions}
+        requests = build_requests(self._expanded(partitions), position, until, by=by, reason=reason, **wanted)
         return request_startpoints(self.lake, self._systems, self.app, requests, replace=replace)
 
     def list(self) -> dict[str, Rows]:
@@ -453,35 +413,13 @@ class Startpoints:
 
 
 def build_requests(
-    ssps: Iterable[SystemStreamPartition],
-    position: Startpoint,
-    until: Startpoint | None = None,
-    *,
-    task: str | None = None,
-    by: str,
-    reason: str,
-    on_unresolved: OnUnresolved = "fail",
-    force: bool = False,
-    versions: JoinVersions | None = None,
+    ssps: Iterable[SystemStreamPartition], position: Startpoint, until: Startpoint | None = None, **wanted: Any
 ) -> list[StartpointRequest]:
-    """Return a request for each partition, created now. Raises ConfigurationError."""
+    """Return a request for each partition, created now; `wanted` are its other fields. Raises ConfigurationError."""
     check_startpoint(position, "position", "position")
     if until is not None:
         check_startpoint(until, "until", "until")
-    return [
-        StartpointRequest(
-            ssp=ssp,
-            startpoint=position.reissue(),
-            until=until,
-            task=task,
-            by=by,
-            reason=reason,
-            on_unresolved=on_unresolved,
-            force=force,
-            versions=versions,
-        )
-        for ssp in ssps
-    ]
+    return [StartpointRequest(ssp=ssp, startpoint=position.reissue(), until=until, **wanted) for ssp in ssps]
 
 
 def request_startpoints(
@@ -513,12 +451,11 @@ def request_startpoints(
     check_not_renamed(app.name, state)
     plan = plan_application(app, systems=systems) if app.inputs else None
     readers = find_reading_tasks(app, plan, systems)
-    allowed = [allow_request(app, readers, request) for request in requests]
     versions = describe_versions(app, requests)
 
     look = cache(partial(snapshot_stream, systems))  # one snapshot of each stream
     tables, keeping_state = describe_remote_tables(plan, requests), describe_state_effects(app)
-    previews = preview_requests(look, state, allowed, stored.at)
+    previews = [preview_request(app, readers, look, state, request, stored.at) for request in requests]
     previews = preview_rewinds(lake, systems, app, previews)
     recorded = plan_recorded(lake, app, plan, look, mark_blocked_previews(stored.unreadable, previews), stored.at)
     there = [*map(PendingStartpoint, stored.waiting), *iter_unapplied(stored.handed, state)]

@@ -117,7 +117,7 @@ def test_a_time_means_the_same_in_every_zone(moment: datetime, minutes: int) -> 
         ("timestamp", None, "needs a value"),
         ("offset", "  ", "needs a value"),
         ("oldest", "3", "takes no value"),
-        ("newest", None, "one of oldest, upcoming, timestamp, offset"),
+        ("newest", None, "one of 'oldest', 'upcoming', 'timestamp', 'offset'"),
     ],
 )
 def test_what_is_not_clear_is_refused_with_what_to_write(kind: str, value: str | None, told: str) -> None:
