@@ -38,8 +38,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from dataclasses import Field, dataclass, fields
+from typing import Any, ClassVar, Self, dataclass_transform
 
 # The text after the colon is a password, unless it is a port before a path. Some passwords contain a slash.
 _LOGIN = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/@'\"]*:(?!\d+/)[^\s@'\"]*@(?=[\w\[])")
@@ -50,8 +50,17 @@ def redact_passwords(text: str) -> str:
     return _LOGIN.sub(r"\1***@", text)
 
 
-@dataclass(eq=False, repr=False)
-class AdjunctError(Exception):
+@dataclass_transform(eq_default=False, kw_only_default=True)
+class _ErrorFields(Exception):
+    """Turns the annotated attributes of each error class into keyword-only fields, as a dataclass does."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __init_subclass__(cls, *, kw_only: bool = True) -> None:
+        dataclass(eq=False, repr=False, kw_only=kw_only)(cls)
+
+
+class AdjunctError(_ErrorFields, kw_only=False):
     """Base of all errors that Adjunct raises deliberately.
 
     `problem` says what was found and where, `next_step` what to do about it. Subclasses add keyword-only fields for
@@ -97,7 +106,6 @@ class TransientError(AdjunctError):
     """The same call may succeed later."""
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class ConfigurationError(PermanentError):
     """A setting, a name or a declaration that can't work; the fields say of what."""
 
@@ -118,14 +126,12 @@ class ConfigurationError(PermanentError):
     package: str | None = None  # that is not installed
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class InvalidNameError(ConfigurationError):
     """A name that is not safe as part of a path or key."""
 
     name: str | None = None  # as it was given
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class SchemaMismatchError(PermanentError):
     """Data, or a declaration, does not fit the schema."""
 
@@ -141,7 +147,6 @@ class SchemaMismatchError(PermanentError):
     argument: str | None = None  # of a function or a declaration
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class NullKeyError(PermanentError):
     """A record without a key where one is needed."""
 
@@ -151,7 +156,6 @@ class NullKeyError(PermanentError):
     operator: str | None = None
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class MalformedDocumentError(PermanentError):
     """A stored pointer, manifest or index that can't be parsed."""
 
@@ -160,7 +164,6 @@ class MalformedDocumentError(PermanentError):
     stream: str | None = None
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class ManifestMismatchError(PermanentError):
     """The stored objects are not exactly those that the manifest lists."""
 
@@ -172,35 +175,30 @@ class ManifestMismatchError(PermanentError):
     partition_by: str | None = None  # the columns by which rows should have been partitioned
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class ConditionalWritesUnsupportedError(PermanentError):
     """The object store accepts conditional writes but does not honour them."""
 
     url: str | None = None  # of the store
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class ObjectNotFoundError(PermanentError):
     """No object has this key."""
 
     key: str | None = None
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class ObjectExistsError(PermanentError):
     """`put_if_absent` found that the object already exists."""
 
     key: str | None = None
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class PreconditionFailedError(PermanentError):
     """`put_if_match` found an object with another ETag, or none."""
 
     key: str | None = None
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class CommitConflictError(PermanentError):
     """Another writer committed first, and nothing of this commit is visible: re-read and decide again."""
 
@@ -210,7 +208,6 @@ class CommitConflictError(PermanentError):
     application: str | None = None
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class CommitStateUnknownError(PermanentError):
     """The store did not report whether the commit happened: read the current state before acting."""
 
@@ -218,7 +215,6 @@ class CommitStateUnknownError(PermanentError):
     dataset: str | None = None
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class ProducerConflictError(PermanentError):
     """A producer sent one sequence number twice with different contents, or long after the first was forgotten."""
 
@@ -228,14 +224,12 @@ class ProducerConflictError(PermanentError):
     newest: int | None = None  # the producer's newest sequence number, if it is known
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class LakeNotFoundError(PermanentError):
     """There is no lake at the URL: nothing has been written to it yet, or it is elsewhere."""
 
     url: str | None = None
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class StreamNotFoundError(PermanentError):
     """No stream has this name."""
 
@@ -243,14 +237,12 @@ class StreamNotFoundError(PermanentError):
     system: str | None = None
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class StreamExistsError(PermanentError):
     """A stream of this name exists with a different declaration."""
 
     stream: str | None = None
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class OffsetOutOfRangeError(PermanentError):
     """An offset that the stream does not hold, or no longer holds."""
 
@@ -263,7 +255,6 @@ class OffsetOutOfRangeError(PermanentError):
     application: str | None = None  # that reads the stream
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class StillReadError(PermanentError):
     """A reader still needs what was to be deleted or rewritten."""
 
@@ -272,7 +263,6 @@ class StillReadError(PermanentError):
     readers: tuple[str, ...] = ()  # a description of each
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class DatasetError(PermanentError):
     """A dataset that can't be built or read as declared."""
 
@@ -303,7 +293,6 @@ class LeaseLostError(DatasetError):
     """The lease on a version was lost, so its files may have been deleted while they were read."""
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class MarkerConflictError(DatasetError):
     """An end-of-dataset marker contradicts a version that is sealed, or the records before it."""
 
@@ -315,14 +304,12 @@ class BadChangeError(DatasetError):
     """A change on a stream that can't be applied: it is unreadable, has no key, or an unknown operation."""
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class ValidatorError(DatasetError):
     """A validator that can't be evaluated because of a mistake in it, which says nothing about the version."""
 
     validator: str | None = None  # its name
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class PlanningError(PermanentError):
     """The application can't be planned."""
 
@@ -339,7 +326,6 @@ class PlanningError(PermanentError):
             self.args = (f"{self.declared_at}: {self.args[0]}",)
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class PartitionCountMismatchError(PlanningError):
     """Streams of one or several joins have different partition counts; `operator` is the first such join."""
 
@@ -347,7 +333,6 @@ class PartitionCountMismatchError(PlanningError):
     conflicts: tuple[tuple[str, tuple[tuple[str, int | None], ...]], ...] = ()  # each such join: its id and counts
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class OperatorFailedError(PermanentError):
     """An expression or a function of the application failed, for a record or when it was called."""
 
@@ -361,7 +346,6 @@ class OperatorFailedError(PermanentError):
     record: str | None = None  # a sample, with *** for sensitive values
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class TableError(PermanentError):
     """A table rejected a request permanently."""
 
@@ -370,7 +354,6 @@ class TableError(PermanentError):
     function: str | None = None  # the user's function, or its class
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class RecordNotFoundError(TableError):
     """An update found no record for its key."""
 
@@ -385,7 +368,6 @@ class TableNotFoundError(TableAccessError):
     """The store has no such table or file."""
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class StoreUnavailableError(TransientError):
     """The object store did not answer, or asked to slow down."""
 
@@ -394,7 +376,6 @@ class StoreUnavailableError(TransientError):
     table: str | None = None  # that holds the requested data
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class StreamUnavailableError(TransientError):
     """A stream's servers, or services that they depend on, are temporarily unreachable."""
 
@@ -403,7 +384,6 @@ class StreamUnavailableError(TransientError):
     url: str | None = None  # of a schema registry
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class ApplicationBusyError(TransientError):
     """Another run of the application is active and did not end in the time that this one waited for it."""
 
@@ -411,7 +391,6 @@ class ApplicationBusyError(TransientError):
     run: str | None = None  # the active one
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class RunLeaseLostError(TransientError):
     """A run stopped because it lost its lease on the application, so that another run may have started."""
 
@@ -419,7 +398,6 @@ class RunLeaseLostError(TransientError):
     run: str | None = None  # the one that stopped
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class SourceChangedError(TransientError):
     """Files of a source were replaced or removed between being listed and being read."""
 
@@ -427,7 +405,6 @@ class SourceChangedError(TransientError):
     file: str | None = None  # its URL
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class TableUnavailableError(TransientError):
     """The table's server is busy, restarting or temporarily unreachable."""
 
@@ -460,7 +437,6 @@ def raise_first(errors: Sequence[Exception], *, words: Callable[[Exception], str
 # `-- TableUnavailableError            (of all tables) nothing happened: the same call may succeed later
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class KeyValueTableError(PermanentError):
     """A request that a key-value table or the table manager rejects."""
 
@@ -495,21 +471,18 @@ class KeyValueTableSealedError(KeyValueTableError):
     """The table is sealed: it can be read but not written. Nothing was changed."""
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class KeyTooLongError(KeyValueTableError):
     """A key, with its family, has more bytes than the table or its backend accepts. Nothing was sent."""
 
     size: int | None = None  # in bytes
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class ValueTooLongError(KeyValueTableError):
     """A value has more bytes than the table or its backend accepts. Nothing was sent."""
 
     size: int | None = None  # in bytes
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class BatchTooLargeError(KeyValueTableError):
     """A batch has more changes, or more bytes, than the backend applies at once. Nothing was sent."""
 
@@ -527,7 +500,6 @@ class FailedCondition:
     found: Any
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class ConditionsNotMetError(KeyValueTableError):
     """Conditions of a write do not hold, so none of it was applied: re-read and decide again."""
 
@@ -542,7 +514,6 @@ class IteratorStateError(KeyValueTableError):
     """The state belongs to another table, kind of iteration, family or range, or is not an iterator state."""
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class SerializationError(KeyValueTableError):
     """A key or value that its serializer rejects, or stored bytes that it can't read."""
 
