@@ -185,17 +185,14 @@ class S3Tree:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def list(self, folder: str = "") -> list[ListedFile]:
+        from dagster_adjunct.resources.objects.s3_store import list_objects
+
         files = []
-        more: dict[str, Any] = {"Bucket": self.bucket, "Prefix": self.prefix + folder}
-        while True:
-            page = self._ask("LIST", folder, partial(self._client().list_objects_v2, **more))
-            for item in page.get("Contents", []):
-                path = item["Key"].removeprefix(self.prefix)
-                if path and not path.endswith("/"):  # consoles create empty objects as folders
-                    files.append(ListedFile(path, item["Size"], item["ETag"].strip('"'), item["LastModified"]))
-            if not page.get("IsTruncated"):
-                return sorted(files, key=lambda file: file.path)
-            more["ContinuationToken"] = page["NextContinuationToken"]
+        for item in list_objects(self._client(), self.bucket, self.prefix + folder, partial(self._ask, "LIST", folder)):
+            path = item["Key"].removeprefix(self.prefix)
+            if path and not path.endswith("/"):  # consoles create empty objects as folders
+                files.append(ListedFile(path, item["Size"], item["ETag"].strip('"'), item["LastModified"]))
+        return sorted(files, key=lambda file: file.path)
 
     def read(self, file: ListedFile) -> bytes:
         return self._get(file, lambda body: bytes(body.read()))
@@ -238,10 +235,9 @@ class S3Tree:
             raise source_changed_error(self, file, "is gone") from None
 
     def _ask(self, request: str, path: str, send: Callable[[], T]) -> T:
-        from dagster_adjunct.resources.objects.s3_store import S3Request, retry_request, send_request
+        from dagster_adjunct.resources.objects.s3_store import S3Request, retry_request
 
-        what = S3Request(request, self.url, path)
-        return retry_request(lambda: send_request(what, send), self.options.attempts)
+        return retry_request(S3Request(request, self.url, path), send, self.options.attempts)
 
     def _client(self) -> S3Client:
         return _client_of(os.getpid(), self.options)

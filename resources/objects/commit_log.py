@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -103,9 +103,8 @@ def decode_document(cls: type[D], data: bytes, where: str, next_step: str) -> D:
     try:
         return cls.model_validate_json(data)
     except ValidationError as error:
-        format_found = _stored_format(data)
-        if isinstance(format_found, int) and format_found > FORMAT:
-            raise _newer_format_error(where, format_found) from None
+        with suppress(ValueError):
+            _check_format(json.loads(data), where)
         raise MalformedDocumentError(
             f"{where} is not a valid {cls.__name__.lower()} of format {FORMAT}: {first_validation_problem(error)} "
             f"({len(data)} bytes found).",
@@ -116,9 +115,7 @@ def decode_document(cls: type[D], data: bytes, where: str, next_step: str) -> D:
 
 def decode_body(cls: type[D], body: object, where: str, problem: str, next_step: str) -> D:
     """Return the document in a commit's body. Raises `MalformedDocumentError`: `where`, `problem`, reason."""
-    stored_format = body.get("format") if isinstance(body, Mapping) else None
-    if isinstance(stored_format, int) and stored_format > FORMAT:
-        raise _newer_format_error(where, stored_format)
+    _check_format(body, where)
     try:
         return cls.model_validate(body)
     except ValidationError as error:
@@ -127,19 +124,12 @@ def decode_body(cls: type[D], body: object, where: str, problem: str, next_step:
         ) from error
 
 
-def _newer_format_error(where: str, stored_format: int) -> MalformedDocumentError:
-    return MalformedDocumentError(
-        f"{where} has format {stored_format}; this release of Adjunct reads format {FORMAT}.",
-        "Upgrade dagster-adjunct: a newer version wrote this.",
-        document=where,
-    )
-
-
-def _stored_format(data: bytes) -> object:
-    try:
-        return json.loads(data)["format"]
-    except (ValueError, TypeError, KeyError):
-        return None
+def _check_format(body: object, where: str) -> None:
+    """Raise `MalformedDocumentError` for a document that a newer release wrote."""
+    found = body.get("format") if isinstance(body, Mapping) else None
+    if isinstance(found, int) and found > FORMAT:
+        problem = f"{where} has format {found}; this release of Adjunct reads format {FORMAT}."
+        raise MalformedDocumentError(problem, "Upgrade dagster-adjunct: a newer version wrote this.", document=where)
 
 
 S = TypeVar("S")
@@ -264,15 +254,7 @@ class CommitLog:
                 "It may have been copied or renamed: restore the original object.",
                 document=manifest_key,
             )
-        return Commit(
-            manifest.number,
-            manifest.commit,
-            manifest.parent,
-            manifest_key,
-            manifest.created_at,
-            manifest.by,
-            manifest.body,
-        )
+        return _commit_of(manifest, manifest_key)
 
     def history(self, limit: int | None = None) -> Iterator[Commit]:
         """Yield the current commit, its parent and so on, until a manifest has been deleted by maintenance."""
@@ -335,7 +317,7 @@ class CommitLog:
                     argument="commit_id",
                 ) from None
         etag = self._swap(expected, pointer)
-        return Commit(number, new_id, manifest.parent, key, manifest.created_at, by, body, etag)
+        return replace(_commit_of(manifest, key), etag=etag)
 
     def transact(
         self, decide: Callable[[Commit | None], dict[str, Any] | None], *, by: str, attempts: int = 20
@@ -439,7 +421,7 @@ class CommitLog:
 
     def _read_current(self, pointer: Pointer, etag: str) -> Commit:
         try:
-            manifest = self.read(pointer.manifest)
+            commit = self.read(pointer.manifest)
         except ObjectNotFoundError:
             now = self._read_pointer()
             if now is not None and now[0] != pointer:
@@ -450,16 +432,7 @@ class CommitLog:
                 f"{self.prefix}/manifests/ are intact.",
                 document=self.pointer_key,
             ) from None
-        return Commit(
-            manifest.number,
-            manifest.id,
-            manifest.parent,
-            manifest.manifest_key,
-            manifest.created_at,
-            manifest.by,
-            manifest.body,
-            etag,
-        )
+        return replace(commit, etag=etag)
 
     def _parent_of(self, commit: Commit) -> Commit | None:
         if commit.parent is None:
@@ -487,6 +460,11 @@ class CommitLog:
         return f"{self.prefix}/manifests/{number:012d}-{commit_id}.json"
 
 
+def _commit_of(manifest: Manifest, key: str) -> Commit:
+    m = manifest
+    return Commit(m.number, m.commit, m.parent, key, m.created_at, m.by, m.body)
+
+
 def commit_number(manifest_key: str) -> int:
     """Return the number of the commit whose manifest has this key."""
     return int(manifest_key.rsplit("/", 1)[1].partition("-")[0])
@@ -505,20 +483,6 @@ class PageRef:
     count: int
     sha256: str
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> PageRef:
-        try:
-            return cls(str(value["key"]), int(value["count"]), str(value["sha256"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise MalformedDocumentError(
-                f"page reference {value!r} is malformed: {error!r}; expected key, count and sha256.",
-                "Restore the manifest that holds it from a backup or an older object version.",
-                document="a page reference of a manifest",
-            ) from None
-
 
 def write_page(store: ObjectStore, prefix: str, items: Iterable[Any]) -> PageRef:
     """Store items as a new page below `{prefix}/pages/` and return its reference."""
@@ -534,12 +498,10 @@ def read_page(store: ObjectStore, ref: PageRef) -> list[Any]:
     """Return the page's items. Raises `ObjectNotFoundError`, and `ManifestMismatchError` if it was changed."""
     data = store.get(ref.key).data
     if hashlib.sha256(data).hexdigest() != ref.sha256:
-        raise ManifestMismatchError(
-            f"page {ref.key!r} in {store.url} differs from its manifest: found {len(data)} bytes with SHA-256 "
-            f"{hashlib.sha256(data).hexdigest()}, expected {ref.sha256} with {ref.count} items.",
-            "Restore the object from a backup or an older object version.",
-            key=ref.key,
-        )
+        problem = f"page {ref.key!r} in {store.url} differs from its manifest: found {len(data)} bytes with SHA-256 "
+        problem += f"{hashlib.sha256(data).hexdigest()}, expected {ref.sha256} with {ref.count} items."
+        step = "Restore the object from a backup or an older object version."
+        raise ManifestMismatchError(problem, step, key=ref.key)
     items = json.loads(data)
     assert isinstance(items, list)
     return items

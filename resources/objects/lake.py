@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Self, cast
@@ -44,16 +44,21 @@ def probe_conditional_writes(store: ObjectStore) -> None:
     store repeated a write and answered the repeat. Leaves no object behind.
     """
     key = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
+
+    def unsupported(what: str) -> ConditionalWritesUnsupportedError:
+        problem = f"store {store.url} does not honour conditional writes: {what}."
+        return ConditionalWritesUnsupportedError(problem, _INSTEAD, url=store.url)
+
     try:
         first = _write_and_verify(store, key, b"first", lambda: store.put_if_absent(key, b"first"))
         if first is None:
-            raise _unsupported_error(store, "a put-if-absent (PUT with If-None-Match: *) of a new key was refused")
+            raise unsupported("a put-if-absent (PUT with If-None-Match: *) of a new key was refused")
         if _write_and_verify(store, key, b"second", lambda: store.put_if_absent(key, b"second")):
-            raise _unsupported_error(store, "a second put-if-absent (PUT with If-None-Match: *) replaced the first")
+            raise unsupported("a second put-if-absent (PUT with If-None-Match: *) replaced the first")
         if not _write_and_verify(store, key, b"third", lambda: store.put_if_match(key, b"third", first)):
-            raise _unsupported_error(store, "a put-if-match (PUT with If-Match) with the current ETag was refused")
+            raise unsupported("a put-if-match (PUT with If-Match) with the current ETag was refused")
         if _write_and_verify(store, key, b"fourth", lambda: store.put_if_match(key, b"fourth", first)):
-            raise _unsupported_error(store, "a put-if-match (PUT with If-Match) with a stale ETag was accepted")
+            raise unsupported("a put-if-match (PUT with If-Match) with a stale ETag was accepted")
     finally:
         with contextlib.suppress(AdjunctError):
             store.delete(key)
@@ -77,12 +82,6 @@ def _write_and_verify(store: ObjectStore, key: str, data: bytes, write: Callable
             if last:
                 raise
     raise AssertionError("unreachable")
-
-
-def _unsupported_error(store: ObjectStore, what: str) -> ConditionalWritesUnsupportedError:
-    return ConditionalWritesUnsupportedError(
-        f"store {store.url} does not honour conditional writes: {what}.", _INSTEAD, url=store.url
-    )
 
 
 DEFAULT_LAKE = ".adjunct/lake"
@@ -136,22 +135,21 @@ def open_store(url: str | os.PathLike[str] | None, settings: LakeSettings) -> Ob
 
 def _parse_lake_url(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
     if not isinstance(url, str) or not url.strip():
-        raise ConfigurationError(
-            f"lake {url!r} is not a URL: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER.",
-            "Leave it out to use ADJUNCT_LAKE, or .adjunct/lake if that is not set.",
-            argument="url",
-        )
+        problem = f"lake {url!r} is not a URL: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER."
+        step = "Leave it out to use ADJUNCT_LAKE, or .adjunct/lake if that is not set."
+        raise ConfigurationError(problem, step, argument="url")
     check_store_url(url, "lake")
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme in ("s3", "s3a"):
-        if set(url.partition("://")[2].partition("/")[0]) & set("@:"):
+        place = url.partition("://")[2].rstrip("/")
+        if set(place.partition("/")[0]) & set("@:"):
             raise ConfigurationError(
                 "the lake's URL has a login or something else before the bucket, which is not shown here: expected "
                 "s3://BUCKET/PREFIX.",
                 "Give credentials by boto3's own chain (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, …).",
                 argument="url",
             )
-        return f"s3://{url.partition('://')[2].rstrip('/')}", settings.s3_options()
+        return f"s3://{place}", settings.s3_options()
     if scheme == "memory":
         return url, None
     if scheme == "file" or url.startswith("file:/"):
@@ -194,11 +192,6 @@ def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> N
     raise ConfigurationError(f"{what} {url!r} {problem}.", f"Write {right}{or_folder}.", argument="url")
 
 
-def new_lake_document() -> LakeDocument:
-    """Return the document of a new lake."""
-    return LakeDocument(id=uuid.uuid4().hex, probed_at=utc_now())
-
-
 def read_lake_document(store: ObjectStore) -> LakeDocument | None:
     """Return the document of the lake at a store's root, or None without a lake. Raises MalformedDocumentError."""
     try:
@@ -216,17 +209,11 @@ def read_lake_document(store: ObjectStore) -> LakeDocument | None:
 _log = logging.getLogger("adjunct.lake")
 
 
-def lake_to_be_made(store: ObjectStore) -> ObjectStore:
-    """Return a store without a lake as one whose first write creates the lake."""
-    return cast("ObjectStore", LazyLakeStore(store, _create_lake))
-
-
 class LazyLakeStore:
-    """The store `inner`, which calls `make` before its first write. Reads pass through."""
+    """The store `inner`, whose first write creates the lake. Reads pass through."""
 
-    def __init__(self, inner: ObjectStore, make: Callable[[ObjectStore], None]) -> None:
+    def __init__(self, inner: ObjectStore) -> None:
         self._inner = inner
-        self._create = make
         self._lock = threading.Lock()
         self._exists = False
 
@@ -254,39 +241,27 @@ class LazyLakeStore:
     def staging_dir(self) -> Path:
         return self._existing_lake().staging_dir()
 
-    def delete(self, key: str) -> None:
-        self._inner.delete(key)
-
-    def delete_many(self, keys: Iterable[str]) -> None:
-        self._inner.delete_many(keys)
-
     def _existing_lake(self) -> ObjectStore:
-        if not self._exists:
-            with self._lock:
-                if not self._exists:
-                    self._create(self._inner)
-                    self._exists = True
+        with self._lock:
+            if not self._exists:
+                _create_lake(self._inner)
+                self._exists = True
         return self._inner
 
 
 def _create_lake(store: ObjectStore) -> None:
     """Write the lake's document unless it exists, and log a warning, since a mistyped URL creates a new lake."""
-    if _lake_exists(store):
+    if read_lake_document(store) is not None:
         return
     probe_conditional_writes(store)
     try:
-        store.put_if_absent(LAKE_DOCUMENT, encode_document(new_lake_document()))
+        store.put_if_absent(LAKE_DOCUMENT, encode_document(LakeDocument(id=uuid.uuid4().hex, probed_at=utc_now())))
     except (ObjectExistsError, StoreUnavailableError):
-        if not _lake_exists(store):
+        if read_lake_document(store) is None:
             raise
-        return
+        return  # created by another process, or by our request, whose reply was lost
     if not store.url.startswith("memory:"):
         _log.warning("Created a new lake at %s.", store.url)
-
-
-def _lake_exists(store: ObjectStore) -> bool:
-    """Return whether the lake exists by now, created by another process or by a request whose reply was lost."""
-    return read_lake_document(store) is not None
 
 
 class Lake:
@@ -376,7 +351,7 @@ def lake_in(store: ObjectStore, *, shared: bool = False) -> Lake:
     """Return the lake at a store's root; if there is none, the first write creates it after a probe."""
     document = read_lake_document(store)
     if document is None:
-        return Lake(lake_to_be_made(store), "", shared=shared)
+        return Lake(cast("ObjectStore", LazyLakeStore(store)), "", shared=shared)
     return Lake(store, document.id, shared=shared)
 
 

@@ -22,21 +22,20 @@ from dagster_adjunct.resources.errors import (
     ConditionalWritesUnsupportedError,
     ConfigurationError,
     LakeNotFoundError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    PreconditionFailedError,
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.file_errors import DISK_FULL_ERRNOS, REFUSED_ERRNOS
 from dagster_adjunct.resources.objects.store import (
     LAKE_DOCUMENT,
     PROBE_PREFIX,
+    DescribedStore,
     ObjectInfo,
-    ObjectStore,
-    StoreDescriptor,
     StoredObject,
     check_key,
     check_prefix,
+    etag_error,
+    object_exists_error,
+    object_missing_error,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def _translates_os_errors(request: Callable[Concatenate[LocalStore, P], T]) -> C
     return asked
 
 
-class LocalStore:
+class LocalStore(DescribedStore):
     """Objects as files below `root`.
 
     Create: the bytes go to a synced temporary file inside the root, which is then hard-linked to its name. Linking
@@ -89,16 +88,6 @@ class LocalStore:
     def url(self) -> str:
         return str(self._root)
 
-    @property
-    def descriptor(self) -> StoreDescriptor:
-        return StoreDescriptor(self.url)
-
-    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
-        return (StoreDescriptor.open, (self.descriptor,))
-
-    def __repr__(self) -> str:
-        return f"LocalStore({self.url!r})"
-
     @_translates_os_errors
     def get(self, key: str) -> StoredObject:
         with self._open(key) as file:
@@ -117,13 +106,13 @@ class LocalStore:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         for key in self._keys(check_prefix(prefix)):
-            info = self._info(key)
+            info = self._object_info(key)
             if info is not None:
                 yield info
 
     @_translates_os_errors
-    def _info(self, key: str) -> ObjectInfo | None:
-        return _object_info(key, self._root / key)
+    def _object_info(self, key: str) -> ObjectInfo | None:
+        return _object_info(key, self._root / key)  # files with other names than `check_key` accepts too
 
     def _keys(self, prefix: str) -> tuple[str, ...]:
         folder = self._root / prefix.rpartition("/")[0]
@@ -163,11 +152,7 @@ class LocalStore:
         with self._temporary_file(key, data) as temporary, self._lock(key):
             there = _object_info(key, path)
             if there is None or there.etag != etag:
-                raise PreconditionFailedError(
-                    f"object {key!r} in {self.url} has ETag {there.etag if there else 'none'}, expected {etag}.",
-                    "Read it again and decide again.",
-                    key=key,
-                )
+                raise etag_error(self.url, key, there, etag)
             return self._replace(temporary, path, key)
 
     @_translates_os_errors
@@ -234,22 +219,14 @@ class LocalStore:
     def _translate_os_error(self, error: OSError, what: str) -> AdjunctError:
         reason = error.strerror or str(error)
         if self._root.exists() and not self._root.is_dir():
-            return ConfigurationError(
-                f"{self.url} can't hold a lake: it is not a folder.",
-                "Use a folder or s3://BUCKET/PREFIX.",
-                argument="url",
-            )
+            problem = f"{self.url} can't hold a lake: it is not a folder."
+            return ConfigurationError(problem, "Use a folder or s3://BUCKET/PREFIX.", argument="url")
         if error.errno in REFUSED_ERRNOS or not self._root.exists():
-            return ConfigurationError(
-                f"folder {self.url} can't hold a lake: {reason} ({what}).",
-                "Use a folder that this user may read and write.",
-                argument="url",
-            )
-        return StoreUnavailableError(
-            f"the file system of {self.url} failed at {what}: {reason}.",
-            "Check whether the disk is full or failing, then run it again.",
-            url=self.url,
-        )
+            problem = f"folder {self.url} can't hold a lake: {reason} ({what})."
+            return ConfigurationError(problem, "Use a folder that this user may read and write.", argument="url")
+        problem = f"the file system of {self.url} failed at {what}: {reason}."
+        step = "Check whether the disk is full or failing, then run it again."
+        return StoreUnavailableError(problem, step, url=self.url)
 
     def _open(self, key: str) -> BufferedReader:
         try:
@@ -257,9 +234,7 @@ class LocalStore:
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             if self._root.is_file():
                 raise
-            raise ObjectNotFoundError(
-                f"object {key!r} is not in {self.url}.", "Check the lake's URL, and whether it was deleted.", key=key
-            ) from None
+            raise object_missing_error(self.url, key) from None
 
     def _prepare(self, key: str) -> None:
         if self._ready and self._staging.is_dir():
@@ -324,9 +299,7 @@ class LocalStore:
                 continue  # a delete removed the empty folder that we had just created
             except FileExistsError:
                 self._raise_if_folder(path, key)
-                raise ObjectExistsError(
-                    f"object {key!r} already exists in {self.url}.", "Read it, or use another key.", key=key
-                ) from None
+                raise object_exists_error(self.url, key) from None
             except OSError as error:
                 if error.errno in (*DISK_FULL_ERRNOS, errno.EIO, errno.EROFS, errno.EACCES):
                     raise
@@ -353,21 +326,15 @@ class LocalStore:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise ConfigurationError(
-                f"object {key!r} can't be stored in {self.url}: a part of its key is an object there.",
-                "Use keys of which none is the folder of another.",
-                url=self.url,
-                key=key,
-            ) from None
+            raise self._folder_error(key, "a part of its key is an object there") from None
 
     def _raise_if_folder(self, path: Path, key: str) -> None:
         if path.is_dir():
-            raise ConfigurationError(
-                f"object {key!r} can't be stored in {self.url}: it is the folder of other objects.",
-                "Use keys of which none is the folder of another.",
-                url=self.url,
-                key=key,
-            )
+            raise self._folder_error(key, "it is the folder of other objects")
+
+    def _folder_error(self, key: str, reason: str) -> ConfigurationError:
+        problem = f"object {key!r} can't be stored in {self.url}: {reason}."
+        return ConfigurationError(problem, "Use keys of which none is the folder of another.", url=self.url, key=key)
 
     def _sync_folder(self, path: Path) -> str:
         """Sync the folder, so that the file survives a power cut, and return the ETag."""

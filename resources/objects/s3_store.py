@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,21 +22,22 @@ from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConditionalWritesUnsupportedError,
     ConfigurationError,
-    ObjectExistsError,
     ObjectNotFoundError,
     PreconditionFailedError,
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.file_errors import translate_file_errors
 from dagster_adjunct.resources.objects.store import (
+    DescribedStore,
     ObjectInfo,
-    ObjectStore,
     S3Options,
     StoreDescriptor,
     StoredObject,
     check_endpoint,
     check_key,
     check_prefix,
+    etag_error,
+    object_exists_error,
 )
 
 if TYPE_CHECKING:
@@ -46,13 +47,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _THROTTLED = {
-    "SlowDown",
-    "Throttling",
-    "ThrottlingException",
-    "TooManyRequests",
-    "RequestLimitExceeded",
+    "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded",
     "BandwidthLimitExceeded",
-}
+}  # fmt: skip
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 
@@ -79,7 +76,7 @@ class S3Request:
         return self.request if self.key is None else f"{self.request} of {self.key!r}{more} in {self.url}"
 
 
-def translate_s3_error(error: Exception, what: S3Request) -> AdjunctError:
+def _translate_error(error: ClientError | BotoCoreError, what: S3Request) -> AdjunctError:
     """Return the Adjunct error for a botocore error.
 
     `StoreBusyError` means that nothing was done, plain `StoreUnavailableError` that the outcome is unknown.
@@ -87,66 +84,45 @@ def translate_s3_error(error: Exception, what: S3Request) -> AdjunctError:
     if isinstance(error, ClientError):
         return _translate_response(error, what)
     if isinstance(error, EndpointError | HTTPClientError | IncompleteReadError):
-        return StoreUnavailableError(
-            f"{what} got no answer: {_describe_error(error)}",
-            "Check the endpoint and the network, then run it again.",
-            url=what.url,
-            key=what.key,
-        )
-    if isinstance(error, BotoCoreError):
-        return ConfigurationError(
-            f"{what} could not be sent: {_describe_error(error)}",
-            "Check boto3's credentials, region and endpoint (AWS_PROFILE, AWS_REGION, ADJUNCT_S3_ENDPOINT, …).",
-            url=what.url,
-            key=what.key,
-        )
-    return StoreUnavailableError(
-        f"{what} failed: {_describe_error(error)}", "Run it again.", url=what.url, key=what.key
-    )
+        kind: type[StoreUnavailableError | ConfigurationError] = StoreUnavailableError
+        problem, step = "got no answer", "Check the endpoint and the network, then run it again."
+    else:
+        kind, problem = ConfigurationError, "could not be sent"
+        step = "Check boto3's credentials, region and endpoint (AWS_PROFILE, AWS_REGION, ADJUNCT_S3_ENDPOINT, …)."
+    return kind(f"{what} {problem}: {type(error).__name__}: {error}", step, url=what.url, key=what.key)
 
 
 def _translate_response(error: ClientError, what: S3Request) -> AdjunctError:
-    code = str(error.response.get("Error", {}).get("Code", ""))
+    answer = error.response.get("Error", {})
+    code, message = str(answer.get("Code", "")), str(answer.get("Message", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    answer = f"{what} was answered {status} {code}"
+
+    def translated(kind: type[AdjunctError], step: str, reason: str = "", **about: str | None) -> AdjunctError:
+        return kind(f"{what} was answered {status} {code}{reason and ': '}{reason}.", step, **about)
+
+    url, key = what.url, what.key
     if code in _THROTTLED or status == 429:
-        return StoreBusyError(f"{answer}.", "Lower the request rate, then run it again.", url=what.url, key=what.key)
+        return translated(StoreBusyError, "Lower the request rate, then run it again.", url=url, key=key)
     if status == 409:
-        return StoreBusyError(f"{answer}: concurrent writers.", "Run it again.", url=what.url, key=what.key)
+        return translated(StoreBusyError, "Run it again.", "concurrent writers", url=url, key=key)
     if status == 412:
-        return PreconditionFailedError(f"{answer}.", "Read the object again, then retry.", key=what.key)
+        return translated(PreconditionFailedError, "Read the object again, then retry.", key=key)
     if code == "NoSuchBucket":
-        return ConfigurationError(
-            f"{answer}: the bucket does not exist.", "Create it, or correct the URL.", url=what.url
-        )
+        return translated(ConfigurationError, "Create the bucket, or correct the URL.", "it does not exist", url=url)
     if code == "NoSuchUpload":
-        return UploadGoneError(f"{answer}.", "Run it again.", url=what.url, key=what.key)
+        return translated(UploadGoneError, "Run it again.", url=url, key=key)
     if status == 404:
-        return ObjectNotFoundError(f"{answer}.", "Check the URL, and whether the object was deleted.", key=what.key)
+        return translated(ObjectNotFoundError, "Check the URL, and whether the object was deleted.", key=key)
     if status == 501 or code == "NotImplemented":
-        return ConditionalWritesUnsupportedError(
-            f"{answer}: the store does not support it.",
-            "Use a store with conditional writes, or upgrade this one.",
-            url=what.url,
-        )
+        step = "Use a store with conditional writes, or upgrade this one."
+        return translated(ConditionalWritesUnsupportedError, step, "the store does not support it", url=url)
     if status in (401, 403):
-        return ConfigurationError(
-            f"{answer}: the credentials do not allow it.",
-            "Check the credentials, the bucket's policy and the clock.",
-            url=what.url,
-            key=what.key,
-        )
+        step, reason = "Check the credentials, the bucket's policy and the clock.", "the credentials do not allow it"
+        return translated(ConfigurationError, step, reason, url=url, key=key)
     if status >= 500 or status == 0 or code in ("RequestTimeout", "RequestTimeTooSkewed"):
-        return StoreUnavailableError(f"{answer}.", "Run it again.", url=what.url, key=what.key)
-    message = str(error.response.get("Error", {}).get("Message", ""))
-    return ConfigurationError(
-        f"{answer}: {message}", "Check the URL and the ADJUNCT_S3_… settings.", url=what.url, key=what.key
-    )
-
-
-def is_range_past_end(error: ClientError) -> bool:
-    """Return whether a ranged GET failed because the object ends before the range."""
-    return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 416
+        return translated(StoreUnavailableError, "Run it again.", url=url, key=key)
+    step = "Check the URL and the ADJUNCT_S3_… settings."
+    return translated(ConfigurationError, step, message.rstrip("."), url=url, key=key)
 
 
 def send_request(what: S3Request, request: Callable[[], T]) -> T:
@@ -154,23 +130,33 @@ def send_request(what: S3Request, request: Callable[[], T]) -> T:
     try:
         return request()
     except (ClientError, BotoCoreError) as error:
-        raise translate_s3_error(error, what) from error
+        raise _translate_error(error, what) from error
 
 
 def retry_request(
-    request: Callable[[], T], attempts: int, on: type[StoreUnavailableError] = StoreUnavailableError
+    what: S3Request,
+    request: Callable[[], T],
+    attempts: int,
+    on: type[StoreUnavailableError] = StoreUnavailableError,
 ) -> T:
-    """Return the result of `request`, repeated up to `attempts` times while it raises `on`, with back-off."""
+    """Send a request up to `attempts` times while its error is `on`, with back-off, and return its result."""
     return Retrying(
         retry=retry_if_exception_type(on),
         stop=stop_after_attempt(attempts),
         wait=wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LONGEST_PAUSE),
         reraise=True,
-    )(request)
+    )(partial(send_request, what, request))
 
 
-def _describe_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def list_objects(client: S3Client, bucket: str, prefix: str, send: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
+    """Yield the entries of a bucket whose keys begin with the prefix, by as many requests as it takes."""
+    more: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix}
+    while True:
+        page = send(partial(client.list_objects_v2, **more))
+        yield from page.get("Contents", [])
+        if not page.get("IsTruncated"):
+            return
+        more["ContinuationToken"] = page["NextContinuationToken"]
 
 
 _MOST_PARTS = 10_000
@@ -187,22 +173,18 @@ def upload_multipart(
     """
     size = path.stat().st_size
     part_size = max(options.part_size, -(-size // _MOST_PARTS))
-    upload_id = retry_request(
-        lambda: send_request(what, lambda: client.create_multipart_upload(**at, **extra)), options.attempts
-    )["UploadId"]
+    upload_id = retry_request(what, partial(client.create_multipart_upload, **at, **extra), options.attempts)[
+        "UploadId"
+    ]
     try:
         parts = _send_parts(client, path, size, part_size, {**at, "UploadId": upload_id}, options, what)
-        return send_request(
-            what,
-            lambda: client.complete_multipart_upload(
-                **at, UploadId=upload_id, MultipartUpload={"Parts": parts}, IfNoneMatch="*"
-            ),
-        )["ETag"]
+        whole: Any = {"UploadId": upload_id, "MultipartUpload": {"Parts": parts}, "IfNoneMatch": "*"}
+        return send_request(what, partial(client.complete_multipart_upload, **at, **whole))["ETag"]
     except BaseException:
         # This decides the outcome after a lost reply: a completed upload can't be aborted, and an aborted one can't be
         # completed.
         with suppress(AdjunctError):
-            send_request(what, lambda: client.abort_multipart_upload(**at, UploadId=upload_id))
+            send_request(what, partial(client.abort_multipart_upload, **at, UploadId=upload_id))
         raise
 
 
@@ -214,9 +196,7 @@ def _send_parts(
     def send(number: int) -> dict[str, Any]:
         # Read inside the thread, so that only the parts in flight are in memory.
         data = os.pread(file, part_size, (number - 1) * part_size)
-        answer = retry_request(
-            lambda: send_request(what, lambda: client.upload_part(**at, PartNumber=number, Body=data)), options.attempts
-        )
+        answer = retry_request(what, partial(client.upload_part, **at, PartNumber=number, Body=data), options.attempts)
         return {"PartNumber": number, "ETag": answer["ETag"]}
 
     try:
@@ -230,7 +210,7 @@ def _send_parts(
 _TOKEN = "adjunct-write"
 
 
-class S3Store:
+class S3Store(DescribedStore):
     """Objects below `s3://bucket/prefix`.
 
     botocore's retries are off, because a conditional write that it repeated after a success would report a conflict.
@@ -259,12 +239,6 @@ class S3Store:
     def descriptor(self) -> StoreDescriptor:
         return StoreDescriptor(self.url, self._options)
 
-    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
-        return (StoreDescriptor.open, (self.descriptor,))
-
-    def __repr__(self) -> str:
-        return f"S3Store({self.url!r})"
-
     def get(self, key: str) -> StoredObject:
         def request() -> StoredObject:
             answer = self._client().get_object(**self._at(key))
@@ -277,9 +251,9 @@ class S3Store:
             try:
                 answer = self._client().get_object(**self._at(key), Range=f"bytes={start}-{start + length - 1}")
             except ClientError as error:
-                if is_range_past_end(error):
-                    return b""
-                raise
+                if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") != 416:
+                    raise
+                return b""  # the object ends before the range
             return answer["Body"].read()[:length]
 
         if length <= 0:
@@ -294,15 +268,10 @@ class S3Store:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         check_prefix(prefix)
-        more: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
-        while True:
-            page = self._send("LIST", prefix, partial(self._client().list_objects_v2, **more))
-            for entry in page.get("Contents", []):
-                key = entry["Key"].removeprefix(self._prefix)
-                yield ObjectInfo(key, entry["Size"], entry["ETag"], entry["LastModified"])
-            if not page.get("IsTruncated"):
-                return
-            more["ContinuationToken"] = page["NextContinuationToken"]
+        send = partial(self._send, "LIST", prefix)
+        for entry in list_objects(self._client(), self._bucket, self._prefix + prefix, send):
+            key = entry["Key"].removeprefix(self._prefix)
+            yield ObjectInfo(key, entry["Size"], entry["ETag"], entry["LastModified"])
 
     def download(self, key: str, path: Path) -> None:
         temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
@@ -328,40 +297,28 @@ class S3Store:
         return self._create(key, token, lambda: self._put(key, data, IfNoneMatch="*", Metadata={_TOKEN: token}))
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
-        what = self._request_name("PUT with If-Match", key)
+        what = S3Request("PUT with If-Match", self.url, key)
         try:
             return retry_request(
-                lambda: send_request(what, lambda: self._put(key, data, IfMatch=etag)),
-                self._options.attempts,
-                on=StoreBusyError,
+                what, partial(self._put, key, data, IfMatch=etag), self._options.attempts, StoreBusyError
             )
         except ObjectNotFoundError:
-            raise PreconditionFailedError(
-                f"object {key!r} is not in {self.url}, expected it with ETag {etag}.",
-                "Read it again, then retry.",
-                key=key,
-            ) from None
+            raise etag_error(self.url, key, None, etag) from None
 
     def upload(self, path: Path, key: str) -> str:
-        size = path.stat().st_size
         token = uuid.uuid4().hex
-        if size < self._options.multipart_threshold:
+        if path.stat().st_size >= self._options.multipart_threshold and self.head(key) is not None:
+            raise object_exists_error(self.url, key)  # saves a useless upload; the race is decided at its end
 
-            def send() -> str:
-                with path.open("rb") as file:
-                    return self._put(key, file, IfNoneMatch="*", Metadata={_TOKEN: token})
+        def send() -> str:
+            if path.stat().st_size >= self._options.multipart_threshold:
+                extra = {**self._encryption(), "Metadata": {_TOKEN: token}}
+                what = S3Request("upload", self.url, key)
+                return upload_multipart(self._client(), path, self._at(key), extra, self._options, what)
+            with path.open("rb") as file:
+                return self._put(key, file, IfNoneMatch="*", Metadata={_TOKEN: token})
 
-            return self._create(key, token, send)
-        if self.head(key) is not None:  # to save a useless upload; the race is decided at its end
-            raise self._exists_error(key)
-
-        def send_parts() -> str:
-            extra = {**self._encryption(), "Metadata": {_TOKEN: token}}
-            return upload_multipart(
-                self._client(), path, self._at(key), extra, self._options, self._request_name("upload", key)
-            )
-
-        return self._create(key, token, send_parts)
+        return self._create(key, token, send)
 
     def delete(self, key: str) -> None:
         self._send("DELETE", key, lambda: self._client().delete_object(**self._at(key)))
@@ -371,8 +328,8 @@ class S3Store:
         for start in range(0, len(all_of_them), 1000):
             some = all_of_them[start : start + 1000]
             objects = [{"Key": self._at(key)["Key"]} for key in some]
-            what = replace(self._request_name("DELETE", some[0]), more=len(some) - 1)
-            retry_request(partial(self._delete_objects, what, objects), self._options.attempts)
+            what = S3Request("DELETE", self.url, some[0], len(some) - 1)
+            retry_request(what, partial(self._delete_objects, what, objects), self._options.attempts)
 
     def spark_uri(self, key: str) -> str:
         return f"s3a://{self._bucket}/{self._prefix}{check_key(key)}"
@@ -389,7 +346,7 @@ class S3Store:
 
     def _create(self, key: str, token: str, send: Callable[[], str]) -> str:
         """Repeat a create until its outcome is known; our token on the object shows that we won."""
-        what = self._request_name("PUT with If-None-Match", key)
+        what = S3Request("PUT with If-None-Match", self.url, key)
 
         def attempt() -> str:
             try:
@@ -401,39 +358,32 @@ class S3Store:
                 if head is not None:
                     if head["Metadata"].get(_TOKEN) == token:
                         return str(head["ETag"])
-                    raise self._exists_error(key) from None
+                    raise object_exists_error(self.url, key) from None
                 if isinstance(error, PreconditionFailedError):  # deleted between the two requests
                     raise StoreBusyError(error.problem, error.next_step, url=self.url, key=key) from error
                 raise
 
-        return retry_request(attempt, self._options.attempts)
+        return retry_request(what, attempt, self._options.attempts)
 
     def _put(self, key: str, data: Any, **conditions: Any) -> str:
         return self._client().put_object(**self._at(key), Body=data, **self._encryption(), **conditions)["ETag"]
 
     def _head(self, key: str, attempts: int | None = None) -> Any | None:
-        what = self._request_name("HEAD", key)
         try:
-            return retry_request(
-                lambda: send_request(what, lambda: self._client().head_object(**self._at(key))),
-                attempts or self._options.attempts,
-            )
+            return self._send("HEAD", key, lambda: self._client().head_object(**self._at(key)), attempts)
         except ObjectNotFoundError:
             return None
 
     def _delete_objects(self, what: S3Request, objects: Sequence[Any]) -> None:
-        answer = send_request(
-            what,
-            lambda: self._client().delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}),
-        )
+        answer = self._client().delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
         for error in answer.get("Errors", []):
-            refusal = f"{what}: {error.get('Key')} was answered {error.get('Code')}."
-            if error.get("Code") == "AccessDenied":
-                raise ConfigurationError(
-                    refusal, "Allow s3:DeleteObject on the lake's prefix.", url=self.url, key=error.get("Key")
-                )
-            if error.get("Code") != "NoSuchKey":
-                raise StoreUnavailableError(refusal, "Run it again.", url=self.url, key=error.get("Key"))
+            key, code = error.get("Key"), error.get("Code")
+            refusal = f"{what}: {key} was answered {code}."
+            if code == "AccessDenied":
+                step = "Allow s3:DeleteObject on the lake's prefix."
+                raise ConfigurationError(refusal, step, url=self.url, key=key)
+            if code != "NoSuchKey":
+                raise StoreUnavailableError(refusal, "Run it again.", url=self.url, key=key)
 
     def _encryption(self) -> dict[str, Any]:
         settings = {"ServerSideEncryption": self._options.sse, "SSEKMSKeyId": self._options.sse_kms_key_id}
@@ -442,29 +392,15 @@ class S3Store:
     def _at(self, key: str) -> Any:
         return {"Bucket": self._bucket, "Key": self._prefix + check_key(key)}
 
-    def _request_name(self, request: str, key: str) -> S3Request:
-        return S3Request(request, self.url, key)
-
-    def _exists_error(self, key: str) -> ObjectExistsError:
-        return ObjectExistsError(
-            f"object {key!r} already exists in {self.url}.", "Read it, or use another key.", key=key
-        )
-
-    def _send(self, request: str, key: str, send: Callable[[], T]) -> T:
-        what = self._request_name(request, key)
-        return retry_request(lambda: send_request(what, send), self._options.attempts)
+    def _send(self, request: str, key: str, send: Callable[[], T], attempts: int | None = None) -> T:
+        return retry_request(S3Request(request, self.url, key), send, attempts or self._options.attempts)
 
     def _client(self) -> S3Client:
-        connected = self._connected
-        if connected is not None and connected[0] == os.getpid():
-            return connected[1]
         with self._lock:
             # Forked workers need their own: a shared socket would mix the answers of two processes.
             if self._connected is None or self._connected[0] != os.getpid():
-                self._connected = (
-                    os.getpid(),
-                    create_s3_client(self._options, S3Request(f"opening {self.url}", self.url)),
-                )
+                client = create_s3_client(self._options, S3Request(f"opening {self.url}", self.url))
+                self._connected = os.getpid(), client
             return self._connected[1]
 
 
@@ -484,12 +420,8 @@ def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
         response_checksum_validation="when_required",
     )
     try:
-        client = send_request(
-            what,
-            lambda: boto3.session.Session().client(
-                "s3", endpoint_url=options.endpoint, region_name=options.region, config=config
-            ),
-        )
+        settings: Any = {"endpoint_url": options.endpoint, "region_name": options.region, "config": config}
+        client = send_request(what, lambda: boto3.session.Session().client("s3", **settings))
     except ValueError:  # its text is the endpoint, which may hold a login
         raise ConfigurationError(
             f"{what}: boto3's S3 endpoint is not a URL of a server (not shown here, as it may contain a login).",

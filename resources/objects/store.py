@@ -244,14 +244,41 @@ def check_endpoint(endpoint: str | None) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Object:
-    data: bytes
-    etag: str
-    modified: datetime
+def object_missing_error(url: str, key: str) -> ObjectNotFoundError:
+    return ObjectNotFoundError(
+        f"object {key!r} is not in {url}.", "Check the URL, and whether it was deleted.", key=key
+    )
 
 
-class InMemoryStore:
+def object_exists_error(url: str, key: str) -> ObjectExistsError:
+    return ObjectExistsError(f"object {key!r} already exists in {url}.", "Read it, or use another key.", key=key)
+
+
+def etag_error(url: str, key: str, found: ObjectInfo | None, expected: str) -> PreconditionFailedError:
+    """Return the error of `put_if_match` for an object that has another ETag, or is missing."""
+    problem = f"object {key!r} in {url} has ETag {found.etag if found else 'none'}, expected {expected}."
+    return PreconditionFailedError(problem, "Read it again, then retry.", key=key)
+
+
+class DescribedStore:
+    """A store that other processes open by its descriptor."""
+
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def descriptor(self) -> StoreDescriptor:
+        return StoreDescriptor(self.url)
+
+    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
+        return (StoreDescriptor.open, (self.descriptor,))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+
+class InMemoryStore(DescribedStore):
     """Objects in a dictionary, with the promises of `ObjectStore`; freed with the last reference to the store.
 
     While it exists, `named` returns it by its name in the same process. ETags are content hashes, as on S3, so that
@@ -263,7 +290,7 @@ class InMemoryStore:
 
     def __init__(self) -> None:
         self._name = uuid.uuid4().hex
-        self._objects: dict[str, _Object] = {}
+        self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
         self._lock = threading.Lock()
         self._staging: tempfile.TemporaryDirectory[str] | None = None
         InMemoryStore._alive[self.url] = self
@@ -278,28 +305,18 @@ class InMemoryStore:
     def url(self) -> str:
         return f"memory://{self._name}"
 
-    @property
-    def descriptor(self) -> StoreDescriptor:
-        return StoreDescriptor(self.url)
-
-    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
-        return (StoreDescriptor.open, (self.descriptor,))
-
-    def __repr__(self) -> str:
-        return f"InMemoryStore({self._name!r})"
-
     def get(self, key: str) -> StoredObject:
         stored = self._objects.get(check_key(key))
         if stored is None:
-            raise ObjectNotFoundError(f"object {key!r} is not in {self.url}.", "Check whether it was deleted.", key=key)
-        return StoredObject(stored.data, stored.etag)
+            raise object_missing_error(self.url, key)
+        return StoredObject(stored[0], stored[1].etag)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.get(key).data[start : start + length]
 
     def head(self, key: str) -> ObjectInfo | None:
         stored = self._objects.get(check_key(key))
-        return None if stored is None else ObjectInfo(key, len(stored.data), stored.etag, stored.modified)
+        return None if stored is None else stored[1]
 
     def put(self, key: str, data: bytes) -> str:
         with self._lock:
@@ -308,20 +325,14 @@ class InMemoryStore:
     def put_if_absent(self, key: str, data: bytes) -> str:
         with self._lock:
             if check_key(key) in self._objects:
-                raise ObjectExistsError(
-                    f"object {key!r} already exists in {self.url}.", "Read it, or use another key.", key=key
-                )
+                raise object_exists_error(self.url, key)
             return self._set(key, data)
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         with self._lock:
-            stored = self._objects.get(check_key(key))
-            if stored is None or stored.etag != etag:
-                raise PreconditionFailedError(
-                    f"object {key!r} in {self.url} has ETag {stored.etag if stored else 'none'}, expected {etag}.",
-                    "Read it again, then retry.",
-                    key=key,
-                )
+            found = self.head(key)
+            if found is None or found.etag != etag:
+                raise etag_error(self.url, key, found, etag)
             return self._set(key, data)
 
     def delete(self, key: str) -> None:
@@ -335,9 +346,8 @@ class InMemoryStore:
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         with self._lock:
-            matching = sorted((key, value) for key, value in self._objects.items() if key.startswith(prefix))
-        for key, value in matching:
-            yield ObjectInfo(key, len(value.data), value.etag, value.modified)
+            found = [info for key, (_, info) in sorted(self._objects.items()) if key.startswith(prefix)]
+        yield from found
 
     def upload(self, path: Path, key: str) -> str:
         return self.put_if_absent(key, path.read_bytes())
@@ -365,6 +375,6 @@ class InMemoryStore:
         return self
 
     def _set(self, key: str, data: bytes) -> str:
-        stored = _Object(bytes(data), hashlib.md5(data, usedforsecurity=False).hexdigest(), utc_now())
-        self._objects[key] = stored
-        return stored.etag
+        etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
+        self._objects[key] = bytes(data), ObjectInfo(key, len(data), etag, utc_now())
+        return etag

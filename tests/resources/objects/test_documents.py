@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError, ManifestMismatchError
-from dagster_adjunct.resources.objects.commit_log import CommitLog, PageRef, read_page, write_page
+from dagster_adjunct.resources.objects.commit_log import CommitLog, read_page, write_page
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 
@@ -108,11 +108,10 @@ def test_a_malformed_lake_document_is_named_and_left_alone(store: InMemoryStore)
 
 def test_a_page_is_read_back_and_a_changed_one_is_noticed(store: InMemoryStore) -> None:
     items = [{"file": n, "name": "ü"} for n in range(100)]
-    ref = PageRef.from_json(json.loads(json.dumps(write_page(store, "streams/x", items).to_json())))
+    ref = write_page(store, "streams/x", items)
     assert ref.count == 100
     assert read_page(store, ref) == items
     store.put(ref.key, b"[]")
-    with pytest.raises(ManifestMismatchError, match=ref.key):
+    with pytest.raises(ManifestMismatchError) as failure:
         read_page(store, ref)
-    with pytest.raises(MalformedDocumentError, match="page reference"):
-        PageRef.from_json({"key": "a"})
+    assert failure.value.key == ref.key
