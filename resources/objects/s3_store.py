@@ -108,7 +108,7 @@ def _translate_response(error: ClientError, what: S3Request) -> AdjunctError:
     if status == 412:
         return translated(PreconditionFailedError, "Read the object again, then retry.", key=key)
     if code == "NoSuchBucket":
-        return translated(ConfigurationError, "Create the bucket, or correct the URL.", "it does not exist", url=url)
+        return translated(ConfigurationError, "Create it, or correct the URL.", "the bucket does not exist", url=url)
     if code == "NoSuchUpload":
         return translated(UploadGoneError, "Run it again.", url=url, key=key)
     if status == 404:

@@ -13,10 +13,10 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -40,43 +40,36 @@ _SECRET = re.compile(
 )
 # Settings that reading and writing depend on, or that would load code.
 _RESERVED_SETTINGS = {
-    "bootstrap.servers": "give it as bootstrap_servers",
-    "metadata.broker.list": "give it as bootstrap_servers",
-    "group.id": "Adjunct keeps the positions itself",
-    "enable.auto.commit": "Adjunct keeps the positions itself",
-    "enable.auto.offset.store": "Adjunct keeps the positions itself",
-    "auto.offset.reset": "an offset that is gone is an error",
+    **dict.fromkeys(("bootstrap.servers", "metadata.broker.list"), "give it as bootstrap_servers"),
+    **dict.fromkeys(
+        ("group.id", "enable.auto.commit", "enable.auto.offset.store"), "Adjunct keeps the positions itself"
+    ),
+    "auto.offset.reset": "an offset that is no longer available is an error",
     "isolation.level": "reading is read_committed",
     "enable.partition.eof": "ranges end by position",
     "enable.idempotence": "producing is idempotent",
-    "acks": "producing waits for all replicas",
-    "request.required.acks": "producing waits for all replicas",
+    **dict.fromkeys(("acks", "request.required.acks"), "producing waits for all replicas"),
     "transactional.id": "transactions are declared with the topic",
     "partitioner": "keys are hashed by murmur2_random",
     "plugin.library.paths": "libraries are not loaded by a setting",
 }
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _REFUSED_CODES = (
-    "_AUTHENTICATION",
-    "SASL_AUTHENTICATION_FAILED",
-    "_SSL",
-    "UNSUPPORTED_SASL_MECHANISM",
-    "ILLEGAL_SASL_STATE",
-)
+    "_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE",
+)  # fmt: skip
+# A partition is changing its leader.
+_LEADER_CHANGE_CODES = {
+    "LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "KAFKA_STORAGE_ERROR", "OFFSET_NOT_AVAILABLE",
+    "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH",
+}  # fmt: skip
+# No answer, one from the wrong broker, or one that asks to retry.
+TRANSIENT_CODES = _LEADER_CHANGE_CODES | {
+    "_TRANSPORT", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_ALL_BROKERS_DOWN", "_RESOLVE", "_WAIT_COORD", "_RETRY",
+    "_MSG_TIMED_OUT", "_PURGE_QUEUE", "_PURGE_INFLIGHT", "REQUEST_TIMED_OUT", "NETWORK_EXCEPTION",
+    "BROKER_NOT_AVAILABLE", "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "COORDINATOR_LOAD_IN_PROGRESS",
+    "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "CONCURRENT_TRANSACTIONS",
+}  # fmt: skip
 _NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
-
-
-class ClientSettings(Protocol):
-    """The settings of a system that its clients need."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def bootstrap_servers(self) -> str: ...
-    @property
-    def client(self) -> Mapping[str, SettingValue]: ...
-    @property
-    def client_factory(self) -> str | None: ...
 
 
 def check_client_settings(client: Mapping[str, SettingValue], client_factory: str | None = None) -> None:
@@ -109,7 +102,7 @@ def check_client_settings(client: Mapping[str, SettingValue], client_factory: st
         )
 
 
-def resolve_client_settings(settings: ClientSettings) -> dict[str, Any]:
+def resolve_client_settings(settings: KafkaSettings) -> dict[str, Any]:
     """Return the librdkafka settings with secrets, for a client of this process. Never store or display them.
 
     Settings of `client_factory` override others. Raises ConfigurationError for a variable that is not set, and for a
@@ -143,9 +136,8 @@ class BrokerRefusals:
     librdkafka retries these for ever, and calls time out. `check` raises instead, once the client has been polled.
     """
 
-    def __init__(self, settings: ClientSettings) -> None:
-        self._system = settings.name
-        self._who = f"Kafka system {settings.name!r} ({settings.bootstrap_servers})"
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
         self._refusal: Any = None
 
     def __call__(self, error: Any) -> None:
@@ -159,14 +151,14 @@ class BrokerRefusals:
         reason = str(self._refusal.str())
         if reason.startswith(_NO_TOKEN):
             raise StreamUnavailableError(
-                f"{self._who}: {reason[:300]}.",
+                f"{self._settings.where}: {reason[:300]}.",
                 "Check whether the token callback's server can be reached, then retry.",
-                system=self._system,
+                system=self._settings.name,
             )
         raise ConfigurationError(
-            f"{self._who} rejected the connection: {self._refusal.name().lstrip('_')}: {reason[:300]}.",
+            f"{self._settings.where} rejected the connection: {self._refusal.name().lstrip('_')}: {reason[:300]}.",
             "Check security.protocol, the SASL mechanism and credentials, and the certificates.",
-            system=self._system,
+            system=self._settings.name,
         )
 
 
@@ -198,14 +190,16 @@ class ClientLog:
             _log.log(level, "Kafka system %r: %s", self._system, text)
 
 
-ClientKind = Literal["admin", "consumer", "producer"]
-
-
 # By default, an unreachable broker is tried ten times a second, and each time a line is logged.
 _DEFAULTS: Mapping[str, Any] = {"reconnect.backoff.ms": 500}
 
 
-def new_client(kind: ClientKind, settings: ClientSettings, own: Mapping[str, Any], refusals: BrokerRefusals) -> Any:
+def new_client(
+    kind: Literal["admin", "consumer", "producer"],
+    settings: KafkaSettings,
+    own: Mapping[str, Any],
+    refusals: BrokerRefusals,
+) -> Any:
     """Return a new client with the system's settings, overridden by the caller's `own`.
 
     Raises ConfigurationError for settings that librdkafka rejects, and StreamUnavailableError if the token callback
@@ -214,11 +208,10 @@ def new_client(kind: ClientKind, settings: ClientSettings, own: Mapping[str, Any
     from confluent_kafka import Consumer, KafkaException, Producer
     from confluent_kafka.admin import AdminClient
 
-    made: Mapping[ClientKind, Callable[[dict[str, Any]], Any]]
-    made = {"admin": AdminClient, "consumer": Consumer, "producer": Producer}
+    client: Any = {"admin": AdminClient, "consumer": Consumer, "producer": Producer}[kind]
     always = {**_DEFAULTS, "logger": ClientLog(settings.name)}
     try:
-        return made[kind](
+        return client(
             {**always, **_with_token(resolve_client_settings(settings), settings), **own, "error_cb": refusals}
         )
     except (KafkaException, TypeError, ValueError) as error:
@@ -231,7 +224,7 @@ def new_client(kind: ClientKind, settings: ClientSettings, own: Mapping[str, Any
         ) from None  # the cause may contain the settings
 
 
-def _with_token(client: dict[str, Any], settings: ClientSettings) -> dict[str, Any]:
+def _with_token(client: dict[str, Any], settings: KafkaSettings) -> dict[str, Any]:
     """Return the settings with a first token already fetched, since a client without one waits without an error."""
     callback = client.get("oauth_cb")
     if callback is None:
@@ -252,37 +245,26 @@ def _with_token(client: dict[str, Any], settings: ClientSettings) -> dict[str, A
 def _call_factory(place: str) -> Mapping[str, Any]:
     """Return the settings of a client factory. Raises ConfigurationError if it fails or returns reserved settings."""
     module, _, name = place.partition(":")
+
+    def error(problem: str, next_step: str) -> ConfigurationError:
+        return ConfigurationError(f"client_factory {place!r} {problem}.", next_step, argument="client_factory")
+
     try:
         function: Callable[[], Any] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"client_factory {place!r} can't be imported: {error}.",
-            "Name a function of a module that is installed wherever Dagster and Spark's executors run.",
-            argument="client_factory",
-        ) from error
+    except (ImportError, AttributeError) as cause:
+        step = "Name a function of a module that is installed wherever Dagster and Spark's executors run."
+        raise error(f"can't be imported: {cause}", step) from cause
     try:
         made = function()
     except AdjunctError:
         raise
-    except Exception as error:
-        raise ConfigurationError(
-            f"client_factory {place!r} failed with {type(error).__name__}.",
-            "Call it in this process's environment, without arguments, to see its error.",
-            argument="client_factory",
-        ) from error
+    except Exception as cause:
+        step = "Call it in this process's environment, without arguments, to see its error."
+        raise error(f"failed with {type(cause).__name__}", step) from cause
     if not isinstance(made, Mapping):
-        raise ConfigurationError(
-            f"client_factory {place!r} returned a {type(made).__name__}: expected a dict of librdkafka settings.",
-            "Return only settings, with their librdkafka names.",
-            argument="client_factory",
-        )
-    taken = sorted(set(made) & (_RESERVED_SETTINGS.keys() | {"error_cb"}))
-    if taken:
-        raise ConfigurationError(
-            f"client_factory {place!r} returned {', '.join(taken)}, which Adjunct sets itself.",
-            "Leave them out.",
-            argument="client_factory",
-        )
+        raise error(f"returned a {type(made).__name__}", "Return a dict of librdkafka settings.")
+    if taken := sorted(set(made) & (_RESERVED_SETTINGS.keys() | {"error_cb"})):
+        raise error(f"returned {', '.join(taken)}, which Adjunct sets itself", "Leave them out.")
     return made
 
 
@@ -331,50 +313,35 @@ class KafkaAdmin:
             try:
                 return sorted(self._connected().list_topics(timeout=min(left, part)).topics)
             except KafkaException as error:
-                explained = self._translate_error(error.args[0], "its topics")
-                if left <= part or not isinstance(explained, StreamUnavailableError):
-                    raise explained from error
+                translated = self._translate_error(error.args[0], "its topics")
+                if left <= part or not isinstance(translated, StreamUnavailableError):
+                    raise translated from error
             part *= 2
 
     def describe(self, topic: str) -> TopicDescription | None:
         """Return the topic, or None if it does not exist."""
-        from confluent_kafka import KafkaException, TopicCollection
+        from confluent_kafka import TopicCollection
 
         asked = self._connected().describe_topics(TopicCollection([topic]))
-        try:
-            (description,) = self._answers(asked, f"topic {topic!r}").values()
-        except KafkaException as error:
-            if error.args[0].code() == error.args[0].UNKNOWN_TOPIC_OR_PART:
-                return None
-            raise self._translate_error(error.args[0], f"topic {topic!r}") from error
+        description = self._answer(asked, f"topic {topic!r}", {"UNKNOWN_TOPIC_OR_PART"})
+        if description is None:
+            return None
         return TopicDescription(topic, str(description.topic_id), len(description.partitions))
 
     def config(self, topic: str) -> Mapping[str, str]:
         """Return the settings of a topic by Kafka's names; none if we are not authorized to read them."""
-        from confluent_kafka import KafkaException
-
         kafka = _api()
         asked = self._connected().describe_configs([kafka.ConfigResource(kafka.RESOURCE_TOPIC, topic)])
-        try:
-            (settings,) = self._answers(asked, f"the settings of topic {topic!r}").values()
-        except KafkaException as error:
-            if error.args[0].code() in (error.args[0].TOPIC_AUTHORIZATION_FAILED, error.args[0].UNKNOWN_TOPIC_OR_PART):
-                return {}
-            raise self._translate_error(error.args[0], f"the settings of topic {topic!r}") from error
-        return {name: entry.value for name, entry in settings.items() if entry.value is not None}
+        settings = self._answer(
+            asked, f"the settings of topic {topic!r}", {"TOPIC_AUTHORIZATION_FAILED", "UNKNOWN_TOPIC_OR_PART"}
+        )
+        return {name: entry.value for name, entry in (settings or {}).items() if entry.value is not None}
 
     def create(self, topic: str, partitions: int) -> None:
         """Create a topic unless it exists, and wait until its offsets are available."""
-        from confluent_kafka import KafkaException
-
-        asked = self._connected().create_topics(
-            [_api().NewTopic(topic, num_partitions=partitions, replication_factor=-1)]
-        )
-        try:
-            self._answers(asked, f"topic {topic!r}")
-        except KafkaException as error:
-            if error.args[0].code() != error.args[0].TOPIC_ALREADY_EXISTS:
-                raise self._translate_error(error.args[0], f"topic {topic!r}, which was to be created") from error
+        new = _api().NewTopic(topic, num_partitions=partitions, replication_factor=-1)
+        asked = self._connected().create_topics([new])
+        self._answer(asked, f"topic {topic!r}, which was to be created", {"TOPIC_ALREADY_EXISTS"})
         deadline = time.monotonic() + _PROPAGATION_SECONDS
         while self.describe(topic) is None:
             if time.monotonic() > deadline:
@@ -416,7 +383,7 @@ class KafkaAdmin:
                 return {at.partition: answer.offset for at, answer in self._answers(asked, what).items()}
             except KafkaException as error:
                 # The client does not retry while a partition changes its leader.
-                if error.args[0].code() not in _leader_change_codes(error.args[0]) or time.monotonic() > deadline:
+                if error.args[0].name() not in _LEADER_CHANGE_CODES or time.monotonic() > deadline:
                     raise self._translate_error(error.args[0], what) from error
                 time.sleep(_LEADER_SECONDS)
 
@@ -426,6 +393,18 @@ class KafkaAdmin:
                 own = {} if "log_level" in self.settings.client else {"log_level": _WARNINGS}
                 self._client = new_client("admin", self.settings, own, self._refusals)
             return self._client
+
+    def _answer(self, asked: Mapping[Any, Future[Any]], what: str, ignored: Collection[str]) -> Any:
+        """Return the only answer, None for an error with one of the `ignored` codes."""
+        from confluent_kafka import KafkaException
+
+        try:
+            (answer,) = self._answers(asked, what).values()
+        except KafkaException as error:
+            if error.args[0].name() in ignored:
+                return None
+            raise self._translate_error(error.args[0], what) from error
+        return answer
 
     def _answers(self, asked: Mapping[Any, Future[T]], what: str) -> dict[Any, T]:
         """Return the answers; raise as soon as a broker rejects us or an answer is an error."""
@@ -480,38 +459,20 @@ def no_answer_error(settings: KafkaSettings, what: str, reason: str) -> StreamUn
 
 def translate_kafka_error(error: KafkaError, settings: KafkaSettings, what: str) -> AdjunctError:
     """Return the Adjunct error for a Kafka error of a request or a read."""
-    code, reason = error.code(), f"{error.name()}: {error.str()}"
-    if code in (error.UNKNOWN_TOPIC_OR_PART, error._UNKNOWN_TOPIC, error._UNKNOWN_PARTITION):
+    reason = f"{error.name()}: {error.str()}"
+    if error.name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"):
         return StreamNotFoundError(
             f"{settings.where} does not have {what} ({reason}).",
             "Check whether the topic was deleted.",
             system=settings.name,
         )
-    if error.retriable() or code in _transient_codes(error):
+    if error.retriable() or error.name() in TRANSIENT_CODES:
         return no_answer_error(settings, what, reason)
     return ConfigurationError(
         f"{settings.where} rejected the request for {what} ({reason}).",
         "Check the settings and the access rules of the cluster.",
         system=settings.name,
     )
-
-
-def _transient_codes(error: KafkaError) -> frozenset[int]:
-    """Return the codes of transient errors: no answer, or from the wrong broker."""
-    return _leader_change_codes(error) | {
-        error._TRANSPORT, error._TIMED_OUT, error._TIMED_OUT_QUEUE, error._ALL_BROKERS_DOWN, error._RESOLVE,
-        error._WAIT_COORD, error._RETRY, error.REQUEST_TIMED_OUT, error.NETWORK_EXCEPTION, error.BROKER_NOT_AVAILABLE,
-    }  # fmt: skip
-
-
-def _leader_change_codes(error: KafkaError) -> frozenset[int]:
-    """Return the codes of partitions that are changing their leader."""
-    return frozenset(
-        {
-            error.LEADER_NOT_AVAILABLE, error.NOT_LEADER_FOR_PARTITION, error.KAFKA_STORAGE_ERROR,
-            error.OFFSET_NOT_AVAILABLE, error.FENCED_LEADER_EPOCH, error.UNKNOWN_LEADER_EPOCH,
-        }
-    )  # fmt: skip
 
 
 TOPIC_RANGES = OffsetRangeChecker(

@@ -7,7 +7,6 @@ Kafka has no index of headers, so finding markers reads all records, about 100,0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -15,14 +14,11 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from dagster_adjunct.resources.common import first_validation_problem
 from dagster_adjunct.resources.errors import MalformedDocumentError
-from dagster_adjunct.resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
 from dagster_adjunct.resources.streams.kafka.task_producer import END_OF_DATASET
-from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition, parse_offset
+from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
-
-    from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 
 
 class _MarkerHeader(BaseModel):
@@ -69,30 +65,3 @@ def marker_from_message(message: Message, ssp: SystemStreamPartition) -> Marker:
         valid_from=body.valid_from,
         partitions=body.partitions,
     )
-
-
-def read_markers(
-    system: KafkaStreams, stream: str, since: Mapping[SystemStreamPartition, str] | None = None
-) -> list[Marker]:
-    """Return the markers at or after these offsets (of all partitions when None), in order.
-
-    Reads all records from there on. An offset that retention has passed counts as the oldest.
-    """
-    facts = system.topic(stream)
-    name = f"{system.name}.{stream}"
-    if since is None:
-        starts = dict.fromkeys(range(facts.partitions), 0)
-    else:
-        starts = {s.partition: parse_offset(o, str(s)) for s, o in since.items() if s.qualified_stream == name}
-    oldest, upcoming = system.admin.oldest(facts.topic, starts), system.admin.upcoming(facts.topic, starts)
-    ranges = [
-        TopicRange(facts.topic, facts.identity, p, max(start, oldest[p]), upcoming[p], name)
-        for p, start in sorted(starts.items())
-    ]
-    markers_read = [
-        marker_from_message(message, SystemStreamPartition(system.name, stream, wanted.partition))
-        for wanted, got in read_ranges(system.settings, ranges)
-        for message in got
-        if is_marker(message.headers())
-    ]
-    return sorted(markers_read, key=lambda marker: (marker.ssp.partition, int(marker.offset)))

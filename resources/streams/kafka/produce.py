@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import hashlib
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -34,8 +35,9 @@ from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.spark.errors import encode_task_errors, translate_spark_errors
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.streams.kafka.client import BrokerRefusals, new_client
+from dagster_adjunct.resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
 from dagster_adjunct.resources.streams.kafka.formats import Raw
-from dagster_adjunct.resources.streams.kafka.markers import marker_header
+from dagster_adjunct.resources.streams.kafka.markers import marker_from_message, marker_header
 from dagster_adjunct.resources.streams.kafka.record_formats import KEY, encode_frame, encode_table, topic_schema
 from dagster_adjunct.resources.streams.kafka.task_producer import (
     OutgoingRecord,
@@ -52,9 +54,13 @@ from dagster_adjunct.resources.streams.system import (
     TIMESTAMP,
     TOMBSTONE,
     AppendResult,
+    Marker,
+    Sources,
+    StreamSystem,
     SystemStreamPartition,
     check_producer,
     micros_from_valid_from,
+    parse_offset,
     stale_sequence_error,
 )
 
@@ -62,7 +68,8 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams, TopicFacts
+    from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin
+    from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaTopic
 
 _MARKS = "adjunct:"  # application names have no colon, so their groups differ
 _SECONDS = 60.0
@@ -110,7 +117,7 @@ def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -
     try:
         for batch in batches:
             sender.send(digest.count_through(records_from_batch(batch, append)))
-        sender.mark(append)
+        sender.send_markers(append)
         spans = sender.finish()
         mark = TransactionMark(topic=append.target.identity, sequence=append.sequence, digest=digest.of(append))
         _commit_offsets(sender, append, spans, mark, marks[0][1] if 0 in marks else 0)
@@ -291,116 +298,216 @@ _ORDER = "__order_"
 SendResult = tuple[list[SentSpan], bool]
 
 
-def append(
-    system: KafkaStreams,
-    stream: str,
-    data: DataFrame | ArrowFrame | Sequence[Mapping[str, Any]],
-    *,
-    producer: str,
-    sequence: int,
-    end_of_dataset: str | None = None,
-    order_by: Sequence[str] = (),
-    partitioned: bool = False,
-    consumed: Mapping[SystemStreamPartition, str] | None = None,
-    valid_from: datetime | None = None,
-) -> AppendResult:
-    """Append records to a topic: a Spark frame by its tasks, anything else by this process, in its order.
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """A stream's topic in the cluster (`identity` is the topic's id), and its declaration.
 
-    `data` has the stream's columns and may have `__tombstone`, `__timestamp` (stored in ms; null is now) and `__epoch`.
-    One task sends the records of a key, ordered by `order_by` (columns that only serve the order are dropped), to the
-    partition that Kafka's Java client chooses for the key; records without key go to any. `partitioned` has no effect,
-    since several tasks may have read one partition. `end_of_dataset` ends a version: every partition gets a marker;
-    `valid_from` (with its zone) is when the version becomes valid.
-
-    Without transactions this is at least once. With transactions it is exactly once per producer and sequence, and
-    `consumed`, the next offsets of input from the same cluster, is committed with the records for the consumer group
-    `producer`. Sequences of a producer must increase.
-
-    The result's ranges of offsets may include records of other producers. Raises SchemaMismatchError, PermanentError
-    for a record that Kafka rejects, ProducerConflictError, CommitConflictError, and StreamUnavailableError, after which
-    the same call may be repeated.
+    `config` are the topic's settings by Kafka's names; it is empty if we are not authorized to read them.
     """
-    check_producer(producer, sequence)
-    micros_from_valid_from(end_of_dataset, valid_from)
-    facts = system.topic(stream)
-    markers: dict[int, bytes] = {}
-    if end_of_dataset is not None:
-        check_name("version", end_of_dataset)
-        text = marker_header(end_of_dataset, facts.partitions, valid_from=valid_from)
-        markers = dict.fromkeys(range(facts.partitions), text)
-    what = _build_append(system, facts, producer, sequence, markers, consumed or {})
-    before = system.admin.upcoming(facts.topic, range(facts.partitions))
-    if not hasattr(data, "mapInArrow"):
+
+    stream: str
+    topic: str
+    identity: str
+    partitions: int
+    declared: KafkaTopic
+    key: tuple[str, ...]
+    config: Mapping[str, str]
+
+
+class KafkaAppends(StreamSystem):
+    """The streams of a cluster: appending, and end-of-dataset markers."""
+
+    settings: KafkaSettings
+    admin: KafkaAdmin
+
+    @abstractmethod
+    def topic(self, stream: str) -> TopicFacts:
+        """Return the stream's topic, with its settings. Raises StreamNotFoundError."""
+
+    def append(
+        self,
+        stream: str,
+        data: DataFrame | ArrowFrame | Sequence[Mapping[str, Any]],
+        *,
+        producer: str,
+        sequence: int,
+        end_of_dataset: str | None = None,
+        order_by: Sequence[str] = (),
+        partitioned: bool = False,
+        consumed: Mapping[SystemStreamPartition, str] | None = None,
+        sources: Sources | None = None,
+        valid_from: datetime | None = None,
+    ) -> AppendResult:
+        """Append records to a topic: a Spark frame by its tasks, anything else by this process, in its order.
+
+        `data` has the stream's columns and may have `__tombstone`, `__timestamp` (stored in ms; null is now) and
+        `__epoch`. One task sends the records of a key, ordered by `order_by` (columns that only serve the order are
+        dropped), to the partition that Kafka's Java client chooses for the key; records without key go to any.
+        `partitioned` has no effect, since several tasks may have read one partition. `end_of_dataset` ends a version:
+        every partition gets a marker; `valid_from` (with its zone) is when the version becomes valid. Source positions
+        of records become headers. `sources` are not stored.
+
+        Without transactions this is at least once. With transactions it is exactly once per producer and sequence, and
+        `consumed`, the next offsets of input from the same cluster, is committed with the records for the consumer
+        group `producer`. Sequences of a producer must increase.
+
+        The result's ranges of offsets may include records of other producers. Raises SchemaMismatchError,
+        PermanentError for a record that Kafka rejects, ProducerConflictError, CommitConflictError, and
+        StreamUnavailableError, after which the same call may be repeated.
+        """
+        check_producer(producer, sequence)
+        micros_from_valid_from(end_of_dataset, valid_from)
+        facts = self.topic(stream)
+        markers: dict[int, bytes] = {}
+        if end_of_dataset is not None:
+            check_name("version", end_of_dataset)
+            text = marker_header(end_of_dataset, facts.partitions, valid_from=valid_from)
+            markers = dict.fromkeys(range(facts.partitions), text)
+        what = self._task_append(facts, producer, sequence, markers, consumed or {})
+        before = self.admin.upcoming(facts.topic, range(facts.partitions))
+        name = str(what.target)
+        if hasattr(data, "mapInArrow"):
+            frame = _select_columns(cast("DataFrame", data), facts, order_by)
+            sent = _send_frame(encode_frame(frame, facts.declared, name), facts, what, len(order_by))
+            return self._await_result(what, sent, before)
         if order_by or partitioned:
             raise ConfigurationError(
-                f"{what.target}: order_by and partitioned are only for Spark frames; a table keeps its order.",
+                f"{name}: order_by and partitioned are only for Spark frames; a table keeps its order.",
                 "Sort the table first, and leave both out.",
                 argument="order_by",
             )
-        table = to_arrow_table(data, str(what.target), topic_schema(facts.declared))
-        sent = _send_function(facts)(what, encode_table(table, facts.declared, str(what.target)).to_batches())
-    else:
-        frame = encode_frame(
-            _select_columns(cast("DataFrame", data), facts, order_by), facts.declared, str(what.target)
-        )
-        sent = _send_frame(frame, facts, what, len(order_by))
-    return _await_result(system, what, sent, before)
+        table = encode_table(to_arrow_table(data, name, topic_schema(facts.declared)), facts.declared, name)
+        return self._await_result(what, _send_function(facts)(what, table.to_batches()), before)
 
+    def append_markers(
+        self,
+        stream: str,
+        version: str,
+        *,
+        producer: str,
+        sequence: int,
+        partitions: Sequence[int] | None = None,
+        rows: Mapping[int, int] | None = None,
+        checksum: str | None = None,
+        valid_from: datetime | None = None,
+    ) -> AppendResult:
+        """Append only an end-of-dataset marker to these partitions (default: all).
 
-def append_markers(
-    system: KafkaStreams,
-    stream: str,
-    version: str,
-    *,
-    producer: str,
-    sequence: int,
-    partitions: Sequence[int] | None = None,
-    rows: Mapping[int, int] | None = None,
-    checksum: str | None = None,
-    valid_from: datetime | None = None,
-) -> AppendResult:
-    """Append only an end-of-dataset marker to these partitions (default: all).
+        `rows` are the version's numbers of records by partition, for validation; `valid_from` (with its zone) is when
+        it becomes valid.
+        """
+        check_producer(producer, sequence)
+        check_name("version", version)
+        micros_from_valid_from(version, valid_from)
+        facts = self.topic(stream)
+        chosen = range(facts.partitions) if partitions is None else sorted(set(partitions))
+        unfit = [p for p in chosen if not 0 <= p < facts.partitions or (rows is not None and p not in rows)]
+        if unfit or not chosen:
+            raise ConfigurationError(
+                f"marker {version!r}: partitions {unfit} are not partitions of {stream!r}, which has "
+                f"{facts.partitions}, or have no row count.",
+                "Give existing partitions, with a count for each of them or no counts.",
+                argument="partitions",
+                stream=f"{self.name}.{stream}",
+            )
+        counts: Mapping[int, int] = rows or {}
+        markers = {p: marker_header(version, facts.partitions, counts.get(p), checksum, valid_from) for p in chosen}
+        what = self._task_append(facts, producer, sequence, markers, {})
+        before = self.admin.upcoming(facts.topic, range(facts.partitions))
+        return self._await_result(what, _send_function(facts)(what, []), before)
 
-    `rows` are the version's numbers of records by partition, for validation; `valid_from` (with its zone) is when it
-    becomes valid.
-    """
-    check_producer(producer, sequence)
-    check_name("version", version)
-    micros_from_valid_from(version, valid_from)
-    facts = system.topic(stream)
-    chosen = range(facts.partitions) if partitions is None else sorted(set(partitions))
-    unfit = [p for p in chosen if not 0 <= p < facts.partitions or (rows is not None and p not in rows)]
-    if unfit or not chosen:
-        raise ConfigurationError(
-            f"marker {version!r}: partitions {unfit} are not partitions of {stream!r}, which has {facts.partitions}, "
-            "or have no row count.",
-            "Give existing partitions, with a count for each of them or no counts.",
-            argument="partitions",
-            stream=f"{system.name}.{stream}",
-        )
-    counts: Mapping[int, int] = rows or {}
-    markers = {p: marker_header(version, facts.partitions, counts.get(p), checksum, valid_from) for p in chosen}
-    what = _build_append(system, facts, producer, sequence, markers, {})
-    before = system.admin.upcoming(facts.topic, range(facts.partitions))
-    return _await_result(system, what, _send_function(facts)(what, []), before)
+    def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
+        """Return the result of an earlier append, or None; always None for a topic without transactions.
 
+        A transaction that a crash left open does not count; the producer's next append aborts it. Raises
+        ProducerConflictError for a sequence before the last.
+        """
+        check_producer(producer, sequence)
+        facts = self.topic(stream)
+        if not facts.declared.transactional:
+            return None
+        marks = read_marks(self._target(facts), producer)
+        if 0 not in marks or marks[0][0].sequence < sequence:
+            return None
+        if marks[0][0].sequence > sequence:
+            raise stale_sequence_error(f"{self.name}.{stream}", producer, sequence, marks[0][0].sequence)
+        return _result_from_spans(spans_from_marks(marks, sequence), duplicate=True)
 
-def find_append(system: KafkaStreams, stream: str, producer: str, sequence: int) -> AppendResult | None:
-    """Return the result of an earlier append, or None; always None for a topic without transactions.
+    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
+        """Return the markers at or after these offsets (of all partitions when None), in order.
 
-    A transaction that a crash left open does not count; the producer's next append aborts it. Raises
-    ProducerConflictError for a sequence before the last.
-    """
-    check_producer(producer, sequence)
-    facts = system.topic(stream)
-    if not facts.declared.transactional:
-        return None
-    marks = read_marks(_target(system, facts), producer)
-    if 0 not in marks or marks[0][0].sequence < sequence:
-        return None
-    if marks[0][0].sequence > sequence:
-        raise stale_sequence_error(f"{system.name}.{stream}", producer, sequence, marks[0][0].sequence)
-    return _result_from_spans(spans_from_marks(marks, sequence), duplicate=True)
+        Reads all records from there on. An offset that retention has passed counts as the oldest.
+        """
+        facts = self.topic(stream)
+        name = f"{self.name}.{stream}"
+        starts = dict.fromkeys(range(facts.partitions), 0)
+        if since is not None:
+            starts = {s.partition: parse_offset(o, str(s)) for s, o in since.items() if s.qualified_stream == name}
+        oldest, upcoming = self.admin.oldest(facts.topic, starts), self.admin.upcoming(facts.topic, starts)
+        ranges = [
+            TopicRange(facts.topic, facts.identity, p, max(start, oldest[p]), upcoming[p], name)
+            for p, start in sorted(starts.items())
+        ]
+        found = [
+            marker_from_message(message, SystemStreamPartition(self.name, stream, wanted.partition))
+            for wanted, got in read_ranges(self.settings, ranges)
+            for message in got
+            if is_marker(message.headers())
+        ]
+        return sorted(found, key=lambda marker: (marker.ssp.partition, int(marker.offset)))
+
+    def _task_append(
+        self,
+        facts: TopicFacts,
+        producer: str,
+        sequence: int,
+        markers: Mapping[int, bytes],
+        consumed: Mapping[SystemStreamPartition, str],
+    ) -> TaskAppend:
+        if markers and "compact" in facts.config.get("cleanup.policy", ""):
+            raise ConfigurationError(
+                f"{self.name}.{facts.stream} can't have end-of-dataset markers: topic {facts.topic!r} is compacted "
+                "(cleanup.policy), which only accepts records with a key.",
+                "Deliver versions through a topic that is not compacted.",
+                stream=f"{self.name}.{facts.stream}",
+                topic=facts.topic,
+            )
+        offsets: dict[str, dict[int, int]] = {}
+        if facts.declared.transactional:
+            ours = [(ssp, int(offset)) for ssp, offset in consumed.items() if ssp.system == self.name]
+            topics = {name: self.topic(name).topic for name in {ssp.stream for ssp, _ in ours}}
+            for ssp, offset in ours:
+                offsets.setdefault(topics[ssp.stream], {})[ssp.partition] = offset
+        return TaskAppend(self._target(facts), producer, sequence, tuple(sorted(markers.items())), offsets)
+
+    def _target(self, facts: TopicFacts) -> Target:
+        limit = int(facts.config.get("max.message.bytes", _DEFAULT_LIMIT))
+        settings = replace(self.settings, topics={})  # the producer needs no formats, which may be large
+        return Target(settings, facts.stream, facts.topic, facts.identity, facts.partitions, limit)
+
+    def _await_result(self, append: TaskAppend, sent: SendResult, before: Mapping[int, int]) -> AppendResult:
+        """Return the result of an append, once readers see it; partitions without records have empty ranges.
+
+        `before` are the partitions' previous ends, for offsets that a broker did not return.
+        """
+        spans, duplicate = sent
+        if duplicate:
+            return _result_from_spans(spans, duplicate=True)
+        target, deadline = append.target, time.monotonic() + _VISIBLE_SECONDS
+        ends = {p: max((s.next or 0 for s in spans if s.partition == p), default=0) for p in range(target.partitions)}
+        after = self.admin.upcoming(target.topic, range(target.partitions))
+        # Another producer's open transaction may hide our records for longer.
+        while any(after[p] < end for p, end in ends.items()) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+            after = self.admin.upcoming(target.topic, range(target.partitions))
+        unknown = {span.partition for span in spans if span.first is None or span.next is None}
+        known = [
+            SentSpan(s.partition, before[s.partition], after[s.partition], s.rows) if s.partition in unknown else s
+            for s in spans
+        ]
+        result = _result_from_spans(known, duplicate=False)
+        empty = {p: str(offset) for p, offset in after.items() if p not in result.first}
+        return replace(result, first={**result.first, **empty}, next={**result.next, **empty})
 
 
 def send_without_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
@@ -409,10 +516,11 @@ def send_without_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatc
     try:
         for batch in batches:
             sender.send(records_from_batch(batch, append))
-        sender.mark(append)
+        sender.send_markers(append)
         return sender.finish(), False
     except BaseException:
-        sender.drop()
+        sender.producer.purge()
+        sender.producer.flush(1)
         raise
 
 
@@ -474,64 +582,6 @@ def _select_columns(frame: DataFrame, facts: TopicFacts, order_by: Sequence[str]
     kept = [F.col(quote_name(name)) for name in frame.columns if name not in gone]
     order = [F.col(quote_name(name)).alias(f"{_ORDER}{i}") for i, name in enumerate(order_by)]
     return frame.select(*kept, *order)
-
-
-def _build_append(
-    system: KafkaStreams,
-    facts: TopicFacts,
-    producer: str,
-    sequence: int,
-    markers: Mapping[int, bytes],
-    consumed: Mapping[SystemStreamPartition, str],
-) -> TaskAppend:
-    if markers and "compact" in facts.config.get("cleanup.policy", ""):
-        raise ConfigurationError(
-            f"{system.name}.{facts.stream} can't have end-of-dataset markers: topic {facts.topic!r} is compacted "
-            "(cleanup.policy), which only accepts records with a key.",
-            "Deliver versions through a topic that is not compacted.",
-            stream=f"{system.name}.{facts.stream}",
-            topic=facts.topic,
-        )
-    offsets: dict[str, dict[int, int]] = {}
-    if facts.declared.transactional:
-        ours = [(ssp, int(offset)) for ssp, offset in consumed.items() if ssp.system == system.name]
-        topics = {stream: system.topic(stream).topic for stream in {ssp.stream for ssp, _ in ours}}
-        for ssp, offset in ours:
-            offsets.setdefault(topics[ssp.stream], {})[ssp.partition] = offset
-    return TaskAppend(_target(system, facts), producer, sequence, tuple(sorted(markers.items())), offsets)
-
-
-def _target(system: KafkaStreams, facts: TopicFacts) -> Target:
-    limit = int(facts.config.get("max.message.bytes", _DEFAULT_LIMIT))
-    settings = replace(system.settings, topics={})  # the producer needs no formats, which may be large
-    return Target(settings, facts.stream, facts.topic, facts.identity, facts.partitions, limit)
-
-
-def _await_result(
-    system: KafkaStreams, append: TaskAppend, sent: SendResult, before: Mapping[int, int]
-) -> AppendResult:
-    """Return the result of an append, once readers see it; partitions without records have empty ranges.
-
-    `before` are the partitions' previous ends, for offsets that a broker did not return.
-    """
-    spans, duplicate = sent
-    if duplicate:
-        return _result_from_spans(spans, duplicate=True)
-    target, deadline = append.target, time.monotonic() + _VISIBLE_SECONDS
-    ends = {p: max((s.next or 0 for s in spans if s.partition == p), default=0) for p in range(target.partitions)}
-    after = system.admin.upcoming(target.topic, range(target.partitions))
-    # Another producer's open transaction may hide our records for longer.
-    while any(after[p] < end for p, end in ends.items()) and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
-        after = system.admin.upcoming(target.topic, range(target.partitions))
-    untold = {span.partition for span in spans if span.first is None or span.next is None}
-    known = [
-        SentSpan(s.partition, before[s.partition], after[s.partition], s.rows) if s.partition in untold else s
-        for s in spans
-    ]
-    result = _result_from_spans(known, duplicate=False)
-    empty = {p: str(offset) for p, offset in after.items() if p not in result.first}
-    return replace(result, first={**result.first, **empty}, next={**result.next, **empty})
 
 
 def _result_from_spans(spans: Sequence[SentSpan], *, duplicate: bool) -> AppendResult:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from datetime import timedelta
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from pydantic import ValidationError
 
-from dagster_adjunct.resources.common import StoredDocument, check_name, first_validation_problem
+from dagster_adjunct.resources.common import StoredDocument, check_choice, check_name, first_validation_problem
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     InvalidNameError,
@@ -25,7 +27,6 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.records import ArrowFrame
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.streams.kafka.client import (
@@ -41,17 +42,14 @@ from dagster_adjunct.resources.streams.kafka.consume import (
     find_offsets_at_time,
 )
 from dagster_adjunct.resources.streams.kafka.formats import Format, Json, KeyText, Raw
-from dagster_adjunct.resources.streams.kafka.markers import read_markers
+from dagster_adjunct.resources.streams.kafka.produce import KafkaAppends, TopicFacts
 from dagster_adjunct.resources.streams.kafka.record_formats import topic_schema
 from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
-    AppendResult,
     Epochs,
-    Marker,
     NewStreams,
     NumberedOffsets,
     OffsetRange,
-    Sources,
     StreamDeclaration,
     StreamInfo,
     StreamSystem,
@@ -69,6 +67,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+T = TypeVar("T")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
@@ -93,15 +92,12 @@ class KafkaTopic:
     def __post_init__(self) -> None:
         if self.topic is not None:
             check_topic_name(self.topic)
-        for name, value, allowed in (
-            ("partitioner", self.partitioner, ("kafka-murmur2", "unknown")),
-            ("default_offset", self.default_offset, ("oldest", "upcoming")),
+        for name, choices in (
+            ("partitioner", ("kafka-murmur2", "unknown")),
+            ("default_offset", ("oldest", "upcoming")),
         ):
-            if value not in allowed:
-                raise ConfigurationError(
-                    f"{name} of a Kafka topic is {value!r}: expected {' or '.join(allowed)}.",
-                    argument=name,
-                )
+            value = getattr(self, name)
+            check_choice(value, f"{name} of a Kafka topic is {value!r}", choices, argument=name)
 
     def schema(self) -> Schema:
         """Return the columns of a record: those only in the key, those of the value, then the headers."""
@@ -173,20 +169,12 @@ class ResolvedTopic:
     key: tuple[str, ...]
 
 
-class _Declaration(StreamDeclaration):
-    """The stored declaration; it has the fields of a lake stream too, which are always None."""
-
-    timestamp: None = None
-    retention: None = None
-    compaction: None = None
-
-
 class _CreatedStream(StoredDocument):
     """The stored description of a stream that `create` created."""
 
     version: Literal[1] = 1
     topic: str
-    declaration: _Declaration
+    declaration: StreamDeclaration
 
     def known(self) -> ResolvedTopic:
         schema, key = self.declaration.schema_, self.declaration.key
@@ -230,7 +218,7 @@ class DeclaredTopics:
                 check_same_declaration(self._qualified(stream), created.declaration, wanted)
             return self._build_created(stream, wanted).known()
         known = self.of(stream)
-        there = _Declaration(columns=topic_schema(topic), key=known.key, partitions=partitions)
+        there = StreamDeclaration(columns=topic_schema(topic), key=known.key, partitions=partitions)
         check_same_declaration(self._qualified(stream), there, wanted)
         return known
 
@@ -250,13 +238,13 @@ class DeclaredTopics:
         self._namespace.transact(decide, by="create")
         self._created[stream] = made
 
-    def _declared(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> _Declaration:
-        return build_declaration(_Declaration, self._qualified(stream), schema, tuple(key), partitions)
+    def _declared(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> StreamDeclaration:
+        return build_declaration(StreamDeclaration, self._qualified(stream), schema, tuple(key), partitions)
 
     def _qualified(self, stream: str) -> str:
         return f"{self._settings.name}.{stream}"
 
-    def _build_created(self, stream: str, declaration: _Declaration) -> _CreatedStream:
+    def _build_created(self, stream: str, declaration: StreamDeclaration) -> _CreatedStream:
         topic = check_topic_name(self._settings.prefix + stream)
         others = self._settings.topics.items()
         other = next((name for name, known in others if (known.topic or name) == topic), None)
@@ -292,23 +280,7 @@ OffsetBounds = tuple[dict[int, int], dict[int, int]]
 _TOMBSTONES_KEPT_MS = "86400000"  # the broker's own default
 
 
-@dataclass(frozen=True, slots=True)
-class TopicFacts:
-    """A stream's topic in the cluster (`identity` is the topic's id), and its declaration.
-
-    `config` are the topic's settings by Kafka's names; it is empty if we are not authorized to read them.
-    """
-
-    stream: str
-    topic: str
-    identity: str
-    partitions: int
-    declared: KafkaTopic
-    key: tuple[str, ...]
-    config: Mapping[str, str]
-
-
-class KafkaStreams(NumberedOffsets):
+class KafkaStreams(KafkaAppends, NumberedOffsets):
     """The streams of one Kafka cluster, under the name of its settings. Safe to use from threads.
 
     The lake stores the declarations of streams that were created here. Methods raise StreamUnavailableError, which is
@@ -324,6 +296,7 @@ class KafkaStreams(NumberedOffsets):
         self.settings = settings
         self.admin = KafkaAdmin(settings)
         self._declarations = DeclaredTopics(lake, settings)
+        self._answers: dict[object, object] | None = None  # of a snapshot
 
     def list_streams(self) -> list[str]:
         """Return all streams with a topic: declared and created ones, and every other topic with a valid name."""
@@ -369,7 +342,7 @@ class KafkaStreams(NumberedOffsets):
     def topic(self, stream: str) -> TopicFacts:
         """Return the stream's topic, with its settings. Raises StreamNotFoundError."""
         facts = self._describe_topic(stream)
-        return replace(facts, config=self._config_of(facts))
+        return replace(facts, config=self._ask_once((stream, "config"), lambda: self.admin.config(facts.topic)))
 
     def partitions(self, stream: str) -> list[SystemStreamPartition]:
         return [SystemStreamPartition(self.name, stream, p) for p in range(self._describe_topic(stream).partitions)]
@@ -421,78 +394,19 @@ class KafkaStreams(NumberedOffsets):
         stream = f"{self.name}.{facts.stream}"
         return records_frame(spark, KafkaReadPlan(self.settings, facts.declared, stream, tuple(wanted)))
 
-    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
-        """Return the markers at or after these offsets, by reading all records from there on."""
-        return read_markers(self, stream, since)
-
-    def append(
-        self,
-        stream: str,
-        data: DataFrame | ArrowFrame | Sequence[Mapping[str, Any]],
-        *,
-        producer: str,
-        sequence: int,
-        end_of_dataset: str | None = None,
-        order_by: Sequence[str] = (),
-        partitioned: bool = False,
-        consumed: Mapping[SystemStreamPartition, str] | None = None,
-        sources: Sources | None = None,
-        valid_from: datetime | None = None,
-    ) -> AppendResult:
-        """Append records; see `produce.append` for the guarantees with and without transactions.
-
-        Source positions of records become headers. `sources` are not stored.
-        """
-        from dagster_adjunct.resources.streams.kafka.produce import append
-
-        return append(
-            self,
-            stream,
-            data,
-            producer=producer,
-            sequence=sequence,
-            end_of_dataset=end_of_dataset,
-            order_by=order_by,
-            partitioned=partitioned,
-            consumed=consumed,
-            valid_from=valid_from,
-        )
-
-    def append_markers(
-        self,
-        stream: str,
-        version: str,
-        *,
-        producer: str,
-        sequence: int,
-        partitions: Sequence[int] | None = None,
-        rows: Mapping[int, int] | None = None,
-        checksum: str | None = None,
-        valid_from: datetime | None = None,
-    ) -> AppendResult:
-        """Append only an end-of-dataset marker to these partitions (default: all)."""
-        from dagster_adjunct.resources.streams.kafka.produce import append_markers
-
-        return append_markers(
-            self,
-            stream,
-            version,
-            producer=producer,
-            sequence=sequence,
-            partitions=partitions,
-            rows=rows,
-            checksum=checksum,
-            valid_from=valid_from,
-        )
-
-    def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
-        from dagster_adjunct.resources.streams.kafka.produce import find_append
-
-        return find_append(self, stream, producer, sequence)
-
     def snapshot(self, stream: str) -> StreamSystem:
-        """Return a view of the streams with this one as it is now; questions about it ask for all its partitions."""
-        return KafkaSnapshot(self, stream)
+        """Return a view of the streams as they are when it first asks; it asks for all partitions of a stream."""
+        view = KafkaStreams(self.lake, self.settings)
+        view.admin, view._answers = self.admin, {}
+        return view
+
+    def _ask_once(self, question: object, ask: Callable[[], T]) -> T:
+        """Return the answer; in a snapshot, that of the first time."""
+        if self._answers is None:
+            return ask()
+        if question not in self._answers:
+            self._answers[question] = ask()
+        return cast("T", self._answers[question])
 
     def _validate_creation(
         self, name: str, schema: Schema, key: Sequence[str], partitions: int
@@ -502,19 +416,25 @@ class KafkaStreams(NumberedOffsets):
         known = self._declarations.check(name, schema, key, partitions)
         topic = self.admin.describe(known.topic)
         if topic is not None and topic.partitions != partitions:
-            raise _partition_count_error(self.settings, name, known.topic, topic.partitions, partitions)
+            raise StreamExistsError(
+                f"stream {name!r} exists with another declaration: topic {known.topic!r} of {self.settings.where} has "
+                f"{topic.partitions} partitions, expected {partitions}.",
+                "Declare the partitions that it has, or use another name.",
+                stream=f"{self.name}.{name}",
+            )
         return known, topic
 
     def _describe_topic(self, stream: str) -> TopicFacts:
         """Return the stream's topic, without its settings."""
-        known = self._declarations.of(stream)
-        topic = self.admin.describe(known.topic)
-        if topic is None:
-            raise self._not_found(stream, known)
-        return TopicFacts(stream, known.topic, topic.identity, topic.partitions, known.declared, known.key, {})
 
-    def _config_of(self, facts: TopicFacts) -> Mapping[str, str]:
-        return self.admin.config(facts.topic)
+        def ask() -> TopicFacts:
+            known = self._declarations.of(stream)
+            topic = self.admin.describe(known.topic)
+            if topic is None:
+                raise self._not_found(stream, known)
+            return TopicFacts(stream, known.topic, topic.identity, topic.partitions, known.declared, known.key, {})
+
+        return self._ask_once(stream, ask)
 
     def _not_found(self, stream: str, known: ResolvedTopic) -> StreamNotFoundError:
         there = self.list_streams()
@@ -538,26 +458,33 @@ class KafkaStreams(NumberedOffsets):
     def _edges(
         self, ssps: Iterable[SystemStreamPartition], edge: Callable[[OffsetBounds], dict[int, int]]
     ) -> dict[SystemStreamPartition, str]:
-        by_stream: dict[str, list[SystemStreamPartition]] = {}
-        for ssp in ssps:
-            by_stream.setdefault(ssp.qualified_stream, []).append(ssp)
         edges: dict[SystemStreamPartition, str] = {}
-        for wanted in by_stream.values():
+        for _, of_stream in groupby(sorted(ssps), lambda ssp: ssp.qualified_stream):
+            wanted = list(of_stream)
             offsets = edge(self._offsets(self._describe_topic_of(wanted), [ssp.partition for ssp in wanted]))
             edges |= {ssp: str(offsets[ssp.partition]) for ssp in wanted}
         return edges
 
     def _offsets(self, facts: TopicFacts, partitions: Sequence[int]) -> OffsetBounds:
         """Return the oldest and the upcoming offset of each partition, requested in this order."""
-        return self.admin.oldest(facts.topic, partitions), self.admin.upcoming(facts.topic, partitions)
+        wanted = partitions if self._answers is None else range(facts.partitions)
+        oldest, upcoming = self.admin.oldest, self.admin.upcoming
+        return self._ask_once(
+            (facts.stream, "offsets"), lambda: (oldest(facts.topic, wanted), upcoming(facts.topic, wanted))
+        )
 
     def _offsets_at_time(self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
-        # The ends first, so that a record that arrives meanwhile is not skipped.
-        ends = self._offsets(facts, partitions)[1]
-        since = self.admin.since(facts.topic, partitions, timestamp_ms)
-        starts = {p: offset for p, offset in since.items() if 0 <= offset < ends[p]}
-        ranges = [self._topic_range(facts, p, start, ends[p]) for p, start in starts.items()]
-        return ends | find_offsets_at_time(self.settings, ranges, timestamp_ms)
+        wanted = partitions if self._answers is None else range(facts.partitions)
+
+        def ask() -> dict[int, int]:
+            # The ends first, so that a record that arrives meanwhile is not skipped.
+            ends = self._offsets(facts, wanted)[1]
+            since = self.admin.since(facts.topic, wanted, timestamp_ms)
+            starts = {p: offset for p, offset in since.items() if 0 <= offset < ends[p]}
+            ranges = [self._topic_range(facts, p, start, ends[p]) for p, start in starts.items()]
+            return ends | find_offsets_at_time(self.settings, ranges, timestamp_ms)
+
+        return self._ask_once((facts.stream, timestamp_ms), ask)
 
     def _topic_range(self, facts: TopicFacts, partition: int, start: int, end: int) -> TopicRange:
         return TopicRange(facts.topic, facts.identity, partition, start, end, f"{self.name}.{facts.stream}")
@@ -574,17 +501,6 @@ class KafkaStreams(NumberedOffsets):
         return facts, wanted
 
 
-def _partition_count_error(
-    settings: KafkaSettings, name: str, topic: str, partitions: int, wanted: int
-) -> StreamExistsError:
-    return StreamExistsError(
-        f"stream {name!r} exists with another declaration: topic {topic!r} of {settings.where} has {partitions} "
-        f"partitions, expected {wanted}.",
-        "Declare the partitions that it has, or use another name.",
-        stream=f"{settings.name}.{name}",
-    )
-
-
 def _is_stream_name(topic: str) -> bool:
     try:
         check_name("stream", topic)
@@ -593,17 +509,7 @@ def _is_stream_name(topic: str) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class _Opener:
-    """The factory of a cluster's streams, for the registry of systems."""
-
-    settings: KafkaSettings
-
-    def __call__(self, lake: Lake) -> KafkaStreams:
-        return KafkaStreams(lake, self.settings)
-
-
-_openers: dict[str, _Opener] = {}
+_openers: dict[str, tuple[KafkaSettings, Callable[[Lake], KafkaStreams]]] = {}
 
 
 def kafka_system(
@@ -623,50 +529,9 @@ def kafka_system(
     repeated. Raises ConfigurationError.
     """
     settings = KafkaSettings(name, bootstrap_servers, dict(client or {}), client_factory, dict(topics or {}), prefix)
-    opener = _openers.get(name)
-    if opener is None or opener.settings != settings:
-        opener = _Opener(settings)
+    known, opener = _openers.get(name, (None, None))
+    if opener is None or known != settings:
+        opener = partial(KafkaStreams, settings=settings)
     register_system(name, opener)
-    _openers[name] = opener
+    _openers[name] = settings, opener
     return settings
-
-
-class KafkaSnapshot(KafkaStreams):
-    """The streams of a cluster, of which one is read once: its topic, settings and offsets are cached."""
-
-    def __init__(self, streams: KafkaStreams, stream: str) -> None:
-        super().__init__(streams.lake, streams.settings)
-        self.admin = streams.admin
-        self._stream = stream
-        self._facts: TopicFacts | None = None
-        self._config: Mapping[str, str] | None = None
-        self._edges_seen: OffsetBounds | None = None
-        self._times: dict[int, dict[int, int]] = {}
-
-    def _describe_topic(self, stream: str) -> TopicFacts:
-        if stream != self._stream:
-            return super()._describe_topic(stream)
-        if self._facts is None:
-            self._facts = super()._describe_topic(stream)
-        return self._facts
-
-    def _config_of(self, facts: TopicFacts) -> Mapping[str, str]:
-        if facts.stream != self._stream:
-            return super()._config_of(facts)
-        if self._config is None:
-            self._config = super()._config_of(facts)
-        return self._config
-
-    def _offsets(self, facts: TopicFacts, partitions: Sequence[int]) -> OffsetBounds:
-        if facts.stream != self._stream:
-            return super()._offsets(facts, partitions)
-        if self._edges_seen is None:
-            self._edges_seen = super()._offsets(facts, range(facts.partitions))
-        return self._edges_seen
-
-    def _offsets_at_time(self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int) -> dict[int, int]:
-        if facts.stream != self._stream:
-            return super()._offsets_at_time(facts, partitions, timestamp_ms)
-        if timestamp_ms not in self._times:
-            self._times[timestamp_ms] = super()._offsets_at_time(facts, range(facts.partitions), timestamp_ms)
-        return self._times[timestamp_ms]

@@ -20,7 +20,7 @@ from dagster_adjunct.resources.errors import (
     StreamUnavailableError,
 )
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
-from dagster_adjunct.resources.streams.kafka.client import BrokerRefusals, new_client
+from dagster_adjunct.resources.streams.kafka.client import TRANSIENT_CODES, BrokerRefusals, new_client
 from dagster_adjunct.resources.streams.kafka.record_formats import HEADERS, KEY, VALUE
 from dagster_adjunct.resources.streams.system import EPOCH, SOURCE, SOURCE_OFFSET, TIMESTAMP
 
@@ -36,8 +36,8 @@ def translate_produce_error(
     error: KafkaError, target: Target, key: bytes | None = None, size: int | None = None
 ) -> AdjunctError:
     """Return the Adjunct error for a Kafka error of an append."""
-    code, reason = error.code(), error.str()
-    if code in (error._FENCED, error.PRODUCER_FENCED, error.INVALID_PRODUCER_EPOCH):
+    reason = error.str()
+    if error.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"):
         return CommitConflictError(
             f"{target}: another producer of the same name took over during the append, or the append took longer than "
             f"transaction.timeout.ms ({reason}).",
@@ -45,7 +45,7 @@ def translate_produce_error(
             "repeated append adds nothing.",
             stream=str(target),
         )
-    if code == error.MSG_SIZE_TOO_LARGE:
+    if error.name() == "MSG_SIZE_TOO_LARGE":
         its_size = "" if size is None else f" has {size:,} bytes and"
         return PermanentError(
             f"{target}: the record with the key {_describe_key(key)}{its_size} is larger than the topic allows "
@@ -53,7 +53,7 @@ def translate_produce_error(
             f"Raise max.message.bytes of topic {target.topic!r} (and message.max.bytes in client=, if that is set), or "
             "make the record smaller.",
         )
-    if code in _transient_codes(error):
+    if error.name() in TRANSIENT_CODES:
         return StreamUnavailableError(
             f"{target}: Kafka did not accept the records ({error.name()}: {reason}).",
             "Check whether the brokers are up, then append again.",
@@ -65,20 +65,6 @@ def translate_produce_error(
         f"{target}: Kafka rejected{record or ' the records'} ({error.name()}: {reason}).",
         f"Check the settings and the access rules of topic {target.topic!r}, then append again.",
     )
-
-
-def _transient_codes(error: KafkaError) -> frozenset[int]:
-    return frozenset(
-        {
-            error._MSG_TIMED_OUT, error._TIMED_OUT, error._TIMED_OUT_QUEUE, error._TRANSPORT, error._ALL_BROKERS_DOWN,
-            error._RESOLVE, error._PURGE_QUEUE, error._PURGE_INFLIGHT, error._WAIT_COORD, error._RETRY,
-            error.LEADER_NOT_AVAILABLE, error.NOT_LEADER_FOR_PARTITION, error.REQUEST_TIMED_OUT,
-            error.NETWORK_EXCEPTION, error.BROKER_NOT_AVAILABLE, error.NOT_ENOUGH_REPLICAS,
-            error.NOT_ENOUGH_REPLICAS_AFTER_APPEND, error.COORDINATOR_LOAD_IN_PROGRESS,
-            error.COORDINATOR_NOT_AVAILABLE, error.NOT_COORDINATOR, error.CONCURRENT_TRANSACTIONS,
-            error.KAFKA_STORAGE_ERROR,
-        }
-    )  # fmt: skip
 
 
 def _describe_key(key: bytes | None) -> str:
@@ -195,7 +181,7 @@ class Sender:
                     raise self.translate_error(error.args[0], key, size) from error
         self._poll(lambda: self.producer.poll(0))
 
-    def mark(self, append: TaskAppend) -> None:
+    def send_markers(self, append: TaskAppend) -> None:
         """Queue the append's markers, which do not count as records."""
         for partition, marker in append.markers:
             self._rows[partition] = self._rows.get(partition, 0) - 1
@@ -217,11 +203,6 @@ class Sender:
             SentSpan(partition, self._first[partition], None if last is None else last + 1, self._rows[partition])
             for partition, last in sorted(self._last.items())
         ]
-
-    def drop(self) -> None:
-        """Discard the records that were not sent yet."""
-        self.producer.purge()
-        self.producer.flush(1)
 
     def translate_error(self, error: KafkaError, key: bytes | None = None, size: int | None = None) -> AdjunctError:
         """Return the Adjunct error for this error of the client."""
