@@ -6,9 +6,10 @@ import base64
 import datetime as dt
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -22,17 +23,16 @@ from dagster_adjunct.resources.streams.kafka.formats import (
     Converter,
     FormatReader,
     FormatWriter,
-    RowProblems,
     Unfit,
-    build_columns,
     check_malformed,
-    parse_rows,
+    row_reader,
 )
 from dagster_adjunct.resources.streams.kafka.schema_registry import (
     HEADER_BYTES,
     SchemaRegistry,
+    check_subject,
     encode_schema_id,
-    parse_schema_id,
+    read_schema_id,
 )
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -122,28 +122,22 @@ def avro_converter(declared: Any) -> Converter | None:
 
     fastavro uses the writer's logical type, which an older schema may lack.
     """
-    logical = _type_and_logical(declared)[1]
     kind = avro_column_type(declared)
     if kind == "timestamp":
-        return _timestamp_converter(1000 if logical == "timestamp-millis" else 1)
+        return partial(_to_timestamp, 1000 if _type_and_logical(declared)[1] == "timestamp-millis" else 1)
     if kind == "date":
         return _to_date
     if kind.startswith("decimal"):
-        return _decimal_converter(int(kind.rstrip(")").split(",")[1]))
-    if kind in ("int", "bigint", "float", "double", "boolean", "binary") or is_json_column(declared):
-        return None
-    return _to_text
+        return partial(_to_decimal, int(kind.rstrip(")").split(",")[1]))
+    return _to_text if kind == "string" and not is_json_column(declared) else None
 
 
-def _timestamp_converter(factor: int) -> Converter:
-    def convert(value: Any) -> dt.datetime:
-        if isinstance(value, dt.datetime) and value.tzinfo is not None:
-            return value
-        if type(value) is not int:
-            raise Unfit(": a time without a zone" if isinstance(value, dt.datetime) else "")
-        return _EPOCH + dt.timedelta(microseconds=value * factor)
-
-    return convert
+def _to_timestamp(factor: int, value: Any) -> dt.datetime:
+    if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        return value
+    if type(value) is not int:
+        raise Unfit(": a time without a zone" if isinstance(value, dt.datetime) else "")
+    return _EPOCH + dt.timedelta(microseconds=value * factor)
 
 
 def _to_date(value: Any) -> dt.date:
@@ -154,15 +148,12 @@ def _to_date(value: Any) -> dt.date:
     return value
 
 
-def _decimal_converter(scale: int) -> Converter:
-    def convert(value: Any) -> Decimal:
-        if isinstance(value, bytes):
-            return Decimal(int.from_bytes(value, "big", signed=True)).scaleb(-scale)
-        if not isinstance(value, Decimal):
-            raise Unfit("")
-        return value
-
-    return convert
+def _to_decimal(scale: int, value: Any) -> Decimal:
+    if isinstance(value, bytes):
+        return Decimal(int.from_bytes(value, "big", signed=True)).scaleb(-scale)
+    if not isinstance(value, Decimal):
+        raise Unfit("")
+    return value
 
 
 def _to_text(value: Any) -> str:
@@ -207,18 +198,14 @@ def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> li
                 column=name,
             ) from error
     values: list[Any] = column.to_pylist()
-    if name == "string" and logical is None:
-        return values
-    read: Mapping[str | None, Callable[[str], Any]] = {
-        "time-millis": dt.time.fromisoformat,
-        "time-micros": dt.time.fromisoformat,
-        "local-timestamp-millis": dt.datetime.fromisoformat,
-        "local-timestamp-micros": dt.datetime.fromisoformat,
-    }
-    parse = read.get(
-        logical, (lambda text: _value_from_json(json.loads(text), declared)) if is_json_column(declared) else None
-    )
-    if parse is None:
+    parse: Callable[[str], Any]
+    if logical in ("time-millis", "time-micros"):
+        parse = dt.time.fromisoformat
+    elif logical in ("local-timestamp-millis", "local-timestamp-micros"):
+        parse = dt.datetime.fromisoformat
+    elif is_json_column(declared):
+        parse = lambda text: _value_from_json(json.loads(text), declared)  # noqa: E731
+    else:
         return values
     try:
         return [None if value is None else parse(value) for value in values]
@@ -275,15 +262,11 @@ class Avro:
         return Schema(tuple(Field(name, avro_column_type(declared)) for name, declared in avro_fields(self.schema)))
 
     def reader(self) -> FormatReader:
-        schema = self.columns()
         declared = dict(avro_fields(self.schema))
         converts = {name: convert for name, kind in declared.items() if (convert := avro_converter(kind)) is not None}
         mixed = [name for name, kind in declared.items() if is_json_column(kind)]
-        read_one = (
-            _registry_reader(self.schema, self.registry)
-            if self.registry
-            else _record_reader(parse_avro_schema(self.schema), None)
-        )
+        own = parse_avro_schema(self.schema)
+        read_one = _registry_reader(self.schema, self.registry) if self.registry else _record_reader(own, None)
 
         def parse(datum: bytes) -> dict[str, Any]:
             try:
@@ -297,19 +280,15 @@ class Avro:
                 raise Unfit(f"not Avro of its schema: {problem}") from error
             return record
 
-        def read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
-            return build_columns(parse_rows(data, problems, parse), schema, converts, problems)
-
-        return read
+        return row_reader(parse, self.columns(), converts)
 
     def writer(self, what: str, subject: str) -> FormatWriter:
         from fastavro import schemaless_writer
 
         schema, head = parse_avro_schema(self.schema), b""
         if self.registry is not None:
-            head = encode_schema_id(
-                self.registry.register(self.subject or _require_subject(subject, what), self.schema)
-            )
+            subject = check_subject(self.subject or subject, what, "Avro")
+            head = encode_schema_id(self.registry.register(subject, self.schema))
         declared = avro_fields(self.schema)
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
@@ -337,14 +316,6 @@ class Avro:
         return "Avro" if self.registry is None else "Avro of a schema registry"
 
 
-def _require_subject(subject: str, what: str) -> str:
-    if not subject:
-        raise ConfigurationError(
-            f"{what}: the subject of its Avro schema is not known.", "Give it: Avro(subject=…).", argument="subject"
-        )
-    return subject
-
-
 def _record_reader(writer: Any, reader: Any) -> Callable[[bytes], dict[str, Any]]:
     from fastavro import schemaless_reader
     from fastavro.read import SchemaResolutionError
@@ -366,26 +337,15 @@ def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes
     known: dict[int, Callable[[bytes], dict[str, Any]]] = {}
     reader = parse_avro_schema(declared)
 
-    def made(number: int) -> Callable[[bytes], dict[str, Any]]:
-        try:
-            registered = registry.schema(number)
-        except SchemaMismatchError as error:
-            raise Unfit(error.problem.rstrip(".")) from error
-        if registered.kind != "AVRO":
-            raise Unfit(f"schema {number} of the registry is {registered.kind}, not Avro")
-        try:
-            writer = parse_avro_schema(registered.text, registered.references)
-        except ConfigurationError as error:
-            raise Unfit(f"schema {number} of the registry is not a valid Avro schema") from error
-        same = json.loads(registered.text) == json.loads(declared)
-        return _record_reader(writer, None if same else reader)
-
     def read(data: bytes) -> dict[str, Any]:
-        number = parse_schema_id(data)
-        if number is None:
-            raise Unfit(f"not Avro with a schema id: it begins with {data[:HEADER_BYTES].hex() or 'nothing'}")
-        if number not in known:
-            known[number] = made(number)
-        return known[number](data[HEADER_BYTES:])
+        registered = read_schema_id(data, registry, "AVRO", "Avro")
+        if registered.id not in known:
+            try:
+                writer = parse_avro_schema(registered.text, registered.references)
+            except ConfigurationError as error:
+                raise Unfit(f"schema {registered.id} of the registry is not a valid Avro schema") from error
+            same = json.loads(registered.text) == json.loads(declared)
+            known[registered.id] = _record_reader(writer, None if same else reader)
+        return known[registered.id](data[HEADER_BYTES:])
 
     return read

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -28,13 +28,7 @@ RowProblems = dict[int, str]
 """The reasons why rows can't be read, by their number in the batch."""
 
 MAX_SHOWN = 60
-CONVERSION_ERRORS = (
-    ValueError,
-    TypeError,
-    ArithmeticError,
-    LookupError,
-    InvalidOperation,
-)  # Arrow's own are ValueErrors
+CONVERSION_ERRORS = (ValueError, TypeError, ArithmeticError, LookupError)  # Arrow's own are ValueErrors
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d:?\d\d)")
 _INTEGER = re.compile(r"[+-]?\d{1,40}")
@@ -143,48 +137,65 @@ def shorten_text(text: str) -> str:
     return shown.encode("utf-8", "backslashreplace").decode() + "…"  # a lone surrogate can't be printed
 
 
+def _converter(fits: Callable[[Any], object], convert: Converter = lambda value: value, reason: str = "") -> Converter:
+    """Return a function that converts a value that `fits`, and else raises Unfit with the reason."""
+
+    def converted(value: Any) -> Any:
+        if not fits(value):
+            raise Unfit(reason)
+        return convert(value)
+
+    return converted
+
+
+def _is_text(value: object, pattern: re.Pattern[str] | None = None) -> object:
+    return isinstance(value, str) and (pattern is None or pattern.fullmatch(value))
+
+
+_TEXT_FORMS: Mapping[str, Converter] = {
+    "date": _converter(partial(_is_text, pattern=_DATE), dt.date.fromisoformat, ": expected a text like 2024-01-31"),
+    "timestamp": _converter(
+        partial(_is_text, pattern=_TIME),
+        lambda text: dt.datetime.fromisoformat(text).astimezone(dt.UTC),
+        ": expected a text like 2024-01-31T09:30:00Z, with a zone and at most six decimals",
+    ),
+    "binary": _converter(_is_text, partial(base64.b64decode, validate=True)),
+}
+_decimal = _converter(
+    lambda value: type(value) is int or isinstance(value, Decimal) or _is_text(value, _DECIMAL), Decimal
+)
+
+
 def json_converter(field: Field, timestamps: str | None) -> Converter:
     """Return the converter of JSON values for a column."""
     kind = field.type
     if kind in ("float", "double"):
-        return _float_converter(kind)
+        return partial(_near_float, kind)
     if kind == "string":
         return _json_text
     if kind == "timestamp" and timestamps is not None:
-        return _epoch_converter(1000 if timestamps == "millis" else 1)
+        factor = 1000 if timestamps == "millis" else 1
+        reason = f": expected a whole number of {'milli' if factor == 1000 else 'micro'}seconds"
+        return _converter(_is_int, lambda value: _EPOCH + dt.timedelta(microseconds=value * factor), reason)
     if kind.startswith("decimal"):
         return _decimal
-    made: dict[str, Converter] = {"date": _date, "timestamp": _timestamp, "binary": _base64, "boolean": _boolean}
-    return made.get(kind, _integer)
+    return _TEXT_FORMS.get(kind) or _converter((lambda value: type(value) is bool) if kind == "boolean" else _is_int)
 
 
 def text_converter(field: Field) -> Converter:
     """Return the converter of texts, such as message keys, for a column."""
     kind = field.type
     if kind in _INTEGERS:
-        return _integer_text
+        return _converter(_INTEGER.fullmatch, int)
     if kind.startswith("decimal"):
         return _decimal
-    made: dict[str, Converter] = {"date": _date, "timestamp": _timestamp, "binary": _base64, "boolean": _boolean_text}
-    return made.get(kind, _text)
+    if kind == "boolean":
+        return _converter(("true", "false").__contains__, lambda value: value == "true")
+    return _TEXT_FORMS.get(kind) or _converter(_is_text)
 
 
-def _boolean(value: Any) -> bool:
-    if type(value) is not bool:
-        raise Unfit("")
-    return value
-
-
-def _integer(value: Any) -> int:
-    if type(value) is not int:
-        raise Unfit("")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise Unfit("")
-    return value
+def _is_int(value: object) -> bool:
+    return type(value) is int
 
 
 def _json_text(value: Any) -> str:
@@ -197,100 +208,50 @@ def _json_text(value: Any) -> str:
     raise Unfit("")
 
 
-def _float_converter(kind: str) -> Converter:
-
-    def convert(value: Any) -> float:
-        if type(value) not in (int, float, Decimal):
-            raise Unfit("")
-        with np.errstate(over="ignore"):
-            near = float(np.float32(value)) if kind == "float" else float(value)
-        if math.isinf(near):  # JSON has no infinity: the number is too large
-            raise Unfit(": too large")
-        return near
-
-    return convert
-
-
-def _decimal(value: Any) -> Decimal:
-    if type(value) is int or isinstance(value, Decimal):
-        return Decimal(value)
-    if isinstance(value, str) and _DECIMAL.fullmatch(value):
-        return Decimal(value)
-    raise Unfit("")
-
-
-def _date(value: Any) -> dt.date:
-    if isinstance(value, str) and _DATE.fullmatch(value):
-        return dt.date.fromisoformat(value)
-    raise Unfit(": expected a text like 2024-01-31")
-
-
-def _timestamp(value: Any) -> dt.datetime:
-    if isinstance(value, str) and _TIME.fullmatch(value):
-        return dt.datetime.fromisoformat(value).astimezone(dt.UTC)
-    raise Unfit(": expected a text like 2024-01-31T09:30:00Z, with a zone and at most six decimals")
-
-
-def _epoch_converter(factor: int) -> Converter:
-    def convert(value: Any) -> dt.datetime:
-        if type(value) is not int:
-            raise Unfit(f": expected a whole number of {'milli' if factor == 1000 else 'micro'}seconds")
-        return _EPOCH + dt.timedelta(microseconds=value * factor)
-
-    return convert
-
-
-def _base64(value: Any) -> bytes:
-    if not isinstance(value, str):
+def _near_float(kind: str, value: Any) -> float:
+    if type(value) not in (int, float, Decimal):
         raise Unfit("")
-    return base64.b64decode(value, validate=True)
-
-
-def _integer_text(value: str) -> int:
-    if not _INTEGER.fullmatch(value):
-        raise Unfit("")
-    return int(value)
-
-
-def _boolean_text(value: str) -> bool:
-    if value not in ("true", "false"):
-        raise Unfit("")
-    return value == "true"
+    with np.errstate(over="ignore"):
+        near = float(np.float32(value)) if kind == "float" else float(value)
+    if math.isinf(near):  # JSON has no infinity: the number is too large
+        raise Unfit(": too large")
+    return near
 
 
 def format_texts(column: pa.Array, kind: str) -> list[str | None]:
     """Return the values of a column as texts that `text_converter` reads as the same values."""
     if kind == "string":
         return list(column.to_pylist())
-    if kind == "boolean":
-        return [None if value is None else str(value).lower() for value in column.to_pylist()]
     if kind == "timestamp":
         naive = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.timestamp("us"))
         return list(pc.strftime(naive, "%Y-%m-%dT%H:%M:%SZ").to_pylist())
-    if kind == "binary":
-        return [None if value is None else base64.b64encode(value).decode() for value in column.to_pylist()]
-    if kind.startswith("decimal"):
-        return [None if value is None else format(value, "f") for value in column.to_pylist()]
-    return [None if value is None else str(value) for value in column.to_pylist()]
+    forms: dict[str, Callable[[Any], str]] = {
+        "boolean": lambda value: str(value).lower(),
+        "binary": lambda value: base64.b64encode(value).decode(),
+        "decimal": lambda value: format(value, "f"),
+    }
+    form = forms.get(kind.partition("(")[0], str)
+    return [None if value is None else form(value) for value in column.to_pylist()]
 
 
 FAIL = "fail"
 
 
-class FormatReader(Protocol):
-    def __call__(self, data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
-        """Return one array a column of the format's schema; all null for a row whose bytes are None.
+FormatReader = Callable[[Sequence[bytes | None], RowProblems], list[pa.Array]]
+"""Returns one array a column of the format's schema; all null for a row whose bytes are None.
 
-        If bytes can't be read all columns are null, and `problems` gets the reason by row. Raises TransientError if
-        a schema registry is not available.
-        """
-        ...
+If bytes can't be read all columns are null, and the problems get the reason by row. Raises TransientError if a schema
+registry is not available.
+"""
+FormatWriter = Callable[[Sequence[pa.Array]], list[bytes]]
+"""Returns the bytes of each row. Raises SchemaMismatchError for a value that the format can't hold."""
 
 
-class FormatWriter(Protocol):
-    def __call__(self, columns: Sequence[pa.Array]) -> list[bytes]:
-        """Return the bytes of each row. Raises SchemaMismatchError for a value that the format can't hold."""
-        ...
+def row_reader(
+    parse: Callable[[bytes], dict[str, Any]], schema: Schema, converts: Mapping[str, Converter] | None = None
+) -> FormatReader:
+    """Return a reader that parses each message by `parse`, and converts its values to the columns."""
+    return lambda data, problems: build_columns(parse_rows(data, problems, parse), schema, converts or {}, problems)
 
 
 @runtime_checkable
@@ -461,10 +422,11 @@ class Json:
                 raise Unfit(f"{describe_value(record)} where a JSON object belongs")
             return record | {column: record.get(name) for column, name in named.items()} if named else record
 
+        exactly = row_reader(parse, schema, converts)
+
         def read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
-            if (whole := quick(data)) is not None:
-                return whole
-            return build_columns(parse_rows(data, problems, parse), schema, converts, problems)
+            columns = quick(data)
+            return exactly(data, problems) if columns is None else columns
 
         return read
 
@@ -532,10 +494,10 @@ class Raw:
         return Schema.of(value="binary")
 
     def reader(self) -> FormatReader:
-        return _raw_read
+        return lambda data, problems: [pa.array(data, pa.binary())]
 
     def writer(self, what: str, subject: str) -> FormatWriter:
-        return _raw_write
+        return lambda columns: list(columns[0].to_pylist())
 
     def describe(self) -> str:
         return "raw"
@@ -547,14 +509,6 @@ class RawKey(Raw):
 
     def columns(self) -> Schema:
         return Schema.of(key="binary")
-
-
-def _raw_read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
-    return [pa.array(data, pa.binary())]
-
-
-def _raw_write(columns: Sequence[pa.Array]) -> list[bytes]:
-    return list(columns[0].to_pylist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -571,18 +525,13 @@ class Text:
         return Schema.of({self.column: "string"})
 
     def reader(self) -> FormatReader:
-        schema = self.columns()
-
         def parse(datum: bytes) -> dict[str, Any]:
             try:
                 return {self.column: datum.decode()}
             except UnicodeDecodeError as error:
                 raise Unfit(f"not UTF-8 at byte {error.start}") from error
 
-        def read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
-            return build_columns(parse_rows(data, problems, parse), schema, {}, problems)
-
-        return read
+        return row_reader(parse, self.columns())
 
     def writer(self, what: str, subject: str) -> FormatWriter:
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
@@ -629,11 +578,7 @@ class KeyText:
     def reader(self) -> FormatReader:
         schema = self.columns()
         converts = {field.name: text_converter(field) for field in schema.fields}
-
-        def read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
-            return build_columns(parse_rows(data, problems, partial(_split_key, schema)), schema, converts, problems)
-
-        return read
+        return row_reader(partial(_split_key, schema), schema, converts)
 
     def writer(self, what: str, subject: str) -> FormatWriter:
         kinds = [field.type for field in self.columns().fields]

@@ -18,19 +18,18 @@ from dagster_adjunct.resources.streams.kafka.formats import (
     FAIL,
     FormatReader,
     FormatWriter,
-    RowProblems,
     Unfit,
-    build_columns,
     check_malformed,
-    parse_rows,
+    row_reader,
 )
 from dagster_adjunct.resources.streams.kafka.schema_registry import (
     HEADER_BYTES,
     SchemaRegistry,
+    check_subject,
     encode_message_indexes,
     encode_schema_id,
     parse_message_indexes,
-    parse_schema_id,
+    read_schema_id,
 )
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -117,26 +116,17 @@ def _is_repeated(field: Any) -> bool:
 
 def field_getter(field: Any) -> Callable[[Any], Any]:
     """Return a function from a message to a field's value in its column."""
-    name, value = field.name, _plain_getter(field)
-    if not field.has_presence or field.has_default_value:
-        return value
-    return lambda message: value(message) if message.HasField(name) else None
-
-
-def _plain_getter(field: Any) -> Callable[[Any], Any]:
     name = field.name
+    convert: Callable[[Any], Any] = lambda value: value  # noqa: E731
     if field.message_type is not None:
-        if field.message_type.full_name == _TIMESTAMP:
-            return lambda message: _to_datetime(getattr(message, name))
-        return lambda message: getattr(message, name).value
-    if field.enum_type is not None:
+        is_time = field.message_type.full_name == _TIMESTAMP
+        convert = _to_datetime if is_time else lambda value: value.value
+    elif field.enum_type is not None:
         names = field.enum_type.values_by_number
-        return lambda message: _enum_name(names, getattr(message, name))
-    return lambda message: getattr(message, name)
-
-
-def _enum_name(names: Any, number: int) -> str:
-    return names[number].name if number in names else str(number)
+        convert = lambda number: names[number].name if number in names else str(number)  # noqa: E731
+    if not field.has_presence or field.has_default_value:
+        return lambda message: convert(getattr(message, name))
+    return lambda message: convert(getattr(message, name)) if message.HasField(name) else None
 
 
 def _to_datetime(value: Any) -> dt.datetime:
@@ -233,18 +223,19 @@ class Protobuf:
 
     def reader(self) -> FormatReader:
         assert isinstance(self.descriptor_set, bytes)
-        message, schema = message_class(self.descriptor_set, self.message), self.columns()
+        message = message_class(self.descriptor_set, self.message)
         get = {field.name: field_getter(field) for field in message.DESCRIPTOR.fields if not is_nested(field)}
         nested = [field for field in message.DESCRIPTOR.fields if is_nested(field)]
         numbers = {field.number: field.name for field in message.DESCRIPTOR.fields}
-        bare = _frame_parser(self.registry, message_indexes(message.DESCRIPTOR)) if self.registry else None
+        indexes = message_indexes(message.DESCRIPTOR)
 
         def parse(datum: bytes) -> dict[str, Any]:
             from google.protobuf.message import DecodeError
             from google.protobuf.unknown_fields import UnknownFieldSet
 
             try:
-                made = message.FromString(datum if bare is None else bare(datum))
+                bare = datum if self.registry is None else _without_head(datum, self.registry, indexes)
+                made = message.FromString(bare)
                 for unknown in UnknownFieldSet(made):
                     if unknown.field_number in numbers:
                         raise Unfit(
@@ -258,10 +249,7 @@ class Protobuf:
             except (DecodeError, ValueError, OverflowError) as error:
                 raise Unfit(f"not {self.message}: {type(error).__name__}") from error
 
-        def read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
-            return build_columns(parse_rows(data, problems, parse), schema, {}, problems)
-
-        return read
+        return row_reader(parse, self.columns())
 
     def writer(self, what: str, subject: str) -> FormatWriter:
         assert isinstance(self.descriptor_set, bytes)
@@ -284,13 +272,7 @@ class Protobuf:
         return write
 
     def _head(self, registry: SchemaRegistry, subject: str, descriptor: Any, what: str) -> bytes:
-        if not subject:
-            raise ConfigurationError(
-                f"{what}: the subject of its Protobuf schema is not known.",
-                "Give it: Protobuf(subject=…).",
-                argument="subject",
-            )
-        registered = registry.latest(subject)
+        registered = registry.latest(check_subject(subject, what, "Protobuf"))
         if registered.kind != "PROTOBUF":
             raise SchemaMismatchError(
                 f"{what}: the registry's subject {subject!r} is {registered.kind}, not Protobuf.",
@@ -303,23 +285,10 @@ class Protobuf:
         return f"Protobuf ({self.message})"
 
 
-def _frame_parser(registry: SchemaRegistry, declared: tuple[int, ...]) -> Callable[[bytes], bytes]:
-    kinds: dict[int, str] = {}
-
-    def bare(data: bytes) -> bytes:
-        number = parse_schema_id(data)
-        if number is None:
-            raise Unfit(f"not Protobuf with a schema id: it begins with {data[:HEADER_BYTES].hex() or 'nothing'}")
-        if number not in kinds:
-            try:
-                kinds[number] = registry.schema(number).kind
-            except SchemaMismatchError as error:
-                raise Unfit(error.problem.rstrip(".")) from error
-        if kinds[number] != "PROTOBUF":
-            raise Unfit(f"schema {number} of the registry is {kinds[number]}, not Protobuf")
-        indexes, at = parse_message_indexes(data, HEADER_BYTES)
-        if indexes != declared:
-            raise Unfit(f"another message type of its file: indexes {list(indexes)[:10]}, declared {list(declared)}")
-        return data[at:]
-
-    return bare
+def _without_head(data: bytes, registry: SchemaRegistry, declared: tuple[int, ...]) -> bytes:
+    """Return a message without its schema id and message indexes, which must be the declared ones."""
+    read_schema_id(data, registry, "PROTOBUF", "Protobuf")
+    indexes, at = parse_message_indexes(data, HEADER_BYTES)
+    if indexes != declared:
+        raise Unfit(f"another message type of its file: indexes {list(indexes)[:10]}, declared {list(declared)}")
+    return data[at:]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,6 +73,13 @@ def key_format(topic: KafkaTopic) -> Format | None:
     return RawKey()
 
 
+def records_schema(schema: Schema) -> pa.Schema:
+    """Return the Arrow schema of records: their columns, then RECORD_META, nullable as Spark declares them."""
+    kinds = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
+    meta = [pa.field(name, kind, name != EPOCH) for name, kind in zip(RECORD_META, kinds, strict=True)]
+    return pa.schema([*schema.to_arrow(), *meta])
+
+
 def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     """Return a function from a batch of messages to records, with columns of `topic_schema(topic)` and RECORD_META.
 
@@ -87,9 +93,7 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     key_names = key.columns().names if key else ()
     shared = [name for name in key_names if name in value.columns().names]
     only_for_tombstones = len(shared) == len(key_names)
-    kinds = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
-    meta = [pa.field(name, kind, name != EPOCH) for name, kind in zip(RECORD_META, kinds, strict=True)]
-    out = pa.schema([*schema.to_arrow(), *meta])
+    out = records_schema(schema)
 
     def run(batch: pa.RecordBatch) -> pa.RecordBatch:
         data, keys = batch.column(VALUE).to_pylist(), batch.column(KEY).to_pylist()
@@ -148,11 +152,8 @@ def _describe_bytes(data: bytes) -> str:
     """Return the size and the beginning of a message for errors, never all of it."""
     text = data[: MAX_SHOWN * 4].decode("utf-8", "replace").rstrip("\ufffd")  # a character may be cut
     readable = text and text.isprintable() and "\ufffd" not in text
-    return (
-        f"{len(data)} bytes: {shorten_text(text[: MAX_SHOWN * 2] if readable else data[:MAX_SHOWN].hex())}"
-        if data
-        else "empty"
-    )
+    shown = shorten_text(text[: MAX_SHOWN * 2] if readable else data[:MAX_SHOWN].hex())
+    return f"{len(data)} bytes: {shown}" if data else "empty"
 
 
 def _headers_json(headers: pa.Array) -> pa.Array:
@@ -189,20 +190,19 @@ def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
     ddl += [f"{HEADERS} ARRAY<STRUCT<name: STRING, value: BINARY>>"] if topic.headers is not None else []
     ddl += [f"`{name}` {types[name]}" for name in around]
 
-    def made(batches: Iterator[Any]) -> Iterator[Any]:
+    def encoded(batches: Iterator[Any]) -> Iterator[Any]:
         yield from map(create_encoder(topic, stream), batches)
 
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
-        return encode_task_errors(made(batches))
-
-    return frame.select(*casts, *[F.col(name) for name in around]).mapInArrow(run, ", ".join(ddl))
+    return frame.select(*casts, *[F.col(name) for name in around]).mapInArrow(
+        lambda batches: encode_task_errors(encoded(batches)), ", ".join(ddl)
+    )
 
 
 def encode_table(table: pa.Table, topic: KafkaTopic, stream: str) -> pa.Table:
     """Return the messages for the records of an Arrow table, in its order."""
     encoded = create_encoder(topic, stream)
-    made = [encoded(batch) for batch in table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)]
-    return pa.Table.from_batches(made) if made else pa.Table.from_batches([encoded(_empty_batch(table))])
+    batches = table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
+    return pa.Table.from_batches(map(encoded, batches or [pa.RecordBatch.from_pylist([], schema=table.schema)]))
 
 
 def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
@@ -216,11 +216,14 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         names = batch.schema.names
         around = {name: batch.column(name) for name in names if name.startswith("__")}
         table = pa.table({name: batch.column(name) for name in names if name not in around})
-        records = fit_to_schema(
-            table, written, stream, partial(_record_location, table, written, stream)
-        ).combine_chunks()
+
+        def location(row: int) -> tuple[str, dict[str, Any]]:
+            return describe_record(table, row, written), {"stream": stream}
+
+        records = fit_to_schema(table, written, stream, location).combine_chunks()
         check_readable(records, written, stream, stream=stream)
-        flat = {name: _single_chunk(records.column(name)) for name in written.names}
+        columns = [(name, records.column(name)) for name in written.names]
+        flat = {name: c.chunk(0) if c.num_chunks == 1 else c.combine_chunks() for name, c in columns}
         gone = around[TOMBSTONE].fill_null(False) if TOMBSTONE in around else pa.array(np.zeros(batch.num_rows, bool))
         keep = pc.invert(gone)
         present = [flat[name].filter(keep) for name in value.columns().names]
@@ -234,18 +237,6 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         return pa.RecordBatch.from_pydict(out | {k: v for k, v in around.items() if k not in out})
 
     return run
-
-
-def _record_location(table: pa.Table, written: Schema, stream: str, row: int) -> tuple[str, dict[str, Any]]:
-    return describe_record(table, row, written), {"stream": stream}
-
-
-def _empty_batch(table: pa.Table) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], schema=table.schema)
-
-
-def _single_chunk(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _written_schema(topic: KafkaTopic) -> Schema:

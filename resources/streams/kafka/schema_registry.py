@@ -22,13 +22,6 @@ _HEADER = struct.Struct(">bI")
 HEADER_BYTES = _HEADER.size
 
 
-def parse_schema_id(data: bytes) -> int | None:
-    """Return the schema id that a message begins with, or None without one."""
-    if len(data) < HEADER_BYTES or data[0] != 0:
-        return None
-    return int(_HEADER.unpack_from(data)[1])
-
-
 def encode_schema_id(number: int) -> bytes:
     """Return the bytes that a message of this schema begins with."""
     return _HEADER.pack(0, number)
@@ -120,137 +113,125 @@ class SchemaRegistry:
                     argument=name,
                 )
 
+    @lru_cache(maxsize=1024)  # noqa: B019 (keyed by the settings, as registered schemas never change)
     def schema(self, number: int) -> RegisteredSchema:
         """Return the schema with this id; requested once a process.
 
         Raises SchemaMismatchError if the registry does not have it, StreamUnavailableError if it does not answer, and
         ConfigurationError if it rejects us.
         """
-        return _fetch_schema(self, number)
+        body = self._request("GET", f"/schemas/ids/{number}")
+        if body is None:
+            problem = f"schema registry {self.url} has no schema {number}."
+            raise SchemaMismatchError(problem, "Ask the topic's producers which registry is theirs.", url=self.url)
+        return self._with_references(number, body)
 
     def latest(self, subject: str) -> RegisteredSchema:
         """Return the newest schema of a subject. Raises as `schema` does."""
-        body = _request(self, "GET", f"/subjects/{quote(subject, safe='')}/versions/latest")
+        body = self._request("GET", f"/subjects/{quote(subject, safe='')}/versions/latest")
         if body is None:
-            raise SchemaMismatchError(
-                f"schema registry {self.url} has no subject {subject!r}.",
-                "Register its schema, or correct the subject.",
-                url=self.url,
-            )
-        return _schema_from_response(self, int(body["id"]), body)
+            problem = f"schema registry {self.url} has no subject {subject!r}."
+            raise SchemaMismatchError(problem, "Register its schema, or correct the subject.", url=self.url)
+        return self._with_references(int(body["id"]), body)
 
+    @lru_cache(maxsize=256)  # noqa: B019
     def register(self, subject: str, text: str) -> int:
         """Return the id of this Avro schema under the subject; register it if the subject does not have it.
 
         Raises SchemaMismatchError if the registry rejects it as incompatible with earlier versions.
         """
-        return _register_schema(self, subject, text)
+        path, request = f"/subjects/{quote(subject, safe='')}", {"schema": text}
+        body = self._request("POST", path, request) or self._request("POST", f"{path}/versions", request)
+        if body is None:
+            problem = f"schema registry {self.url} does not accept schemas at {path}/versions."
+            raise ConfigurationError(problem, "Check the registry's URL.", url=self.url)
+        return int(body["id"])
 
+    def _with_references(self, number: int, body: Mapping[str, Any]) -> RegisteredSchema:
+        texts: list[str] = []
+        for reference in body.get("references") or ():
+            subject, version = reference["subject"], reference["version"]
+            found = self._request("GET", f"/subjects/{quote(subject, safe='')}/versions/{version}")
+            if found is None:
+                problem = f"schema {number} of {self.url} refers to {subject!r}, version {version}, which is missing."
+                raise SchemaMismatchError(problem, "Register that version again.", url=self.url)
+            below = self._with_references(int(found["id"]), found)
+            texts += [text for text in (*below.references, below.text) if text not in texts]
+        return RegisteredSchema(number, body.get("schemaType") or "AVRO", body["schema"], tuple(texts))
 
-@lru_cache(maxsize=1024)
-def _fetch_schema(registry: SchemaRegistry, number: int) -> RegisteredSchema:
-    body = _request(registry, "GET", f"/schemas/ids/{number}")
-    if body is None:
-        raise SchemaMismatchError(
-            f"schema registry {registry.url} has no schema {number}.",
-            "Ask the topic's producers which registry is theirs.",
-            url=registry.url,
-        )
-    return _schema_from_response(registry, number, body)
+    def _request(self, method: str, path: str, body: Mapping[str, str] | None = None) -> Any:
+        """Return the registry's answer, or None if the resource does not exist. Retries transient errors."""
+        import requests
 
-
-@lru_cache(maxsize=256)
-def _register_schema(registry: SchemaRegistry, subject: str, text: str) -> int:
-    path = f"/subjects/{quote(subject, safe='')}"
-    request = {"schema": text}
-    body = _request(registry, "POST", path, request) or _request(registry, "POST", f"{path}/versions", request)
-    if body is None:
-        raise ConfigurationError(
-            f"schema registry {registry.url} does not accept schemas at {path}/versions.",
-            "Check the registry's URL.",
-            url=registry.url,
-        )
-    return int(body["id"])
-
-
-def _schema_from_response(registry: SchemaRegistry, number: int, body: Mapping[str, Any]) -> RegisteredSchema:
-    texts: list[str] = []
-    for reference in body.get("references") or ():
-        path = f"/subjects/{quote(reference['subject'], safe='')}/versions/{reference['version']}"
-        under = _request(registry, "GET", path)
-        if under is None:
-            raise SchemaMismatchError(
-                f"schema {number} of {registry.url} refers to {reference['subject']!r}, version "
-                f"{reference['version']}, which does not exist.",
-                "Register that version again.",
-                url=registry.url,
-            )
-        below = _schema_from_response(registry, int(under["id"]), under)
-        texts += [text for text in (*below.references, below.text) if text not in texts]
-    return RegisteredSchema(number, body.get("schemaType") or "AVRO", body["schema"], tuple(texts))
-
-
-def _request(registry: SchemaRegistry, method: str, path: str, body: Mapping[str, str] | None = None) -> Any:
-    """Return the registry's answer, or None if the resource does not exist. Retries transient errors."""
-    import requests
-
-    what = f"schema registry {registry.url}"
-    login, token = (
-        resolve_secret(registry.login, f"login of {what}"),
-        resolve_secret(registry.token, f"token of {what}"),
-    )
-    user, _, password = (login or "").partition(":")
-    headers = {"Accept": _TYPE, "Content-Type": _TYPE} | ({"Authorization": f"Bearer {token}"} if token else {})
-    trouble = ""
-    for pause in (*_PAUSES, None):
-        try:
-            answer = requests.request(
-                method, registry.url + path, json=body, headers=headers, auth=(user, password) if login else None,
-                verify=registry.ca_location or True, timeout=_TIMEOUT,
-            )  # fmt: skip
-        except requests.exceptions.SSLError as error:
-            raise ConfigurationError(
-                f"{what}: its certificate is not trusted ({type(error).__name__}).",
-                "Give its authority's certificate: ca_location.",
-                url=registry.url,
-                argument="ca_location",
-            ) from error
-        except OSError as error:  # requests' own errors are OSErrors
-            trouble = type(error).__name__
-        else:
-            if answer.status_code < 500 and answer.status_code != 429:
-                return _parse_response(answer, registry, path)
-            trouble = f"HTTP {answer.status_code}"
-        if pause is not None:
+        what = f"schema registry {self.url}"
+        login = resolve_secret(self.login, f"login of {what}")
+        token = resolve_secret(self.token, f"token of {what}")
+        user, _, password = (login or "").partition(":")
+        headers = {"Accept": _TYPE, "Content-Type": _TYPE} | ({"Authorization": f"Bearer {token}"} if token else {})
+        problem = ""
+        for pause in (*_PAUSES, 0):
+            try:
+                answer = requests.request(
+                    method, self.url + path, json=body, headers=headers, auth=(user, password) if login else None,
+                    verify=self.ca_location or True, timeout=_TIMEOUT,
+                )  # fmt: skip
+            except requests.exceptions.SSLError as error:
+                raise ConfigurationError(
+                    f"{what}: its certificate is not trusted ({type(error).__name__}).",
+                    "Give its authority's certificate: ca_location.",
+                    url=self.url,
+                    argument="ca_location",
+                ) from error
+            except OSError as error:  # requests' own errors are OSErrors
+                problem = type(error).__name__
+            else:
+                if answer.status_code < 500 and answer.status_code != 429:
+                    return self._parse_response(answer, path)
+                problem = f"HTTP {answer.status_code}"
             time.sleep(pause)
-    raise StreamUnavailableError(
-        f"{what} does not answer ({trouble}).", "Check whether it is up, then retry.", url=registry.url
-    )
-
-
-def _parse_response(answer: Any, registry: SchemaRegistry, path: str) -> Any:
-    what = f"schema registry {registry.url}"
-    try:
-        body = answer.json()
-    except ValueError:
-        body = None
-    if answer.status_code < 300 and isinstance(body, dict):
-        return body
-    code = body.get("error_code") if isinstance(body, dict) else None
-    if answer.status_code == 404 and code in _NOT_FOUND_CODES:
-        return None
-    reason = str(body.get("message", ""))[:300] if isinstance(body, dict) else ""
-    if answer.status_code in (409, 422):
-        raise SchemaMismatchError(
-            f"{what} rejects the schema for {path}: {reason or answer.status_code}.",
-            "Make it compatible with earlier versions, or relax the subject's compatibility.",
-            url=registry.url,
+        raise StreamUnavailableError(
+            f"{what} does not answer ({problem}).", "Check whether it is up, then retry.", url=self.url
         )
-    step = (
-        "Check the login or token."
-        if answer.status_code in (401, 403)
-        else "Check whether its URL is that of a registry."
-    )
-    raise ConfigurationError(
-        f"{what} answers {path} with HTTP {answer.status_code}. {reason}".rstrip(), step, url=registry.url
-    )
+
+    def _parse_response(self, answer: Any, path: str) -> Any:
+        what, status = f"schema registry {self.url}", answer.status_code
+        try:
+            body = answer.json()
+        except ValueError:
+            body = None
+        if status < 300 and isinstance(body, dict):
+            return body
+        details = body if isinstance(body, dict) else {}
+        if status == 404 and details.get("error_code") in _NOT_FOUND_CODES:
+            return None
+        reason = str(details.get("message", ""))[:300]
+        if status in (409, 422):
+            raise SchemaMismatchError(
+                f"{what} rejects the schema for {path}: {reason or status}.",
+                "Make it compatible with earlier versions, or relax the subject's compatibility.",
+                url=self.url,
+            )
+        step = "Check the login or token." if status in (401, 403) else "Check whether its URL is that of a registry."
+        raise ConfigurationError(f"{what} answers {path} with HTTP {status}. {reason}".rstrip(), step, url=self.url)
+
+
+def read_schema_id(data: bytes, registry: SchemaRegistry, kind: str, name: str) -> RegisteredSchema:
+    """Return the registered schema that a message begins with. Raises Unfit if it is not of this kind ("AVRO")."""
+    if len(data) < HEADER_BYTES or data[0] != 0:
+        raise Unfit(f"not {name} with a schema id: it begins with {data[:HEADER_BYTES].hex() or 'nothing'}")
+    number = int(_HEADER.unpack_from(data)[1])
+    try:
+        registered = registry.schema(number)
+    except SchemaMismatchError as error:
+        raise Unfit(error.problem.rstrip(".")) from error
+    if registered.kind != kind:
+        raise Unfit(f"schema {number} of the registry is {registered.kind}, not {name}")
+    return registered
+
+
+def check_subject(subject: str, what: str, name: str) -> str:
+    """Return the subject. Raises ConfigurationError if it is empty; `name` is the format's."""
+    if not subject:
+        problem = f"{what}: the subject of its {name} schema is not known."
+        raise ConfigurationError(problem, f"Give it: {name}(subject=…).", argument="subject")
+    return subject

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -18,13 +19,19 @@ from dagster_adjunct.resources.schemas.values import MICROS
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
 from dagster_adjunct.resources.streams.kafka.formats import Raw
-from dagster_adjunct.resources.streams.kafka.record_formats import HEADERS, KEY, VALUE, create_decoder, topic_schema
+from dagster_adjunct.resources.streams.kafka.record_formats import (
+    HEADERS,
+    KEY,
+    VALUE,
+    create_decoder,
+    records_schema,
+    topic_schema,
+)
 from dagster_adjunct.resources.streams.kafka.task_producer import RESERVED
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     OFFSET,
     PARTITION,
-    RECORD_META,
     RECORD_META_DDL,
     TIMESTAMP,
     TOMBSTONE,
@@ -128,7 +135,8 @@ def split_into_tasks(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...
 
 def read_record_batches(plan: KafkaReadPlan, ranges: Sequence[TopicRange]) -> Iterator[pa.RecordBatch]:
     """Yield the records of ranges of different partitions, those of each in order."""
-    decoded = _create_decoder(plan)
+    raw = plan.topic.key is None and plan.topic.headers is None and isinstance(plan.topic.value, Raw)
+    decoded = partial(_raw_records, plan.topic) if raw else create_decoder(plan.topic, plan.stream)
     for wanted, got in read_ranges(plan.settings, ranges):
         kept, headers = got, [message.headers() for message in got]
         if any(headers) and any(map(is_marker, headers)):
@@ -138,27 +146,12 @@ def read_record_batches(plan: KafkaReadPlan, ranges: Sequence[TopicRange]) -> It
             yield decoded(_batch_from_messages(kept, headers, wanted.partition, plan.topic.headers is not None))
 
 
-def _create_decoder(plan: KafkaReadPlan) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """Return a function from messages to records with exactly Spark's schema, including nullability."""
-    raw = plan.topic.key is None and plan.topic.headers is None and isinstance(plan.topic.value, Raw)
-    decode = _raw_records if raw else create_decoder(plan.topic, plan.stream)
-    columns = topic_schema(plan.topic).to_arrow()
-    meta = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
-    fields = [pa.field(name, kind, name != EPOCH) for name, kind in zip(RECORD_META, meta, strict=True)]
-    schema = pa.schema([*columns, *fields])
-
-    def decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
-        records = decode(batch)
-        return pa.RecordBatch.from_arrays([records.column(name) for name in schema.names], schema=schema)
-
-    return decoded
-
-
-def _raw_records(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _raw_records(topic: KafkaTopic, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return records of a raw topic without decoding."""
     columns = {"key": batch.column(KEY), "value": batch.column(VALUE), TOMBSTONE: batch.column(VALUE).is_null()}
     columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)}
-    return batch.from_arrays(list(columns.values()), names=list(columns))
+    schema = records_schema(topic_schema(topic))
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
 def _batch_from_messages(got: list[Message], headers: list[Any], partition: int, with_headers: bool) -> pa.RecordBatch:
