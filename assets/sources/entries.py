@@ -96,7 +96,7 @@ def _reject_tombstones_column(what: str) -> Column:
 def list_spark_needs(source: OpenedStream) -> list[str]:
     """Return, in words, why this dataset's entries can't be made without Spark; empty if they can."""
     spec, needed = source.spec, list[str]()
-    if not source.system.reads_arrow:
+    if not source.system.implements("read_arrow"):
         needed.append(f"stream system {source.system.name!r}, whose records only Spark reads")
     return [*needed, *list_extractor_spark_needs(spec)]
 

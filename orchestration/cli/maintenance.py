@@ -52,7 +52,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.scope import session_scope
-from dagster_adjunct.resources.streams.registry import open_system
+from dagster_adjunct.resources.streams.system import open_system
 
 
 @click.command()
@@ -170,6 +170,9 @@ def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
 
 
 def _lag_to_json(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
+    from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress
+    from dagster_adjunct.resources.streams.system import open_system
+
     system = split_stream_name(manifest.declaration.input)[0]
     systems, now = {system: open_system(lake, system)}, lake.now()
     lags = StreamPosition.of(systems, manifest).lags(now)

@@ -494,11 +494,11 @@ class BatchTimes:
                 return Lateness(Measured())
             if unread is None:
                 pass  # records that were read before lie in between: Spark filters them
-            elif self._inputs.few and offsets <= DRIVER_LIMIT and system.reads_arrow:
+            elif self._inputs.few and offsets <= DRIVER_LIMIT and system.implements("read_arrow"):
                 return find_late_in_memory(
                     extract_times(system.read_arrow(unread, columns), name, latest), prior, delay
                 )
-            elif system.reads_in_tasks:
+            elif system.implements("task_reads"):
                 numbers = [ssp.partition for ssp in unread]
                 in_tasks = TaskTimeReader(system.task_reads(unread, columns), numbers, name, latest)
         time = F.unix_micros(declared.column(f"input {stream}", records))

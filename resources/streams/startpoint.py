@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
@@ -26,23 +25,6 @@ _LIKELY_MS = 500_000_000_000  # in 1985: earlier times are not taken for finer u
 _LIKELY_SECONDS = range(_LIKELY_MS // 1000, 10_000_000_000)  # of 1985 to 2286; in milliseconds January to April 1970
 ID_LENGTH = 200
 
-In_contra = TypeVar("In_contra", contravariant=True)
-Out_co = TypeVar("Out_co", covariant=True)
-T = TypeVar("T")
-G = TypeVar("G")
-
-
-class StartpointVisitor(Protocol[In_contra, Out_co]):
-    """A function of a startpoint, with one method for each kind; `Startpoint.apply` calls that of its kind."""
-
-    def visit_oldest(self, given: In_contra, startpoint: StartpointOldest) -> Out_co: ...
-
-    def visit_upcoming(self, given: In_contra, startpoint: StartpointUpcoming) -> Out_co: ...
-
-    def visit_timestamp(self, given: In_contra, startpoint: StartpointTimestamp) -> Out_co: ...
-
-    def visit_specific(self, given: In_contra, startpoint: StartpointSpecific) -> Out_co: ...
-
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
@@ -53,7 +35,7 @@ def _new_id() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Startpoint(ABC):
+class Startpoint:
     """A position in a stream partition, created at `creation_timestamp_ms` (since the epoch), with a unique `id`."""
 
     kind: ClassVar[str]
@@ -64,10 +46,6 @@ class Startpoint(ABC):
     def __post_init__(self) -> None:
         check_timestamp_ms("creation_timestamp_ms", self.creation_timestamp_ms)
         check_id("startpoint", self.id)
-
-    @abstractmethod
-    def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
-        """Return the result of the visitor's method for this kind."""
 
     def reissue(self) -> Self:
         """Return the same position as a new startpoint, with a new id and time, so that it is applied again."""
@@ -93,18 +71,12 @@ class StartpointOldest(Startpoint):
 
     kind: ClassVar[str] = "oldest"
 
-    def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
-        return visitor.visit_oldest(given, self)
-
 
 @dataclass(frozen=True, slots=True)
 class StartpointUpcoming(Startpoint):
     """The next record that will arrive."""
 
     kind: ClassVar[str] = "upcoming"
-
-    def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
-        return visitor.visit_upcoming(given, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +90,6 @@ class StartpointTimestamp(Startpoint):
     def __post_init__(self) -> None:
         Startpoint.__post_init__(self)
         check_timestamp_ms("timestamp_ms", self.timestamp_ms)
-
-    def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
-        return visitor.visit_timestamp(given, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +108,6 @@ class StartpointSpecific(Startpoint):
                 "Give the offset as the stream's system writes it.",
                 argument="offset",
             )
-
-    def apply(self, given: G, visitor: StartpointVisitor[G, T]) -> T:
-        return visitor.visit_specific(given, self)
 
 
 KINDS: Mapping[str, type[Startpoint]] = {
@@ -234,8 +200,35 @@ def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartitio
             system=system.name,
             stream=ssp.qualified_stream,
         )
-    offset = startpoint.apply(ssp, _Resolver(system))
-    return check_offset(system, ssp, offset, f"asked where the startpoint {describe_startpoint(startpoint)} starts")
+    if isinstance(startpoint, StartpointTimestamp):
+        offset = system.offset_for_timestamp(ssp, startpoint.timestamp_ms)
+        asked = f"asked where the startpoint {describe_startpoint(startpoint)} starts"
+        return check_offset(system, ssp, offset, asked)
+
+    def edge(which: str) -> str:
+        answer = (system.oldest if which == "oldest" else system.upcoming)([ssp]).get(ssp)
+        return check_offset(system, ssp, answer, f"asked for its {which} offset")
+
+    if not isinstance(startpoint, StartpointSpecific):
+        return edge(startpoint.kind)
+    offset, oldest, upcoming = startpoint.offset, edge("oldest"), edge("upcoming")
+    try:
+        above, below = system.compare(oldest, offset), system.compare(offset, upcoming)
+    except OffsetOutOfRangeError as error:
+        raise error.reworded(f"startpoint of {ssp}: {error.problem}", error.next_step) from error
+    if above > 0 or below > 0:
+        raise OffsetOutOfRangeError(
+            f"{ssp}: the startpoint's offset {offset} is not on the stream: expected {oldest} (the oldest) to "
+            f"{upcoming} (upcoming).",
+            "Use an offset in this range, or the oldest.",
+            offset=offset,
+            stream=ssp.qualified_stream,
+            partition=ssp.partition,
+            oldest=oldest,
+            upcoming=upcoming,
+        )
+    # The bounds in the system's own form, as two forms of one offset would look like a range.
+    return oldest if above == 0 else upcoming if below == 0 else offset
 
 
 def check_offset(system: StreamSystem, ssp: SystemStreamPartition, answer: object, asked: str) -> str:
@@ -252,47 +245,6 @@ def check_offset(system: StreamSystem, ssp: SystemStreamPartition, answer: objec
         system=system.name,
         stream=ssp.qualified_stream,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Resolver:
-    """Resolves startpoints of partitions to offsets of a system; a `StartpointVisitor`."""
-
-    system: StreamSystem
-
-    def visit_oldest(self, given: SystemStreamPartition, startpoint: StartpointOldest) -> str:
-        return self._edge("oldest", given)
-
-    def visit_upcoming(self, given: SystemStreamPartition, startpoint: StartpointUpcoming) -> str:
-        return self._edge("upcoming", given)
-
-    def visit_timestamp(self, given: SystemStreamPartition, startpoint: StartpointTimestamp) -> str:
-        return self.system.offset_for_timestamp(given, startpoint.timestamp_ms)
-
-    def visit_specific(self, given: SystemStreamPartition, startpoint: StartpointSpecific) -> str:
-        offset = startpoint.offset
-        oldest, upcoming = self._edge("oldest", given), self._edge("upcoming", given)
-        try:
-            above, below = self.system.compare(oldest, offset), self.system.compare(offset, upcoming)
-        except OffsetOutOfRangeError as error:
-            raise error.reworded(f"startpoint of {given}: {error.problem}", error.next_step) from error
-        if above > 0 or below > 0:
-            raise OffsetOutOfRangeError(
-                f"{given}: the startpoint's offset {offset} is not on the stream: expected {oldest} (the oldest) to "
-                f"{upcoming} (upcoming).",
-                "Use an offset in this range, or the oldest.",
-                offset=offset,
-                stream=given.qualified_stream,
-                partition=given.partition,
-                oldest=oldest,
-                upcoming=upcoming,
-            )
-        # The bounds in the system's own form, as two forms of one offset would look like a range.
-        return oldest if above == 0 else upcoming if below == 0 else offset
-
-    def _edge(self, which: Literal["oldest", "upcoming"], ssp: SystemStreamPartition) -> str:
-        answer = (self.system.oldest if which == "oldest" else self.system.upcoming)([ssp]).get(ssp)
-        return check_offset(self.system, ssp, answer, f"asked for its {which} offset")
 
 
 def check_id(what: str, value: object) -> None:

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import pyarrow as pa
 from pydantic import Field, ValidationError, field_serializer, field_validator
 
-from dagster_adjunct.resources.common import StoredDocument, check_name, first_validation_problem, split_stream_name
+from dagster_adjunct.resources.common import (
+    StoredDocument,
+    argument_error,
+    check_choice,
+    check_name,
+    check_whole_number,
+    first_validation_problem,
+    split_stream_name,
+    to_microseconds,
+)
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -109,25 +118,18 @@ def missing_partition_error(ssp: SystemStreamPartition, count: int) -> OffsetOut
 
 def wants_latest_epochs(epochs: str) -> bool:
     """Return whether `epochs` is "latest". Raises ConfigurationError unless it is "all" or "latest"."""
-    if epochs not in ("all", "latest"):
-        raise ConfigurationError(f"epochs={epochs!r}: expected 'all' or 'latest'.", argument="epochs")
+    check_choice(epochs, f"epochs={epochs!r}", ("all", "latest"), argument="epochs")
     return epochs == "latest"
 
 
 def check_producer(producer: str, sequence: int) -> None:
     """Raise ConfigurationError for a producer or a sequence that can't be stored."""
     if not isinstance(producer, str) or not 0 < len(producer) <= _NAME_LENGTH:
-        raise ConfigurationError(
-            f"producer {producer!r} is not a name: expected a text of 1 to {_NAME_LENGTH} characters.",
-            "Name what appends (an application's output, an import), with the same name in every retry.",
-            argument="producer",
-        )
-    if not isinstance(sequence, int) or isinstance(sequence, bool) or sequence < 0:
-        raise ConfigurationError(
-            f"sequence {sequence!r} of producer {producer!r} is not an integer from 0.",
-            "Number the producer's appends, with the same number in every retry.",
-            argument="sequence",
-        )
+        expected = f"a text of 1 to {_NAME_LENGTH} characters"
+        step = "Name what appends (an application's output, an import), with the same name in every retry."
+        raise argument_error(f"producer {producer!r} is not a name", expected, step, argument="producer")
+    found, step = f"sequence {sequence!r} of producer {producer!r}", "Use the same number in every retry of an append."
+    check_whole_number(sequence, found, "an integer from 0", argument="sequence", least=0, next_step=step)
 
 
 def stale_sequence_error(stream: str, producer: str, sequence: int, newest: int) -> ProducerConflictError:
@@ -202,27 +204,21 @@ def build_declaration(
 def check_same_declaration(stream: str, stored: StreamDeclaration, wanted: StreamDeclaration) -> None:
     """Raise StreamExistsError with the differences if two declarations of `stream` differ."""
     columns = stored.schema_.difference(wanted.schema_)
-    raise_if_different(
-        stream,
-        [*([f"columns: {columns}"] if columns else []), *describe_differences(stored, wanted)],
-        "Declare the stream as it exists, or use another name.",
-    )
+    step = "Declare the stream as it exists, or use another name."
+    raise_if_different(stream, stored, wanted, [f"columns: {columns}"] if columns else [], step)
 
 
-def describe_differences(stored: StreamDeclaration, wanted: StreamDeclaration) -> list[str]:
-    """Return the differences of two declarations, except in their columns.
+def raise_if_different(
+    stream: str, stored: StreamDeclaration, wanted: StreamDeclaration, columns: list[str], next_step: str
+) -> None:
+    """Raise StreamExistsError if declarations differ; `columns` are the differences of their columns.
 
     Fields that are None in `wanted` do not differ: an application creates its output without knowing what was
     configured since.
     """
-    parts = [name for name in type(wanted).model_fields if name != "columns"]
-    values = [(part, getattr(stored, part), getattr(wanted, part)) for part in parts]
-    return [f"{part} is {new!r}, expected {old!r}" for part, old, new in values if new is not None and old != new]
-
-
-def raise_if_different(stream: str, differences: list[str], next_step: str) -> None:
-    """Raise StreamExistsError with the differences between an existing stream and a declaration, if any."""
-    if differences:
+    names = [name for name in type(wanted).model_fields if name != "columns" and getattr(wanted, name) is not None]
+    values = [(name, getattr(stored, name), getattr(wanted, name)) for name in names]
+    if differences := columns + [f"{name} is {new!r}, expected {old!r}" for name, old, new in values if old != new]:
         raise StreamExistsError(
             f"stream {split_stream_name(stream)[1]!r} exists with another declaration: {'; '.join(differences)}.",
             next_step,
@@ -238,9 +234,6 @@ def schema_from_stored(value: Any) -> Schema:
         raise ValueError(str(error)) from error
 
 
-_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 def micros_from_valid_from(version: str | None, valid_from: datetime | None) -> int | None:
     """Return `valid_from` in microseconds, as markers store it. Raises ConfigurationError without zone or version."""
     if valid_from is None:
@@ -252,12 +245,12 @@ def micros_from_valid_from(version: str | None, valid_from: datetime | None) -> 
             "Give end_of_dataset, and a datetime with tzinfo=UTC.",
             argument="valid_from",
         )
-    return (valid_from - _UNIX_EPOCH) // timedelta(microseconds=1)
+    return to_microseconds(valid_from)
 
 
 def time_from_micros(micros: int) -> datetime:
     """Return the time that a marker stores, in microseconds."""
-    return _UNIX_EPOCH + timedelta(microseconds=micros)
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
 
 
 # Columns that a read adds to the record's own. Entries of a dataset have those of META too. The epoch is 0, and higher
@@ -271,6 +264,7 @@ EPOCH = "__epoch"
 FIRST_OFFSET = "0"
 META = (PARTITION, OFFSET, TIMESTAMP, TOMBSTONE)
 RECORD_META = (*META, EPOCH)
+RECORD_META_TYPES = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
 # The source position of a record that an application produced: the input's partition ("lake.orders.3"), offset and
 # epoch there, and the reader. Reads add these only on request; null if the producer gave none.
 SOURCE = "__source"
@@ -417,12 +411,12 @@ class StreamSystem(ABC):
     counts_unread: bool = False
     # Whether reading few columns costs less than reading all, so that records may be read more than once.
     reads_columns: bool = False
-    # Whether `read_arrow` reads records without Spark.
-    reads_arrow: bool = False
-    # Whether `task_reads` is supported.
-    reads_in_tasks: bool = False
     # The kinds of startpoints ("oldest", "upcoming", "timestamp", "specific") that the system can't resolve.
     unsupported_startpoints: Collection[str] = ()
+
+    def implements(self, method: str) -> bool:
+        """Return whether the system has an optional method, such as "read_arrow"."""
+        return getattr(type(self), method) is not getattr(StreamSystem, method)
 
     @abstractmethod
     def list_streams(self) -> list[str]:
@@ -440,7 +434,7 @@ class StreamSystem(ABC):
 
         A system that can't create streams raises here too, before a batch that sends to it begins.
         """
-        if type(self).create is StreamSystem.create:
+        if not self.implements("create"):
             StreamSystem.create(self, name, schema=schema, key=key, partitions=partitions)
 
     @abstractmethod
@@ -624,9 +618,8 @@ class OffsetRangeChecker:
 def _out_of_range(
     ssp: SystemStreamPartition, offset: int, problem: str, next_step: str, **edge: str
 ) -> OffsetOutOfRangeError:
-    return OffsetOutOfRangeError(
-        problem, next_step, stream=ssp.qualified_stream, partition=ssp.partition, offset=str(offset), **edge
-    )
+    about: Any = {"stream": ssp.qualified_stream, "partition": ssp.partition, "offset": str(offset), **edge}
+    return OffsetOutOfRangeError(problem, next_step, **about)
 
 
 SystemFactory = Callable[["Lake"], StreamSystem]
@@ -643,9 +636,24 @@ def register_system(name: str, factory: SystemFactory) -> None:
         )
 
 
-def registered_systems() -> Mapping[str, SystemFactory]:
-    """Return the registered systems' factories by name."""
-    return _registered
+def open_system(lake: Lake, name: str) -> StreamSystem:
+    """Return the system registered as `name`; `lake` stores what the system itself can't."""
+    if name == LAKE:
+        from dagster_adjunct.resources.streams.lake.streams import LakeStreams  # which imports this module
+
+        return LakeStreams(lake)
+    if name not in _registered:
+        raise ConfigurationError(
+            f"there is no stream system {name!r}. Systems: {', '.join(sorted({LAKE, *_registered}))}.",
+            "Check the part before the dot, or call register_system first.",
+            system=name,
+        )
+    return _registered[name](lake)
+
+
+def open_systems(lake: Lake, streams: Iterable[str]) -> dict[str, StreamSystem]:
+    """Return the systems of these streams ("lake.orders") by name."""
+    return {name: open_system(lake, name) for name in {split_stream_name(stream)[0] for stream in streams}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,15 @@ from dagster_adjunct.resources.streams.kafka.formats import (
     RowProblems,
     shorten_text,
 )
-from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META, TIMESTAMP, TOMBSTONE
+from dagster_adjunct.resources.streams.system import (
+    EPOCH,
+    OFFSET,
+    PARTITION,
+    RECORD_META,
+    RECORD_META_TYPES,
+    TIMESTAMP,
+    TOMBSTONE,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -75,8 +83,8 @@ def key_format(topic: KafkaTopic) -> Format | None:
 
 def records_schema(schema: Schema) -> pa.Schema:
     """Return the Arrow schema of records: their columns, then RECORD_META, nullable as Spark declares them."""
-    kinds = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
-    meta = [pa.field(name, kind, name != EPOCH) for name, kind in zip(RECORD_META, kinds, strict=True)]
+    kinds = zip(RECORD_META, RECORD_META_TYPES, strict=True)
+    meta = [pa.field(name, kind, name != EPOCH) for name, kind in kinds]
     return pa.schema([*schema.to_arrow(), *meta])
 
 

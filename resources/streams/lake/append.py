@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,7 +15,12 @@ import pyarrow.compute as pc
 
 from dagster_adjunct.resources.bucketing.files import BucketFile
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
-from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    ConfigurationError,
+    ProducerConflictError,
+    SchemaMismatchError,
+)
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
@@ -38,13 +45,6 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     apply_fold,
     data_folder,
 )
-from dagster_adjunct.resources.streams.lake.producers import (
-    check_same_contents,
-    content_digest,
-    find_sequence,
-    record_sequence,
-    result_from_sequence,
-)
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     POSITION,
@@ -56,10 +56,72 @@ from dagster_adjunct.resources.streams.system import (
     TOMBSTONE,
     AppendResult,
     Sources,
+    stale_sequence_error,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+# A stream remembers the last 32 sequences of each of the 256 producers that appended last, so that a retried append
+# adds nothing. A sequence older than a full window is rejected, since it may be a retry or a restarted counter.
+WINDOW = 32
+PRODUCERS = 256
+
+Producers = Mapping[str, tuple[SentSequence, ...]]
+
+
+def content_digest(files: Iterable[tuple[int, int, int | str | None]], markers: Iterable[object]) -> str:
+    """Return the digest of an append: of its markers and of each file's (partition, rows, digest)."""
+    content = json.dumps([sorted(files), list(markers)], separators=(",", ":"))
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def find_sequence(producers: Producers, producer: str, sequence: int, stream: str) -> SentSequence | None:
+    """Return what was appended to the stream under this sequence, or None if it is new.
+
+    Raises ProducerConflictError for a sequence before the window, which is no longer known.
+    """
+    window = producers.get(producer, ())
+    for sent in window:
+        if sent.sequence == sequence:
+            return sent
+    if len(window) >= WINDOW and sequence < window[0].sequence:
+        raise stale_sequence_error(f"lake.{stream}", producer, sequence, window[-1].sequence)
+    return None
+
+
+def check_same_contents(sent: SentSequence, digest: str, producers: Producers, *, stream: str, producer: str) -> None:
+    """Raise ProducerConflictError if the appended contents differ from those of the sequence."""
+    if sent.digest != digest:
+        newest = producers[producer][-1].sequence
+        raise ProducerConflictError(
+            f"sequence {sent.sequence} of producer {producer!r} in stream {stream!r} was appended with {sent.rows} "
+            f"records of other contents (digest {sent.digest[:12]}, now {digest[:12]}); the newest is {newest}.",
+            f"Nothing was added. Retry with the same records, or give new records the sequence {newest + 1}.",
+            stream=f"lake.{stream}",
+            producer=producer,
+            sequence=sent.sequence,
+            newest=newest,
+        )
+
+
+def result_from_sequence(sent: SentSequence, *, duplicate: bool) -> AppendResult:
+    return AppendResult(
+        {p: str(offset) for p, offset in enumerate(sent.first)},
+        {p: str(offset) for p, offset in enumerate(sent.next)},
+        sent.rows,
+        duplicate,
+    )
+
+
+def record_sequence(producers: Producers, producer: str, sent: SentSequence) -> dict[str, tuple[SentSequence, ...]]:
+    """Return the producers with one more sequence, ordered by their last append; the oldest is dropped."""
+    window = tuple(sorted((*producers.get(producer, ()), sent)))[-WINDOW:]
+    others = {name: entry for name, entry in producers.items() if name != producer}
+    while len(others) >= PRODUCERS:
+        del others[next(iter(others))]
+    return {**others, producer: window}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +147,23 @@ class NewMarker:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """An append whose files are written, in the folder `attempt`, begun at `started` (ms).
+    """An append, begun at `started` (ms), made of `sources`, if known.
 
-    `seen` is the identity of the stream that they were written for, `columns` the index of their columns.
-    `sources` is what its records were made of, if known; `chained` as in `Segment`.
+    What follows is known once its files are written: the folder `attempt`, the identity `seen` of the stream that they
+    were written for, the index of their `columns`, and `chained` as in `Segment`.
     """
 
     stream: str
     producer: str
     sequence: int
-    digest: str
-    attempt: str
     started: int
-    files: tuple[FileEntry, ...] = ()
     marker: NewMarker | None = None
+    sources: Sources | None = None
+    digest: str = ""
+    attempt: str = ""
+    files: tuple[FileEntry, ...] = ()
     seen: str = ""
     columns: int = 0
-    sources: Sources | None = None
     chained: bool = False
     fold: Fold | None = field(default=None, compare=False)
 
@@ -153,14 +215,14 @@ def _build_segment(state: StreamState, append: Append, appended: int) -> Segment
     for file in append.files:
         offsets[file.partition] += file.rows
     markers = []
-    if append.marker:
-        for partition in append.marker.partitions:
-            offset = offsets[partition]
-            marker = append.marker
-            rows = _marker_rows(marker, partition, offset - state.marked_until[partition])
-            facts = (marker.checksum, marker.rows is None, marker.valid_from)
-            markers.append(MarkerEntry(partition, offset, marker.version, rows, *facts))
-            offsets[partition] += 1
+    marker = append.marker
+    for partition in marker.partitions if marker else ():
+        assert marker is not None
+        offset = offsets[partition]
+        rows = _marker_rows(marker, partition, offset - state.marked_until[partition])
+        facts = (marker.checksum, marker.rows is None, marker.valid_from)
+        markers.append(MarkerEntry(partition, offset, marker.version, rows, *facts))
+        offsets[partition] += 1
     return Segment(
         id=state.next_segment,
         attempt=append.attempt,
@@ -262,7 +324,12 @@ def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -
     """
     kept = {*before.names, *MARK_COLUMNS, *order_by}
     if _is_table(data):
-        return _cast_to_earlier(data.select([name for name in data.column_names if name in kept]), before)
+        table = data.select([name for name in data.column_names if name in kept])
+        for place, each in [(table.schema.get_field_index(field.name), field) for field in before.fields]:
+            if place >= 0:
+                with suppress(pa.ArrowInvalid):
+                    table = table.set_column(place, each.name, table.column(place).cast(arrow_type(each.type)))
+        return table
     types = dict(data.dtypes)
     narrower = {
         field.name: field.type
@@ -276,15 +343,6 @@ def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -
             if name in kept
         ]
     )
-
-
-def _cast_to_earlier(table: pa.Table, before: Schema) -> pa.Table:
-    for each in before.fields:
-        place = table.schema.get_field_index(each.name)
-        if place >= 0:
-            with suppress(pa.ArrowInvalid):
-                table = table.set_column(place, each.name, table.column(place).cast(arrow_type(each.type)))
-    return table
 
 
 def _is_table(data: Any) -> bool:
@@ -309,7 +367,8 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
     # One chunk a column, since the file's bytes, and so its checksum, must not depend on the table's chunks.
     marked = plain.append_column(TIMESTAMP, times).append_column(TOMBSTONE, tombstones)
     if EPOCH in table.column_names:
-        epochs = _null_zero_epochs(_mark_column(table, EPOCH, what))
+        epochs = _mark_column(table, EPOCH, what)
+        epochs = pc.if_else(pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs)  # null for 0 saves space
         if epochs.null_count < len(epochs):
             marked = marked.append_column(EPOCH, epochs)
     for name in POSITION:
@@ -319,11 +378,6 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
         hidden = found.column in declaration.schema_.sensitive
         raise found.error(what, f"row {found.row}", hidden=hidden, row=found.row)
     return marked.combine_chunks()
-
-
-def _null_zero_epochs(epochs: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return epochs as files store them: null for 0, which saves space."""
-    return pc.if_else(pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs)
 
 
 def _mark_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
@@ -395,55 +449,50 @@ def _is_widening(given: str, expected: str) -> bool:
 
 def write_append(
     lake: Lake,
-    stream: str,
     state: StreamState,
     data: DataFrame | pa.Table,
-    producer: str,
-    sequence: int,
-    end_of_dataset: str | None,
-    valid_from: int | None,
+    append: Append,
     order_by: Sequence[str],
     partitioned: bool,
-    started: int,
-    sources: Sources | None = None,
     one_task: bool = False,
 ) -> tuple[Append, list[str]]:
-    """Write the records of an attempt begun at `started` (ms); return the append and its files' keys.
+    """Write the records of an append; return it with its files, and their keys.
 
     They are written with the newest of the stream's columns that match. Records of an earlier append are written with
     the columns and partitions of that append, so that their digests can be compared.
     """
-    data = _select_positions(data, sources, f"stream {stream!r}")
+    what = f"stream {append.stream!r}"
+    data = _select_positions(data, append.sources, what)
     now = len(state.earlier)
-    sent = find_sequence(state.producers, producer, sequence, stream)
+    sent = find_sequence(state.producers, append.producer, append.sequence, append.stream)
     columns = match_columns(state, data, order_by) if sent is None else min(sent.columns, now)
     declaration = state.with_columns_at(columns)
     if sent is not None:
         data = select_earlier_columns(data, declaration.schema_, order_by)
         if sent.partitions:
             declaration, partitioned = declaration.model_copy(update={"partitions": sent.partitions}), False
-    attempt = f"{started:013d}-{uuid.uuid4().hex[:12]}"
-    folder = data_folder(lake.stream_prefix(stream), attempt)
-    what = f"stream {stream!r}"
+    attempt = f"{append.started:013d}-{uuid.uuid4().hex[:12]}"
+    folder = data_folder(lake.stream_prefix(append.stream), attempt)
     try:
         files = write_records(
             data, lake.store, folder, declaration, what, tuple(order_by), partitioned=partitioned, one_task=one_task
         )
     except SchemaMismatchError as error:
-        error.stream = f"lake.{stream}"
+        error.stream = f"lake.{append.stream}"
         raise
-    partitions = tuple(range(declaration.partitions))
-    marker = None
-    if end_of_dataset is not None:
-        marker = NewMarker(end_of_dataset, partitions, "delivered", valid_from=valid_from)
+    marker = append.marker and replace(append.marker, partitions=tuple(range(declaration.partitions)))
     facts = [(file.bucket, file.rows, file.sha256 if file.digest is None else file.digest) for file in files]
-    digest = content_digest(facts, marker.content() if marker else ())
-    entries = tuple(FileEntry.of(file) for file in files)
-    chained = any(file.stats.get("differing") for file in files)
-    append = Append(
-        stream, producer, sequence, digest, attempt, started, entries, marker, state.id, columns, sources, chained
+    written = replace(
+        append,
+        marker=marker,
+        digest=content_digest(facts, marker.content() if marker else ()),
+        attempt=attempt,
+        files=tuple(FileEntry.of(file) for file in files),
+        seen=state.id,
+        columns=columns,
+        chained=any(file.stats.get("differing") for file in files),
     )
-    return append, [f"{folder}/{file.name}" for file in files]
+    return written, [f"{folder}/{file.name}" for file in files]
 
 
 def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:

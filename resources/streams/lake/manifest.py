@@ -16,18 +16,19 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, cast
 
-from pydantic import Field, ValidationError, field_serializer, field_validator, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, bucket_file_name
 from dagster_adjunct.resources.bucketing.writer import ROW
-from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
+from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
 from dagster_adjunct.resources.objects.commit_log import (
     Commit,
     CommitLog,
     PageRef,
+    decode_body,
     is_deletion_commit,
     read_page,
     write_page,
@@ -431,37 +432,17 @@ class StreamState(StoredDocument):
     @classmethod
     def parse(cls, body: Any, where: str) -> StreamState:
         """Return the state in a manifest's body. Raises MalformedDocumentError that names `where`."""
-        return _parse_document(cls, body, where)
+        return decode_body(cls, body, where, "is malformed", _RESTORE)
 
     def body(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
-
-
-def parse_entries(level: int, items: list[Any], where: str) -> tuple[IndexEntry, ...]:
-    """Return the entries in a page of this level."""
-    if level == 1:
-        return tuple(_parse_document(Segment, item, where) for item in items)
-    return tuple(_parse_document(Page, item, where) for item in items)
 
 
 def data_folder(prefix: str, attempt: str) -> str:
     return f"{prefix}/data/{attempt}"
 
 
-P = TypeVar("P", bound=StoredDocument)
-
-
-def _parse_document(kind: type[P], body: Any, where: str) -> P:
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        raise MalformedDocumentError(
-            f"{where} is malformed: {first_validation_problem(error)}.",
-            "Restore this object from a backup or an older object version; the records themselves are untouched.",
-            document=where,
-        ) from None
-
-
+_RESTORE = "Restore this object from a backup or an older object version; the records themselves are untouched."
 FAN_OUT = 32
 _MAX_CACHED_PAGES = 512
 Span = tuple[int, int]
@@ -479,9 +460,11 @@ class Pages:
         """Return the page's entries. Raises MalformedDocumentError or ManifestMismatchError."""
         if page.key not in self._cache:
             items = read_page(self.store, PageRef(page.key, page.count, page.sha256))
+            kind: type[Segment] | type[Page] = Segment if page.level == 1 else Page
+            where = f"page {page.key!r} in {self.store.url}"
             while len(self._cache) >= _MAX_CACHED_PAGES:
                 self._cache.pop(next(iter(self._cache)), None)
-            self._cache[page.key] = parse_entries(page.level, items, f"page {page.key!r} in {self.store.url}")
+            self._cache[page.key] = tuple(decode_body(kind, item, where, "is malformed", _RESTORE) for item in items)
         return self._cache[page.key]
 
     def write(self, level: int, entries: Sequence[IndexEntry]) -> Page:
@@ -509,23 +492,28 @@ def _latest_timestamp(entries: Iterable[IndexEntry], partition: int) -> int | No
 
 
 def walk_segments(state: StreamState, pages: Pages, wanted: Callable[[IndexEntry], bool]) -> Iterator[Segment]:
-    """Yield the segments that are `wanted`, oldest first, without reading other pages.
+    """Return the segments that are `wanted`, oldest first, without reading other pages.
 
     A page must be `wanted` if one of its entries is.
     """
+    return (entry for entry in _walk(state, pages, wanted) if isinstance(entry, Segment))
+
+
+def _walk(
+    state: StreamState, pages: Pages, wanted: Callable[[IndexEntry], bool] = lambda _: True, lowest: int = 0
+) -> Iterator[IndexEntry]:
+    """Yield the wanted entries, each before those in it, without reading pages of the `lowest` level."""
     waiting: list[IndexEntry] = list(reversed(state.entries()))
     while waiting:
         entry = waiting.pop()
-        if not wanted(entry):
-            continue
-        if isinstance(entry, Page):
-            waiting.extend(reversed(pages.read(entry)))
-        else:
+        if wanted(entry):
             yield entry
+            if isinstance(entry, Page) and entry.level > lowest:
+                waiting.extend(reversed(pages.read(entry)))
 
 
 def list_segments(state: StreamState, pages: Pages) -> list[Segment]:
-    return list(walk_segments(state, pages, lambda _: True))
+    return [entry for entry in _walk(state, pages) if isinstance(entry, Segment)]
 
 
 def overlaps_spans(entry: IndexEntry, spans: Mapping[int, Span]) -> bool:
@@ -588,30 +576,16 @@ def apply_fold(state: StreamState, fold: Fold | None) -> StreamState:
 
 def list_leaves(state: StreamState, pages: Pages) -> list[tuple[IndexEntry, tuple[Segment, ...]]]:
     """Return the pages of level 1 and the tail's segments, oldest first, each with its segments."""
-    with_segments: list[tuple[IndexEntry, tuple[Segment, ...]]] = []
-    waiting: list[IndexEntry] = list(reversed(state.entries()))
-    while waiting:
-        entry = waiting.pop()
-        if isinstance(entry, Segment):
-            with_segments.append((entry, (entry,)))
-        elif entry.level == 1:
-            with_segments.append((entry, tuple(item for item in pages.read(entry) if isinstance(item, Segment))))
-        else:
-            waiting.extend(reversed(pages.read(entry)))
-    return with_segments
+    return [
+        (entry, (entry,) if isinstance(entry, Segment) else cast("tuple[Segment, ...]", pages.read(entry)))
+        for entry in _walk(state, pages, lowest=1)
+        if isinstance(entry, Segment) or entry.level == 1
+    ]
 
 
 def list_page_keys(state: StreamState, pages: Pages) -> set[str]:
     """Return the keys of all pages in the index."""
-    keys: set[str] = set()
-    waiting: list[IndexEntry] = state.entries()
-    while waiting:
-        entry = waiting.pop()
-        if isinstance(entry, Page):
-            keys.add(entry.key)
-            if entry.level > 1:
-                waiting.extend(pages.read(entry))
-    return keys
+    return {entry.key for entry in _walk(state, pages, lowest=1) if isinstance(entry, Page)}
 
 
 def rebuild_index(state: StreamState, kept: Sequence[IndexEntry], pages: Pages) -> StreamState:
@@ -654,6 +628,7 @@ class StreamStates:
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
         self._pages: dict[str, Pages] = {}
+        self._snapshot: dict[str, tuple[Commit, StreamState]] | None = None
 
     def list_streams(self) -> list[str]:
         names = [item.key.rsplit("/", 1)[-1] for item in self.lake.store.list(f"{NAMES_PREFIX}/")]
@@ -665,8 +640,13 @@ class StreamStates:
 
     def state(self, stream: str) -> tuple[Commit, StreamState]:
         """Return the current commit and the state in it (internal). Raises StreamNotFoundError."""
+        if self._snapshot is not None and stream in self._snapshot:
+            return self._snapshot[stream]
         commit = self._require_commit(stream, self.log(stream).current())
-        return commit, self._parse(commit)
+        state = self._parse(commit)
+        if self._snapshot is not None:
+            self._snapshot[stream] = commit, state
+        return commit, state
 
     def _exists(self, stream: str) -> bool:
         try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucket_file_suffix, bucketed_frame
 from dagster_adjunct.resources.bucketing.writer import ROW
+from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor
@@ -37,6 +39,7 @@ from dagster_adjunct.resources.streams.system import (
     PARTITION,
     POSITION,
     RECORD_META,
+    RECORD_META_TYPES,
     TIMESTAMP,
     TOMBSTONE,
 )
@@ -72,12 +75,9 @@ def read_tables(
 
 def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
     """Return the Arrow schema of a read: the record's columns, then those of RECORD_META, then those of POSITION."""
-    kinds = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
-    for name, kind in zip(RECORD_META, kinds, strict=True):
-        schema = schema.append(pa.field(name, kind))
-    for name, kind in _POSITION_KINDS.items() if positions else ():
-        schema = schema.append(pa.field(name, arrow_type(kind)))
-    return schema
+
+    more = [(name, arrow_type(kind)) for name, kind in _POSITION_KINDS.items() if positions]
+    return pa.schema([*schema, *map(pa.field, RECORD_META, RECORD_META_TYPES), *(pa.field(*column) for column in more)])
 
 
 def open_segment_file(store: ObjectStore, prefix: str, segment: Segment, file: FileEntry) -> pq.ParquetFile:
@@ -136,29 +136,19 @@ def _read_file(
         first, last = np.searchsorted(rows, [low, high])
         table = table.slice(first, last - first)
         when = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
+        missing = pa.nulls(table.num_rows)
+        there = dict(zip(table.column_names, table.columns, strict=True))
         yield pa.table(
             {
-                **{name: _column_or_nulls(table, name) for name in columns},
+                **{name: there.get(name, missing) for name in columns},
                 PARTITION: pa.array(np.full(table.num_rows, file.partition, np.int32)),
                 OFFSET: pc.add(table.column(ROW), base),
                 TIMESTAMP: pc.fill_null(table.column(TIMESTAMP), when),
                 TOMBSTONE: table.column(TOMBSTONE),
-                EPOCH: _epochs(table),
-                **{name: _column_or_nulls(table, name) for name in more},
+                EPOCH: pc.fill_null(there.get(EPOCH, missing.cast("int32")), 0),
+                **{name: there.get(name, missing) for name in more},
             }
         )
-
-
-def _column_or_nulls(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
-    place = table.schema.get_field_index(name)
-    return pa.nulls(table.num_rows) if place < 0 else table.column(place)
-
-
-def _epochs(table: pa.Table) -> pa.Array | pa.ChunkedArray:
-    """Return the records' epochs, 0 for records without one."""
-    if EPOCH not in table.column_names:
-        return pa.array(np.zeros(table.num_rows, np.int32))
-    return pc.fill_null(table.column(EPOCH), 0)
 
 
 def find_offset_at_time(
@@ -182,7 +172,11 @@ def _find_row_at_time(store: ObjectStore, prefix: str, segment: Segment, file: F
     parquet = open_segment_file(store, prefix, segment, file)
     appended = segment.appended * 1000
     for group, _, greatest, nulls in iter_row_groups(parquet, TIMESTAMP):
-        if not (nulls and appended >= time_us) and greatest is not None and _epoch_micros(greatest) < time_us:
+        if (
+            not (nulls and appended >= time_us)
+            and greatest is not None
+            and to_microseconds(cast("datetime", greatest)) < time_us
+        ):
             continue
         table = parquet.read_row_group(group, columns=[ROW, TIMESTAMP])
         times = pc.fill_null(table.column(TIMESTAMP).cast("int64"), appended).to_numpy()
@@ -190,13 +184,6 @@ def _find_row_at_time(store: ObjectStore, prefix: str, segment: Segment, file: F
         if places.size:
             return int(table.column(ROW)[int(places[0])].as_py())
     return None
-
-
-def _epoch_micros(value: object) -> int:
-    import datetime as dt
-
-    assert isinstance(value, dt.datetime)
-    return (value - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
 
 
 _MAX_INTERVALS = 8
@@ -354,19 +341,13 @@ def _is_outside(some: Sequence[int], segments: int) -> Column:
     return F.expr(f"`{GENERATION_COLUMN}` NOT IN ({', '.join(map(str, some))})")
 
 
-@dataclass(frozen=True, slots=True)
-class TaskReader:
-    """A picklable function from a partition to its records in order: these columns, then those of RECORD_META.
-
-    It yields parts of one row group, and opens the store where it is called.
-    """
-
-    store: StoreDescriptor
-    prefix: str
-    schema: Schema
-    segments: Sequence[Segment]
-    spans: Mapping[int, Span]
-
-    def __call__(self, partition: int) -> Iterator[pa.Table]:
-        spans = {partition: self.spans[partition]}
-        return read_tables(self.store.open(), self.prefix, self.schema, self.segments, spans)
+def read_partition(
+    store: StoreDescriptor,
+    prefix: str,
+    schema: Schema,
+    segments: Sequence[Segment],
+    spans: Mapping[int, Span],
+    partition: int,
+) -> Iterator[pa.Table]:
+    """Yield a partition's records in order, in parts of one row group; opens the store where it is called."""
+    return read_tables(store.open(), prefix, schema, segments, {partition: spans[partition]})

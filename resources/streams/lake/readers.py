@@ -11,21 +11,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 import pyarrow as pa
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from dagster_adjunct.resources.common import StoredDocument, check_name, first_validation_problem, unqualify_stream_name
+from dagster_adjunct.resources.common import (
+    StoredDocument,
+    check_choice,
+    check_name,
+    check_whole_number,
+    unqualify_stream_name,
+)
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
-    ConfigurationError,
-    MalformedDocumentError,
     OffsetOutOfRangeError,
 )
-from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
+from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, decode_body
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.lake.lineage import Lineage, WithoutPosition, lineage_lookup, translate_coverage
+from dagster_adjunct.resources.streams.lake.lineage import Lineage, lineage_lookup, translate_coverage
 from dagster_adjunct.resources.streams.lake.manifest import (
     Count,
     Coverage,
@@ -33,8 +37,8 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     SupersededRange,
     find_replaced_since,
 )
-from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import LAKE, Epochs, OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams, ReadOptions
+from dagster_adjunct.resources.streams.system import LAKE, OffsetRange, SystemStreamPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -105,44 +109,17 @@ class NewRecords:
     def __exit__(self, *_: object) -> None:
         """Do nothing: records that were not committed are read again."""
 
-    def table(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        epochs: Epochs = "all",
-        positions: bool = False,
-        without_position: WithoutPosition = "refuse",
-    ) -> pa.Table:
+    def table(self, columns: Sequence[str] | None = None, **options: Unpack[ReadOptions]) -> pa.Table:
         """Return the records in memory, as `LakeStreams.read_arrow` does."""
-        return self._streams.read_arrow(
-            self.ranges, columns, epochs=epochs, positions=positions, without_position=without_position
-        )
+        return self._streams.read_arrow(self.ranges, columns, **options)
 
-    def parts(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        epochs: Epochs = "all",
-        positions: bool = False,
-        without_position: WithoutPosition = "refuse",
-    ) -> Iterator[pa.Table]:
+    def parts(self, columns: Sequence[str] | None = None, **options: Unpack[ReadOptions]) -> Iterator[pa.Table]:
         """Yield the records in parts of at most 65,536; the first part is empty."""
-        return self._streams.read_parts(
-            self.ranges, columns, epochs=epochs, positions=positions, without_position=without_position
-        )
+        return self._streams.read_parts(self.ranges, columns, **options)
 
-    def frame(
-        self,
-        spark: SparkSession | Callable[[], SparkSession],
-        *,
-        epochs: Epochs = "all",
-        positions: bool = False,
-        without_position: WithoutPosition = "refuse",
-    ) -> DataFrame:
+    def frame(self, spark: SparkSession | Callable[[], SparkSession], **options: Unpack[ReadOptions]) -> DataFrame:
         """Return the records by Spark, as `LakeStreams.read` does."""
-        return self._streams.read(
-            spark, self.ranges, epochs=epochs, positions=positions, without_position=without_position
-        )
+        return self._streams.read(spark, self.ranges, **options)
 
     def commit(self) -> None:
         """Commit that these records were processed, so that the next batch begins after them. Idempotent.
@@ -185,16 +162,11 @@ def read_new(
     """
     check_name("reader", reader)
     streams, stream = LakeStreams(lake), unqualify_stream_name(LAKE, stream)
-    if start not in ("oldest", "upcoming") or on_lost not in ("fail", "oldest"):
-        raise ConfigurationError(
-            f"reader {reader!r}: start={start!r}, on_lost={on_lost!r}: expected start 'oldest' or "
-            "'upcoming', and on_lost 'fail' or 'oldest'.",
-            argument="start",
-        )
-    if max_records is not None and max_records < 1:
-        raise ConfigurationError(
-            f"reader {reader!r}: max_records={max_records}: expected 1 or more.", argument="max_records"
-        )
+    who = f"reader {reader!r}"
+    check_choice(start, f"{who}: start={start!r}", ("oldest", "upcoming"), argument="start")
+    check_choice(on_lost, f"{who}: on_lost={on_lost!r}", ("fail", "oldest"), argument="on_lost")
+    if max_records is not None:
+        check_whole_number(max_records, f"{who}: max_records={max_records}", "1 or more", argument="max_records")
     # The position first, so that the stream's state is not older than it.
     parent = _reader_log(lake, stream, reader).current()
     _, state = streams.state(stream)
@@ -235,10 +207,9 @@ def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
     """Return the named readers of a lake stream, by name. One list, and two requests for each reader."""
     stream = unqualify_stream_name(LAKE, stream)
     _, state = LakeStreams(lake).state(stream)
-    folder = f"{lake.stream_prefix(stream)}/readers/"
-    names = {key.removesuffix("/CURRENT") for key in _list_keys(lake, folder) if key.endswith("/CURRENT")}
+    keys = [item.key for item in lake.store.list(f"{lake.stream_prefix(stream)}/readers/")]
     readers = []
-    for name in sorted(names):
+    for name in sorted(key.split("/")[-2] for key in keys if key.endswith("/CURRENT")):
         commit = _reader_log(lake, stream, name).current()
         if commit is not None:
             readers.append(_reader_info(name, commit, _follow_repartitions(_parse(commit, lake), state), state))
@@ -304,17 +275,11 @@ def _reader_log(lake: Lake, stream: str, reader: str) -> CommitLog:
     return lake.commit_log(f"{lake.stream_prefix(stream)}/readers/{check_name('reader', reader)}", READER_KIND)
 
 
-def _list_keys(lake: Lake, folder: str) -> list[str]:
-    return [item.key.removeprefix(folder) for item in lake.store.list(folder)]
-
-
 def _parse(commit: Commit, lake: Lake) -> ReaderPosition:
-    body: Any = commit.body
-    try:
-        return ReaderPosition.model_validate(body)
-    except ValidationError as error:
-        raise MalformedDocumentError(
-            f"the position {commit.manifest_key!r} in {lake.url} is malformed: {first_validation_problem(error)}.",
-            "Restore this object from a backup, or remove the reader and start again; the stream is not affected.",
-            document=commit.manifest_key,
-        ) from None
+    return decode_body(
+        ReaderPosition,
+        commit.body,
+        f"the position {commit.manifest_key!r} in {lake.url}",
+        "is malformed",
+        "Restore this object from a backup, or remove the reader and start again; the stream is not affected.",
+    )

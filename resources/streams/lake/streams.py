@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -37,7 +38,15 @@ from dagster_adjunct.resources.objects.commit_log import (
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema, evolve_schema, incompatible_changes
 from dagster_adjunct.resources.spark.in_process import resolve_session
-from dagster_adjunct.resources.streams.lake.append import Append, NewMarker, decide_append, write_append
+from dagster_adjunct.resources.streams.lake.append import (
+    Append,
+    NewMarker,
+    content_digest,
+    decide_append,
+    find_sequence,
+    result_from_sequence,
+    write_append,
+)
 from dagster_adjunct.resources.streams.lake.lineage import (
     WithoutPosition,
     drop_positions,
@@ -57,13 +66,18 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     Span,
     StreamState,
     StreamStates,
+    SupersededRange,
     find_full_level,
     find_markers,
     overlaps_spans,
     walk_segments,
 )
-from dagster_adjunct.resources.streams.lake.producers import content_digest, find_sequence, result_from_sequence
-from dagster_adjunct.resources.streams.lake.read import TaskReader, find_offset_at_time, read_tables, with_meta_columns
+from dagster_adjunct.resources.streams.lake.read import (
+    find_offset_at_time,
+    read_partition,
+    read_tables,
+    with_meta_columns,
+)
 from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
     POSITION,
@@ -81,7 +95,6 @@ from dagster_adjunct.resources.streams.system import (
     SystemStreamPartition,
     build_declaration,
     check_producer,
-    describe_differences,
     micros_from_valid_from,
     missing_partition_error,
     parse_offset,
@@ -117,6 +130,23 @@ def spans_from_ranges(
     return spans
 
 
+class ReadOptions(TypedDict, total=False):
+    """Which records a read returns, and with which columns; see `LakeStreams.read`."""
+
+    epochs: Epochs
+    positions: bool
+    without_position: WithoutPosition
+
+
+class _Located(NamedTuple):
+    """The records of ranges of one stream: its state, their segments, and the ranges by partition."""
+
+    stream: str
+    state: StreamState
+    segments: list[Segment]
+    spans: dict[int, Span]
+
+
 class LakeReads(StreamStates, NumberedOffsets):
     """The read operations of `LakeStreams`."""
 
@@ -133,10 +163,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         self,
         spark: SparkSession | Callable[[], SparkSession],
         ranges: Mapping[SystemStreamPartition, OffsetRange],
-        *,
-        epochs: Epochs = "all",
-        positions: bool = False,
-        without_position: WithoutPosition = "refuse",
+        **options: Unpack[ReadOptions],
     ) -> DataFrame:
         """Return the records of these ranges of one stream, as a scan that is bucketed by its key.
 
@@ -146,14 +173,10 @@ class LakeReads(StreamStates, NumberedOffsets):
         """
         from dagster_adjunct.resources.streams.lake.read import read_frame
 
-        spark = resolve_session(spark)
-        latest = wants_latest_epochs(epochs)
-        stream, state, segments, spans = self._locate(ranges)
-        prefix = self.lake.stream_prefix(stream)
-        replaced = find_replaced_results(self, stream, state, segments, without_position) if latest else []
-        frame = read_frame(
-            spark, self.lake.store, prefix, state, segments, spans, positions=positions or bool(replaced)
-        )
+        spark, store, positions = resolve_session(spark), self.lake.store, options.get("positions", False)
+        at, replaced = self._locate(ranges, **options)
+        prefix, wanted = self.lake.stream_prefix(at.stream), positions or bool(replaced)
+        frame = read_frame(spark, store, prefix, at.state, at.segments, at.spans, positions=wanted)
         frame = filter_latest_frame(frame, replaced)
         return frame if positions else frame.drop(*POSITION)
 
@@ -161,94 +184,71 @@ class LakeReads(StreamStates, NumberedOffsets):
         self,
         ranges: Mapping[SystemStreamPartition, OffsetRange],
         columns: Sequence[str] | None = None,
-        *,
-        epochs: Epochs = "all",
-        positions: bool = False,
-        without_position: WithoutPosition = "refuse",
+        **options: Unpack[ReadOptions],
     ) -> pa.Table:
         """Return the same records (or only these `columns`) without Spark, ordered by partition and offset.
 
         All of them are in memory; `read_parts` yields them in parts.
         """
-        parts = self.read_parts(ranges, columns, epochs=epochs, positions=positions, without_position=without_position)
-        return pa.concat_tables(parts)
+        return pa.concat_tables(self.read_parts(ranges, columns, **options))
 
     def read_parts(
         self,
         ranges: Mapping[SystemStreamPartition, OffsetRange],
         columns: Sequence[str] | None = None,
-        *,
+        **options: Unpack[ReadOptions],
+    ) -> Iterator[pa.Table]:
+        """Yield the same in parts of at most 65,536 records, one of them in memory. The first part is empty."""
+        at, replaced = self._locate(ranges, **options)
+        declared, positions = at.state.declaration.schema_, options.get("positions", False)
+        schema = declared if columns is None else declared.select(columns)
+        yield with_meta_columns(schema.to_arrow(), positions=positions).empty_table()
+        prefix, wanted = self.lake.stream_prefix(at.stream), positions or bool(replaced)
+        for table in read_tables(self.lake.store, prefix, schema, at.segments, at.spans, positions=wanted):
+            latest = filter_latest(table, replaced)
+            yield latest if positions else drop_positions(latest)
+
+    def task_reads(
+        self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]
+    ) -> Callable[[int], Iterator[pa.Table]]:
+        at, _ = self._locate(ranges)
+        schema, prefix = at.state.declaration.schema_.select(columns), self.lake.stream_prefix(at.stream)
+        return partial(read_partition, self.lake.store.descriptor, prefix, schema, at.segments, at.spans)
+
+    def _locate(
+        self,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
         epochs: Epochs = "all",
         positions: bool = False,
         without_position: WithoutPosition = "refuse",
-    ) -> Iterator[pa.Table]:
-        """Yield the same in parts of at most 65,536 records, one of them in memory. The first part is empty."""
+    ) -> tuple[_Located, list[SupersededRange]]:
+        """Return where the records of these ranges are, and which of them are to be left out."""
         latest = wants_latest_epochs(epochs)
-        stream, state, segments, spans = self._locate(ranges)
-        schema = state.declaration.schema_ if columns is None else state.declaration.schema_.select(columns)
-        replaced = find_replaced_results(self, stream, state, segments, without_position) if latest else []
-        yield with_meta_columns(schema.to_arrow(), positions=positions).empty_table()
-        wanted = positions or bool(replaced)
-        prefix = self.lake.stream_prefix(stream)
-        for table in read_tables(self.lake.store, prefix, schema, segments, spans, positions=wanted):
-            latest_rows = filter_latest(table, replaced)
-            yield latest_rows if positions else drop_positions(latest_rows)
-
-    def task_reads(
-        self,
-        ranges: Mapping[SystemStreamPartition, OffsetRange],
-        columns: Sequence[str],
-    ) -> TaskReader:
-        stream, state, segments, spans = self._locate(ranges)
-        schema, prefix = state.declaration.schema_.select(columns), self.lake.stream_prefix(stream)
-        return TaskReader(self.lake.store.descriptor, prefix, schema, segments, spans)
-
-    def _locate(
-        self, ranges: Mapping[SystemStreamPartition, OffsetRange]
-    ) -> tuple[str, StreamState, list[Segment], dict[int, Span]]:
-        """Return the stream of these ranges, its state, their segments, and the ranges by partition."""
         stream = require_one_stream(self.name, ranges)
         _, state = self.state(stream)
         spans = spans_from_ranges(stream, state, ranges)
-        return (
-            stream,
-            state,
-            list(walk_segments(state, self.pages_of(stream), lambda entry: overlaps_spans(entry, spans))),
-            spans,
-        )
+        segments = list(walk_segments(state, self.pages_of(stream), lambda entry: overlaps_spans(entry, spans)))
+        replaced = find_replaced_results(self, stream, state, segments, without_position) if latest else []
+        return _Located(stream, state, segments, spans), replaced
 
     def whole(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
         """Return the ranges of all records that the stream holds now."""
         _, state = self.state(stream)
-        return {
-            SystemStreamPartition(self.name, stream, p): OffsetRange(str(start), str(end))
-            for p, (start, end) in enumerate(zip(state.oldest, state.next, strict=True))
-        }
+        spans = enumerate(zip(state.oldest, state.next, strict=True))
+        return {SystemStreamPartition(self.name, stream, p): OffsetRange(str(a), str(b)) for p, (a, b) in spans}
 
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
         _, state = self.state(stream)
-        ends = dict(enumerate(state.next))
-        if since is None:
-            spans = {p: (0, end) for p, end in ends.items()}
-        else:
-            spans = {
-                ssp.partition: (parse_offset(offset, str(ssp)), ends.get(ssp.partition, 0))
-                for ssp, offset in since.items()
-                if ssp.stream == stream
-            }
-        ssps = [SystemStreamPartition(self.name, stream, p) for p in ends]
-        return [
-            Marker(
-                ssps[entry.partition],
-                str(entry.offset),
-                entry.version,
-                entry.rows,
-                entry.checksum,
-                entry.counted,
-                None if entry.valid_from is None else time_from_micros(entry.valid_from),
-            )
-            for entry in find_markers(state, self.pages_of(stream), spans)
-        ]
+        ssps = [SystemStreamPartition(self.name, stream, p) for p in range(len(state.next))]
+        since, known = dict.fromkeys(ssps, "0") if since is None else since, set(ssps)
+        starts = {ssp.partition: parse_offset(offset, str(ssp)) for ssp, offset in since.items() if ssp in known}
+        spans = {p: (start, state.next[p]) for p, start in starts.items()}
+        found = []
+        for entry in find_markers(state, self.pages_of(stream), spans):
+            since_when = None if entry.valid_from is None else time_from_micros(entry.valid_from)
+            facts = (str(entry.offset), entry.version, entry.rows, entry.checksum, entry.counted, since_when)
+            found.append(Marker(ssps[entry.partition], *facts))
+        return found
 
 
 NEW_STREAMS = NewStreams("spark-murmur3", needs_key=True, typed=True)
@@ -273,24 +273,11 @@ class StreamDescription:
 
 
 def declare_stream(
-    name: str,
-    schema: Schema,
-    key: tuple[str, ...],
-    partitions: int,
-    timestamp: str | None,
-    retention: Retention | None,
-    compaction: CompactionPolicy | None,
+    name: str, schema: Schema, key: Sequence[str], partitions: int, timestamp: str | None = None, **policies: Any
 ) -> LakeStreamDeclaration:
     """Return the validated declaration. Raises ConfigurationError or SchemaMismatchError."""
     declaration = build_declaration(
-        LakeStreamDeclaration,
-        f"lake.{name}",
-        schema,
-        key,
-        partitions,
-        timestamp=timestamp,
-        retention=retention,
-        compaction=compaction,
+        LakeStreamDeclaration, f"lake.{name}", schema, tuple(key), partitions, timestamp=timestamp, **policies
     )
     what = f"stream {name!r}"
     if timestamp is not None and (kind := schema.field(timestamp, what).type) != "timestamp":
@@ -313,7 +300,9 @@ def evolve_declaration(
     columns = incompatible_changes(stored.schema_, wanted.schema_, fixed, "the key or the record's time")
     raise_if_different(
         f"lake.{name}",
-        [*columns, *describe_differences(stored, wanted)],
+        stored,
+        wanted,
+        columns,
         "Declare the stream as it exists, or use another name. Columns of a lake stream can be added and widened, not "
         "removed; fill an unused one with null. Change policies with configure, and partitions with adjunct stream "
         "repartition.",
@@ -323,21 +312,12 @@ def evolve_declaration(
 
 
 def stream_info_from_state(name: str, state: StreamState) -> StreamInfo:
-    declaration, rewritten = state.declaration, state.rewritten
-    repartitioned = None
+    declared, rewritten, repartitioned = state.declaration, state.rewritten, None
     if rewritten is not None:
         ended, went_on = (tuple(map(str, offsets)) for offsets in (rewritten.ended, rewritten.next))
         repartitioned = Repartitioning(rewritten.id, ended, went_on)
-    return StreamInfo(
-        name,
-        declaration.partitions,
-        declaration.key,
-        NEW_STREAMS.partitioner,
-        declaration.schema_,
-        "oldest",
-        identity=state.id,
-        repartitioned=repartitioned,
-    )
+    facts = (declared.partitions, declared.key, NEW_STREAMS.partitioner, declared.schema_)
+    return StreamInfo(name, *facts, default_offset="oldest", identity=state.id, repartitioned=repartitioned)
 
 
 def describe_state(name: str, commit: Commit, state: StreamState) -> StreamDescription:
@@ -372,8 +352,6 @@ class LakeStreams(LakeReads):
     reads_columns = True
     keeps_positions = True
     appends_by_one_task = True
-    reads_arrow = True
-    reads_in_tasks = True
 
     def create(
         self,
@@ -396,7 +374,9 @@ class LakeStreams(LakeReads):
         Raises StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
         """
         prefix = self.lake.stream_prefix(name)
-        declaration = declare_stream(name, schema, tuple(key), partitions, timestamp, retention, compaction)
+        declaration = declare_stream(
+            name, schema, key, partitions, timestamp, retention=retention, compaction=compaction
+        )
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             if commit is None or is_deletion_commit(commit):
@@ -412,7 +392,7 @@ class LakeStreams(LakeReads):
         return self.info(name)
 
     def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
-        declaration = declare_stream(name, schema, tuple(key), partitions, None, None, None)
+        declaration = declare_stream(name, schema, key, partitions)
         commit = self.log(name).current()
         if commit is not None and not is_deletion_commit(commit):
             evolve_declaration(name, self._parse(commit).declaration, declaration)
@@ -479,29 +459,19 @@ class LakeStreams(LakeReads):
         _, state = self.state(stream)
         if not hasattr(data, "mapInArrow"):
             data = to_arrow_table(data, f"stream {stream!r}", state.declaration.schema_)
+        marker = None
+        if end_of_dataset is not None:
+            marker = NewMarker(end_of_dataset, (), "delivered", valid_from=valid_micros)
         while True:
-            append, files = write_append(
-                self.lake,
-                stream,
-                state,
-                data,
-                producer,
-                sequence,
-                end_of_dataset,
-                valid_micros,
-                order_by,
-                partitioned,
-                self.now_ms(),
-                sources,
-                one_task,
-            )
+            append = Append(stream, producer, sequence, started=self.now_ms(), marker=marker, sources=sources)
+            append, files = write_append(self.lake, state, data, append, order_by, partitioned, one_task)
             try:
                 result = self._commit(state, append)
             except ProducerConflictError:
-                sent = find_sequence(self.state(stream)[1].producers, producer, sequence, stream)
+                _, state = self.state(stream)
+                sent = find_sequence(state.producers, producer, sequence, stream)
                 if sent is None or sent.columns == append.columns:
                     raise
-                _, state = self.state(stream)
                 continue  # another process appended the sequence with other columns: compare the records with these
             if result.duplicate:
                 self.lake.store.delete_many(files)
@@ -540,9 +510,8 @@ class LakeStreams(LakeReads):
                 stream=f"lake.{stream}",
             )
         marker = NewMarker(version, chosen, None if rows is None else dict(rows), checksum, valid_micros)
-        started = self.now_ms()
-        digest = content_digest((), marker.content())
-        append = Append(stream, producer, sequence, digest, f"{started:013d}", started, (), marker, state.id)
+        started, digest = self.now_ms(), content_digest((), marker.content())
+        append = Append(stream, producer, sequence, started, marker, None, digest, f"{started:013d}", seen=state.id)
         return self._commit(state, append)
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
@@ -573,8 +542,10 @@ class LakeStreams(LakeReads):
         return maintain(self, stream, now or self.lake.now())
 
     def snapshot(self, stream: str) -> StreamSystem:
-        """Return a view of the streams with this one as it is now: two requests answer all questions about it."""
-        return _Snapshot(self, stream)
+        """Return a view of the streams as they are when it first asks: two requests answer all questions about one."""
+        view = LakeStreams(self.lake)
+        view._snapshot = {}
+        return view
 
     def _commit(self, seen: StreamState, append: Append) -> AppendResult:
         result: list[AppendResult] = []
@@ -607,32 +578,14 @@ class LakeStreams(LakeReads):
         self, ssps: Iterable[SystemStreamPartition], edge: Callable[[StreamState], tuple[int, ...]]
     ) -> dict[SystemStreamPartition, str]:
         edges: dict[SystemStreamPartition, str] = {}
-        by_stream: dict[str, list[SystemStreamPartition]] = {}
+        states: dict[str, tuple[int, ...]] = {}
         for ssp in ssps:
-            by_stream.setdefault(require_one_stream(self.name, [ssp]), []).append(ssp)
-        for stream, wanted in by_stream.items():
-            offsets = edge(self.state(stream)[1])
-            for ssp in wanted:
-                if ssp.partition >= len(offsets):
-                    raise missing_partition_error(ssp, len(offsets))
-                edges[ssp] = str(offsets[ssp.partition])
+            stream = require_one_stream(self.name, [ssp])
+            offsets = states[stream] = states.get(stream) or edge(self.state(stream)[1])
+            if ssp.partition >= len(offsets):
+                raise missing_partition_error(ssp, len(offsets))
+            edges[ssp] = str(offsets[ssp.partition])
         return edges
-
-
-class _Snapshot(LakeStreams):
-    """The streams of a lake, of which one is read once."""
-
-    def __init__(self, streams: LakeStreams, stream: str) -> None:
-        super().__init__(streams.lake)
-        self._stream = stream
-        self._state: tuple[Commit, StreamState] | None = None
-
-    def state(self, stream: str) -> tuple[Commit, StreamState]:
-        if stream != self._stream:
-            return super().state(stream)
-        if self._state is None:
-            self._state = super().state(stream)
-        return self._state
 
 
 def list_deletable_objects(streams: LakeStreams, stream: str) -> dict[str, int]:

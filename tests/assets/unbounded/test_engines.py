@@ -27,7 +27,7 @@ from dagster_adjunct.resources.spark.scope import session_scope
 from dagster_adjunct.resources.spark.session import SparkResource
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.unbounded.facts import DEAD, KEYS, NAME, PARTITIONS, TENFOLD, Fact, facts_in, send, table_of
 
@@ -148,8 +148,11 @@ def test_dead_letters_of_fractions_and_streams_of_other_systems_need_spark(world
     )
     with pytest.raises(ConfigurationError, match="dead letters of records with fractions or decimals"):
         world.advance(dead)
-    system = LakeStreams(world.lake)
-    system.reads_arrow = False
+
+    class ReadBySpark(LakeStreams):
+        read_arrow = StreamSystem.read_arrow
+
+    system = ReadBySpark(world.lake)
     plain = unbounded_dataset("floats", input="lake.floats", key="k", partitions=2)
     with pytest.raises(ConfigurationError, match="stream system 'lake', whose records only Spark reads"):
         advance_dataset(plain, lake=world.lake, systems={"lake": system}, spark=IN_PROCESS, by="test")

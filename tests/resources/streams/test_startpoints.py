@@ -129,29 +129,6 @@ def test_a_time_that_is_no_whole_number_of_milliseconds_is_refused() -> None:
         StartpointTimestamp(1.5)  # type: ignore[arg-type]
 
 
-def test_a_visitor_meets_each_kind_in_its_own_method() -> None:
-    class Naming:
-        def visit_oldest(self, given: str, startpoint: StartpointOldest) -> str:
-            return f"{given} oldest"
-
-        def visit_upcoming(self, given: str, startpoint: StartpointUpcoming) -> str:
-            return f"{given} upcoming"
-
-        def visit_timestamp(self, given: str, startpoint: StartpointTimestamp) -> str:
-            return f"{given} {startpoint.timestamp_ms}"
-
-        def visit_specific(self, given: str, startpoint: StartpointSpecific) -> str:
-            return f"{given} {startpoint.offset}"
-
-    all_kinds = (StartpointOldest(), StartpointUpcoming(), StartpointTimestamp(3), StartpointSpecific("4"))
-    assert [startpoint.apply("at", Naming()) for startpoint in all_kinds] == [
-        "at oldest",
-        "at upcoming",
-        "at 3",
-        "at 4",
-    ]
-
-
 # -- resolving
 
 

@@ -20,9 +20,6 @@ STORED = {
         "columns": [{"name": "tailnum", "type": "string"}, {"name": "seats", "type": "int"}],
         "key": ["tailnum"],
         "partitions": 3,
-        "timestamp": None,
-        "retention": None,
-        "compaction": None,
     },
 }
 
@@ -36,7 +33,7 @@ def topics_of(lake: Lake) -> DeclaredTopics:
     return DeclaredTopics(lake, KafkaSettings("main", "localhost:1"))
 
 
-def test_what_is_stored_of_a_stream_is_what_it_always_was(lake: Lake) -> None:
+def test_a_created_stream_is_stored_with_its_topic_columns_and_key(lake: Lake) -> None:
     topics_of(lake).remember("made", SCHEMA, ["tailnum"], 3)
     assert dict(MetadataStore(lake).namespace("kafka-streams", "main").read().items()) == {"made": STORED}
     assert topics_of(lake).check("made", SCHEMA, ["tailnum"], 3) == topics_of(lake).of("made")
