@@ -115,9 +115,9 @@ class Joins:
 
     def frame(self, names: Sequence[str]) -> DataFrame:
         context, views = self._context(names)
-        inputs = BatchInputs(1, self._streams.whole("facts"), views)
-        batch = Compiled(context, inputs, lambda name: None)
-        batch.run()
+        inputs = BatchInputs(1, self._streams.all_ranges("facts"), views)
+        batch = Compiled(build_batch_graph(context, inputs), lambda name: None)
+        compile_operators(batch)
         (frame,) = batch.sent
         return frame
 

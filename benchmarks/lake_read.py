@@ -28,7 +28,7 @@ def run(rounds: int, count: int = 4_000_000, appends: int = 4) -> None:
         for number in range(appends):
             streams.append("facts", records(number, count // appends), producer="fill", sequence=number)
         paths = [str(path) for path in sorted(Path(folder).rglob("*.parquet"))]
-        whole = streams.whole("facts")
+        whole = streams.all_ranges("facts")
         # An eighth off at both ends: the first and the last append are cut in the middle.
         cut = {ssp: OffsetRange(str(int(span.end) // 8), str(int(span.end) * 7 // 8)) for ssp, span in whole.items()}
         between = f"n >= {count // 8} AND n < {count * 7 // 8}"

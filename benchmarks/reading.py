@@ -65,7 +65,7 @@ def run(rounds: int, count: int = 3_000_000, records: int = 500_000) -> None:
 
         def joined(_: int) -> int:
             side = merged.frame(spark)
-            return whole(streams.read(spark, streams.whole("facts")).join(side.hint("merge"), "k", "left"))
+            return whole(streams.read(spark, streams.all_ranges("facts")).join(side.hint("merge"), "k", "left"))
 
         def shuffled(number: int) -> int:
             """The same entries joined as if they lay in plain files."""

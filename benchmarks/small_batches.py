@@ -177,7 +177,7 @@ def _compare(root: Path, lake: Lake) -> None:
     from dagster_adjunct import LakeStreams
 
     streams = LakeStreams(lake)
-    ours = streams.read_arrow(streams.whole("enriched-flights"))
+    ours = streams.read_arrow(streams.all_ranges("enriched-flights"))
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     connection.register("ours", ours)

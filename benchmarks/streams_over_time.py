@@ -128,7 +128,7 @@ def compare(what: str, sent: Sent) -> None:
     """Both have the same pairs; the same windows, of those that both have closed."""
     import duckdb
 
-    ours = sent.streams.read_arrow(sent.streams.whole("results"))
+    ours = sent.streams.read_arrow(sent.streams.all_ranges("results"))
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     connection.register("ours", ours)

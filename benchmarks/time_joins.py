@@ -104,7 +104,9 @@ class World:
         runtime = Runtime(self._lake, {"lake": self._streams}, lambda: self._spark, by="benchmark")
         context = StepContext(runtime, app, plan_application(app, systems=runtime.systems), FanOut())
         views = {name: StoredVersions(self._lake, dataset).current()}
-        batch = Compiled(context, BatchInputs(1, self._streams.whole(f"{name}-{records}"), views), lambda output: None)
+        batch = Compiled(
+            context, BatchInputs(1, self._streams.all_ranges(f"{name}-{records}"), views), lambda output: None
+        )
         batch.run()
         (frame,) = batch.sent
         assert "Exchange hashpartitioning" not in frame._jdf.queryExecution().executedPlan().toString()

@@ -25,7 +25,7 @@ def show_report(console: Console, lake: Lake, plot: Path) -> None:
     console.print(_versions(lake))
     streams = LakeStreams(lake)
     columns = ["dep_delay", "visib", "wind_speed", "model"]
-    enriched = streams.read_arrow(streams.whole("enriched-flights"), columns=columns)
+    enriched = streams.read_arrow(streams.all_ranges("enriched-flights"), columns=columns)
     draw(enriched, plot)
     console.print(f"Mean departure delay by visibility and wind: [bold]{plot}[/]")
     console.print(_models(enriched))

@@ -84,7 +84,7 @@ def export(
     check_export_target(target, records_per_file)
     streams = LakeStreams(lake)
     parts = streams.read_parts(
-        streams.whole(_lake_stream(name)),
+        streams.all_ranges(_lake_stream(name)),
         epochs=epochs,
         positions=positions,
         without_position="keep" if keep_without_position else "refuse",

@@ -59,7 +59,7 @@ class Filled:
 
     def expected(self, epochs: str) -> list[tuple[Any, ...]]:
         names = ["k", "v", "__tombstone", "__epoch"]
-        whole = self.streams.whole("s")
+        whole = self.streams.all_ranges("s")
         table = self.streams.read_arrow(whole, epochs=epochs, without_position="keep")  # type: ignore[arg-type]
         return sorted(tuple(row.values()) for row in table.select(names).to_pylist())
 

@@ -149,7 +149,7 @@ def test_a_join_on_the_partition_column_shuffles_neither_base_nor_deltas(sparkli
     world.advance(WEATHER)
     send(world, [("JFK", 3, 1.0), ("LGA", 4, 1.0)])
     world.advance(WEATHER)
-    stream = world.streams.read(world.spark(), world.streams.whole("weather"))
+    stream = world.streams.read(world.spark(), world.streams.all_ranges("weather"))
     side = world.view(WEATHER).frame(world.spark()).withColumnRenamed("temp", "temperature")
     joined = stream.join(side.hint("merge"), ["origin", "hour"], "left")
     plan = joined._jdf.queryExecution().executedPlan().toString()

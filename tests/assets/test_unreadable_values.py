@@ -181,7 +181,7 @@ def test_changes_with_such_values_are_dead_letters_and_the_others_applied(either
     report = either.advance(spec)
     assert report.counters["quarantined"] == len(BAD)
     assert served(either, spec) == DAYS
-    letters = either.streams.read_arrow(either.streams.whole("dead")).to_pylist()
+    letters = either.streams.read_arrow(either.streams.all_ranges("dead")).to_pylist()
     assert sorted(letter["offset"] for letter in letters) == [3, 4, 5, 6]
     assert [f"column {column!r} is " in letter["reason"] for column, letter in zip(BAD, letters, strict=True)] == [
         True

@@ -58,7 +58,7 @@ def work_of(folder: Path, columns: int) -> dict[str, int]:
     append = {"producer": "p", "sequence": 1, "end_of_dataset": "v1"}
     work["append"] = calls(lambda: world.streams.append("s", table, **append))
     work["rows"] = calls(lambda: world.streams.append("s", table.to_pylist(), producer="q", sequence=1))
-    work["read"] = calls(lambda: world.streams.read_arrow(world.streams.whole("s")))
+    work["read"] = calls(lambda: world.streams.read_arrow(world.streams.all_ranges("s")))
     (folder / "in" / "v1").mkdir(parents=True)
     pq.write_table(table, folder / "in" / "v1" / "part.parquet")
     (folder / "in" / "v1" / "_SUCCESS").touch()

@@ -115,7 +115,7 @@ class World:
         streams = LakeStreams(self.lake)
         if "relayed" not in streams.list_streams():
             return []
-        table = streams.read_arrow(streams.whole("relayed"), columns=["id"])
+        table = streams.read_arrow(streams.all_ranges("relayed"), columns=["id"])
         return sorted(zip(table["__epoch"].to_pylist(), table["id"].to_pylist(), strict=True))
 
     def in_topic(self, stream: str = "relayed") -> Output:

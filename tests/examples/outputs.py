@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def enriched_rows(lake_url: str) -> Counter[tuple[Any, ...]]:
     """Return the rows of the enriched stream with their counts; times as ISO text ending in Z."""
     streams = LakeStreams(open_lake(lake_url))
-    table = streams.read_arrow(streams.whole("enriched-flights"), columns=list(ENRICHED_COLUMNS))
+    table = streams.read_arrow(streams.all_ranges("enriched-flights"), columns=list(ENRICHED_COLUMNS))
     columns = [table.column(name).to_pylist() for name in ENRICHED_COLUMNS]
     at = ENRICHED_COLUMNS.index("time_hour")
     columns[at] = [time.strftime("%Y-%m-%dT%H:%M:%SZ") for time in columns[at]]
@@ -36,7 +36,7 @@ def assert_disruptions(lake_url: str, every: int) -> None:
     """Compare the second application's output with the oracle, all rows, where one batch has taken all flights."""
     streams = LakeStreams(open_lake(lake_url))
     columns = ["time_hour", "carrier", "flight", "tailnum", "origin", "dest", "reason", "aircraft_at", "desk"]
-    rows = streams.read_arrow(streams.whole("disrupted-flights"), columns=columns).select(columns).to_pylist()
+    rows = streams.read_arrow(streams.all_ranges("disrupted-flights"), columns=columns).select(columns).to_pylist()
     outputs = [row | {"time_hour": row["time_hour"].strftime("%Y-%m-%dT%H:%M:%SZ")} for row in rows]
     assert by_flight(outputs) == by_flight(disrupted(flights_in_order(every), {}, airline_desks()))
 

@@ -34,7 +34,7 @@ def assert_over_time(lake_url: str, every: int) -> None:
 def outputs(lake: Lake, stream: str, columns: tuple[str, ...]) -> Counter[tuple[Any, ...]]:
     """Return the records of an output with their counts."""
     streams = LakeStreams(lake)
-    table = streams.read_arrow(streams.whole(stream), columns=list(columns))
+    table = streams.read_arrow(streams.all_ranges(stream), columns=list(columns))
     return Counter(zip(*[table.column(name).to_pylist() for name in columns], strict=True))
 
 

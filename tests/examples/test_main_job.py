@@ -53,7 +53,7 @@ def test_the_counters_are_those_of_the_data(main_job: FinishedJob) -> None:
 def test_every_flight_is_in_the_stream_once_and_every_batch_is_closed(main_job: FinishedJob) -> None:
     lake = open_lake(main_job.lake)
     streams = LakeStreams(lake)
-    assert streams.records_between(streams.whole("enriched-flights")) == FLIGHTS
+    assert streams.records_between(streams.all_ranges("enriched-flights")) == FLIGHTS
     done = batches(main_job)
     assert len(done) >= 8
     assert [batch.intent.batch for batch in done] == list(range(1, len(done) + 1))

@@ -37,7 +37,7 @@ def capture_of(bank: Bank, lake: Lake, **more: Any) -> TableCapture:
 
 def records(lake: Lake, start: Position | None = None) -> list[dict[str, Any]]:
     streams = LakeStreams(lake)
-    ranges = streams.whole("accounts")
+    ranges = streams.all_ranges("accounts")
     if start is not None:
         ranges = {ssp: OffsetRange(start[ssp], span.end) for ssp, span in ranges.items()}
     return streams.read_arrow(ranges).sort_by([("__partition", "ascending"), ("__offset", "ascending")]).to_pylist()
@@ -157,7 +157,9 @@ def test_a_capture_that_is_killed_goes_on_without_loss_or_repetition(point: str,
     told = [(one["transaction"]["id"], one["transaction"]["total_order"]) for one in changes]
     assert len(set(told)) == len(told)
     streams = LakeStreams(lake)
-    boundaries = [json.loads(value) for value in streams.read_arrow(streams.whole("ends")).column("value").to_pylist()]
+    boundaries = [
+        json.loads(value) for value in streams.read_arrow(streams.all_ranges("ends")).column("value").to_pylist()
+    ]
     ends = [one for one in boundaries if one["status"] == "END"]
     assert [one["status"] for one in boundaries] == ["BEGIN", "END"] * len(ends)
     assert {one["id"]: one["event_count"] for one in ends} == {

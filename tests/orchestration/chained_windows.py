@@ -61,7 +61,7 @@ def send(world: StepWorld, clicks: Sequence[Click]) -> None:
 def check(world: StepWorld, least: int) -> None:
     """Compare sessions and what is behind them with plain Python over the whole input; at least so many spans."""
     sent: list[list[Click]] = [[], []]
-    for row in world.streams.read_arrow(world.streams.whole("clicks")).to_pylist():
+    for row in world.streams.read_arrow(world.streams.all_ranges("clicks")).to_pylist():
         seconds = None if row["time"] is None else (row["time"].replace(tzinfo=None) - at(0)).total_seconds()
         sent[row["__partition"]].append(Click(row["key"], seconds, row["number"], None, None, None))
     mark = min(watermark(own, DELAY) or 0 for own in sent)

@@ -90,7 +90,7 @@ def selling(folder: Path) -> Application:
 
 def batches(world: StepWorld, app: Application) -> Iterator[dict[str, list[tuple[str, str]]]]:
     """Yield what each batch of the log has read of each door, as (visitor, shop) in order."""
-    records = {door: world.streams.read_arrow(world.streams.whole(door)).to_pylist() for door in DOORS}
+    records = {door: world.streams.read_arrow(world.streams.all_ranges(door)).to_pylist() for door in DOORS}
     done = {
         state.last.intent.batch: state.last.intent
         for _, state in BatchLog(world.lake, app.name).history(None)

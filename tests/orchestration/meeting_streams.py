@@ -63,7 +63,7 @@ def expected(world: StepWorld, how: str, *, idle: bool = False) -> tuple[Counter
     """
     sides, marks, counts = [], [], Counter[str]()
     for stream, key in (("orders", "k"), ("payments", "order_key")):
-        stored = world.streams.read_arrow(world.streams.whole(stream)).to_pylist()
+        stored = world.streams.read_arrow(world.streams.all_ranges(stream)).to_pylist()
         rows = []
         for partition in range(world.streams.info(stream).partitions):
             mine = sorted((r for r in stored if r["__partition"] == partition), key=lambda r: r["__offset"])

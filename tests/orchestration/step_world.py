@@ -128,7 +128,7 @@ class StepWorld:
 
     def rows(self, stream: str) -> list[dict[str, Any]]:
         """Return the records of a stream, by partition and offset, without their position."""
-        table = self.streams.read_arrow(self.streams.whole(stream))
+        table = self.streams.read_arrow(self.streams.all_ranges(stream))
         rows: list[dict[str, Any]] = table.drop_columns(
             [name for name in RECORD_META if name in table.column_names]
         ).to_pylist()

@@ -52,7 +52,7 @@ def sent(world: StepWorld, key: str) -> dict[str, list[Mapping[str, Any]]]:
     for start in range(0, len(scans), 60):
         world.send("scans", *scans[start : start + 60])
     by_tag = defaultdict(list)
-    for row in world.streams.read_arrow(world.streams.whole("scans")).to_pylist():
+    for row in world.streams.read_arrow(world.streams.all_ranges("scans")).to_pylist():
         by_tag[row["tag"]].append(row)
     return by_tag
 

@@ -113,4 +113,4 @@ def described(folder: Path, count: int) -> tuple[StepContext, BatchInputs]:
         records.filter(f"v > {number}").send_to(table)
     plan = plan_application(app, systems={"lake": streams})
     runtime = Runtime(lake, {"lake": streams}, lambda: None, by="test")  # type: ignore[arg-type, return-value]
-    return StepContext(runtime, app, plan, FanOut()), BatchInputs(1, streams.whole("records"), {})
+    return StepContext(runtime, app, plan, FanOut()), BatchInputs(1, streams.all_ranges("records"), {})

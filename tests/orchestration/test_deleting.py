@@ -49,7 +49,7 @@ def sent(streams: LakeStreams, *values: int, sequence: int = 1, name: str = "s")
 
 
 def values(streams: LakeStreams, name: str = "s") -> list[int]:
-    return sorted(streams.read_arrow(streams.whole(name)).column("v").to_pylist())
+    return sorted(streams.read_arrow(streams.all_ranges(name)).column("v").to_pylist())
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_deleted_stream_is_gone_and_what_is_made_anew_is_another_one(lake: Lak
     report = delete_stream(lake, "s", **WHY)
     assert (report.objects, report.repeated) == (planned.objects, False)
     assert streams.list_streams() == ["other"]
-    for ask in (streams.info, streams.whole, streams.describe, streams.maintain):
+    for ask in (streams.info, streams.all_ranges, streams.describe, streams.maintain):
         with pytest.raises(StreamNotFoundError, match="Streams: other"):
             ask("s")  # type: ignore[operator]
     left = keys(lake, "streams/s/")

@@ -91,7 +91,7 @@ def test_times_by_arrow_are_those_that_spark_makes_of_them(step_world: StepWorld
     )
     step_world.streams.append("clicks", table, producer="test", sequence=1)
     step_world.streams.append("clicks", table, producer="test", sequence=2)
-    ranges = step_world.streams.whole("clicks")
+    ranges = step_world.streams.all_ranges("clicks")
     records = step_world.streams.read(step_world.spark(), ranges)
     time = EventTime("ts")
     assert time.column_name(dict(records.dtypes)) == "ts"
@@ -169,7 +169,7 @@ def test_arrival_is_the_time_of_the_record_also_behind_a_function_and_where_read
         app.output_stream("lake.seen", partitions=1)
     )
     step_world.run(app)
-    arrivals = step_world.streams.read_arrow(step_world.streams.whole("clicks"))["__timestamp"].to_pylist()
+    arrivals = step_world.streams.read_arrow(step_world.streams.all_ranges("clicks"))["__timestamp"].to_pylist()
     assert [row["at"] for row in step_world.rows("seen")] == arrivals
     assert step_world.state(app).times.operators == {"seen": max(arrivals)}
 

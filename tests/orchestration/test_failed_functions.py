@@ -84,7 +84,7 @@ def failing(world: StepWorld, describe: Callable[[Any, Application], Any]) -> Op
 def is_of(world: StepWorld, error: OperatorFailedError, key: str) -> bool:
     """Whether the position that is told is that of the record with this key."""
     streams = world.streams
-    records = streams.read_arrow(streams.whole("s")).to_pylist()
+    records = streams.read_arrow(streams.all_ranges("s")).to_pylist()
     (row,) = [row for row in records if row["k"] == key]
     return (error.stream, error.partition, error.offset) == ("lake.s", row["__partition"], str(row["__offset"]))
 

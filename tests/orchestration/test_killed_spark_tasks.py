@@ -64,7 +64,7 @@ def test_counters_are_exact_where_a_worker_is_killed_before_or_after_the_store_t
         "lake.scans", StartpointSpecific("2"), until=StartpointSpecific("9"), by="test", reason="a test"
     )
     counters = step_world.run(app, run="again").counters["tags"]
-    rows = step_world.streams.read_arrow(step_world.streams.whole("scans")).to_pylist()
+    rows = step_world.streams.read_arrow(step_world.streams.all_ranges("scans")).to_pylist()
     expected: Counter[str] = Counter()
     for row in rows:
         expected[row["tag"]] += 2 * (1 + (2 <= row["__offset"] < 9))

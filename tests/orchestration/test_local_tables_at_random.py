@@ -79,7 +79,9 @@ class Expected:
 
 def expected(world: StepWorld, app: Application) -> Expected:
     """Redo the batches of the application's log over the records of its streams."""
-    records = {name: world.streams.read_arrow(world.streams.whole(name)).to_pylist() for name in ("visits", "asked")}
+    records = {
+        name: world.streams.read_arrow(world.streams.all_ranges(name)).to_pylist() for name in ("visits", "asked")
+    }
     history = BatchLog(world.lake, app.name).history(None)
     done = {state.last.intent.batch: state.last.intent for _, state in history if state.last is not None}
     result = Expected()

@@ -179,7 +179,7 @@ def test_rows_of_a_message_that_differ_in_each_run_are_refused(step_world: StepW
 
 def read_from(world: StepWorld, start: int, end: int | None = None) -> list[Scan]:
     """Return the scans from an offset on, up to another, of all partitions."""
-    rows = world.streams.read_arrow(world.streams.whole("scans")).to_pylist()
+    rows = world.streams.read_arrow(world.streams.all_ranges("scans")).to_pylist()
     chosen = [row for row in rows if start <= row["__offset"] and (end is None or row["__offset"] < end)]
     return [(row["gate"], row["tag"], row["at"]) for row in chosen]
 

@@ -48,7 +48,7 @@ def shopping() -> Application:
 
 def sent(world: StepWorld, epoch: int) -> pa.Table:
     """Return what was sent in an epoch, by partition and in its order, without positions and times."""
-    records = world.streams.read_arrow(world.streams.whole("sold"))
+    records = world.streams.read_arrow(world.streams.all_ranges("sold"))
     mine = records.filter(pc.equal(records["__epoch"], epoch))
     return mine.drop_columns(["__offset", "__epoch", "__timestamp"])
 
@@ -126,6 +126,6 @@ def test_by_time_replays_meet_what_is_known_now_or_what_is_served_or_what_was_re
         if versions == "recorded":
             discard_all(step_world.lake, {"rates": RATES, "fares": HISTORY}, by="test")
         run_step(step_world.context(app))
-        records = step_world.streams.read_arrow(step_world.streams.whole("sold_at"))
+        records = step_world.streams.read_arrow(step_world.streams.all_ranges("sold_at"))
         (row,) = records.filter(pc.equal(records["__epoch"], epoch)).to_pylist()
         assert (row["fare"], row["rate"]) == (fare, rate), versions

@@ -90,10 +90,10 @@ def test_startpoints_and_replays_go_to_all_tasks_in_an_epoch_of_their_own(world:
     startpoints = Startpoints(app, lake=world.lake)
     startpoints.request("lake.rules.0", StartpointOldest(), by="ada", reason="r")
     startpoints.request("lake.rules.1", StartpointOldest(), until=StartpointSpecific(offset="1"), by="ada", reason="r")
-    read = world.streams.read_arrow(world.streams.whole("rules")).to_pylist()
+    read = world.streams.read_arrow(world.streams.all_ranges("rules")).to_pylist()
     again = [(row["rule"], row["limit"]) for row in read if row["__partition"] == 0 or row["__offset"] == 0]
     world.run(app)
-    records = world.streams.read_arrow(world.streams.whole("alike")).to_pylist()
+    records = world.streams.read_arrow(world.streams.all_ranges("alike")).to_pylist()
     replayed = [
         {name: row[name] for name in ("rule", "name", "made", "task")} for row in records if row["__epoch"] == 1
     ]

@@ -28,18 +28,18 @@ def replay(world: StepWorld, app: Application, batch: int, epochs: dict[int, int
     ssps = world.streams.partitions(stream.partition(".")[2])
     given = {ssp: epochs[ssp.partition] for ssp in ssps if ssp.partition in epochs}
     views = {dataset.name: StoredVersions(world.lake, dataset).require_current() for dataset in app.datasets}
-    ranges = world.streams.whole(stream.partition(".")[2])
+    ranges = world.streams.all_ranges(stream.partition(".")[2])
     run_batch(world.context(app), BatchInputs(batch, ranges, views, given), lambda output: None)
 
 
 def values_and_epochs(world: StepWorld, stream: str) -> list[tuple[int, int]]:
     """Return (value, epoch) of a stream's records, by partition and offset."""
-    table = world.streams.read_arrow(world.streams.whole(stream))
+    table = world.streams.read_arrow(world.streams.all_ranges(stream))
     return list(zip(table.column("v").to_pylist(), table.column("__epoch").to_pylist(), strict=True))
 
 
 def partition_of(world: StepWorld, stream: str) -> dict[int, int]:
-    table = world.streams.read_arrow(world.streams.whole(stream))
+    table = world.streams.read_arrow(world.streams.all_ranges(stream))
     return dict(zip(table.column("v").to_pylist(), table.column("__partition").to_pylist(), strict=True))
 
 
@@ -112,6 +112,6 @@ def test_an_epoch_of_a_partition_that_the_batch_does_not_read_adds_nothing(step_
     app = Application("app", few_records=0)
     app.input_stream("lake.numbers").send_to(app.output_stream("lake.out", partitions=2, key="k"))
     other = {SystemStreamPartition("lake", "other", 0): 4}
-    ranges = step_world.streams.whole("numbers")
+    ranges = step_world.streams.all_ranges("numbers")
     run_batch(step_world.context(app), BatchInputs(1, ranges, {}, other), lambda output: None)
     assert {epoch for _, epoch in values_and_epochs(step_world, "out")} == {0}

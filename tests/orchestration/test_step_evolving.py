@@ -49,7 +49,7 @@ def out(world: StepWorld) -> list[tuple[Any, ...]]:
     """The output by Spark, which must be what Arrow reads."""
     streams = world.streams
     rows = sorted((row["k"], row["v"], row.get("w")) for row in world.rows("out"))
-    frame = streams.read(world.spark(), streams.whole("out"))
+    frame = streams.read(world.spark(), streams.all_ranges("out"))
     assert rows == sorted((r["k"], r["v"], r["w"] if "w" in frame.columns else None) for r in frame.collect())
     return rows
 

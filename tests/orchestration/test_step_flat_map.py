@@ -76,9 +76,9 @@ def test_records_are_made_of_records_in_order_and_again_the_same(step_world: Ste
     assert sorted(made) == sorted(single)
     assert step_world.records()["11"] == (50, None)
     # The same bytes: other contents under the same batch would be refused.
-    before = step_world.streams.whole("letters")
+    before = step_world.streams.all_ranges("letters")
     step_world.again(app)
-    assert step_world.streams.whole("letters") == before
+    assert step_world.streams.all_ranges("letters") == before
 
 
 def test_records_without_elements_stay_where_they_are_asked_to(step_world: StepWorld) -> None:

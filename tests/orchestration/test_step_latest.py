@@ -57,7 +57,7 @@ def ask(
 
 def latest(world: StepWorld, stream: str) -> Counter[int]:
     """Return how often each number is among the latest, by Spark and by Arrow, which have to agree."""
-    ranges = world.streams.whole(stream)
+    ranges = world.streams.all_ranges(stream)
     counts = Counter(world.streams.read_arrow(ranges, ["v"], epochs="latest")["v"].to_pylist())
     rows = world.streams.read(world.spark(), ranges, epochs="latest").collect()
     assert Counter(row.v for row in rows) == counts
@@ -66,7 +66,7 @@ def latest(world: StepWorld, stream: str) -> Counter[int]:
 
 def placed(world: StepWorld) -> list[dict[int, int]]:
     """Return the numbers of the input by partition and offset."""
-    table = world.streams.read_arrow(world.streams.whole("numbers"))
+    table = world.streams.read_arrow(world.streams.all_ranges("numbers"))
     numbers: list[dict[int, int]] = [{}, {}]
     for row in table.select(["v", "__partition", "__offset"]).to_pylist():
         numbers[row["__partition"]][row["__offset"]] = row["v"]
@@ -127,9 +127,9 @@ def test_the_latest_results_agree_with_what_the_application_would_make_of_each_r
     world.run(application(201))
     assert latest(world, "out")[200] == 0
     assert (latest(world, "out")[202], latest(world, "even")[202]) == (2, 2)
-    assert Counter(world.streams.read_arrow(world.streams.whole("out"))["v"].to_pylist())[202] == 4
+    assert Counter(world.streams.read_arrow(world.streams.all_ranges("out"))["v"].to_pylist())[202] == 4
 
-    sources = world.streams.read_arrow(world.streams.whole("even"), ["v"], positions=True)
+    sources = world.streams.read_arrow(world.streams.all_ranges("even"), ["v"], positions=True)
     at = placed(world)
     for row in sources.select(["v", *POSITION]).to_pylist():
         partition = SystemStreamPartition.parse(row["__source"]).partition

@@ -91,7 +91,7 @@ def test_results_that_are_declared_flow_on_in_place_of_the_records(step_world: S
     by_partition = [
         {row["k"] for row in step_world.streams.read_arrow({ssp: span}).to_pylist()}
         for stream in ("numbers", "out")
-        for ssp, span in sorted(step_world.streams.whole(stream).items())
+        for ssp, span in sorted(step_world.streams.all_ranges(stream).items())
     ]
     assert by_partition[:2] == by_partition[2:]
 
@@ -176,7 +176,7 @@ def test_a_function_that_raises_fails_the_batch_and_is_told_with_its_line(step_w
     error = caught.value
     assert error.file == __file__
     assert "Batch 1" in error.next_step
-    held = step_world.streams.read_arrow(step_world.streams.whole("numbers")).to_pylist()
+    held = step_world.streams.read_arrow(step_world.streams.all_ranges("numbers")).to_pylist()
     (first,) = [row for row in held if (row["__partition"], str(row["__offset"])) == (error.partition, error.offset)]
     assert error.record == f"{{k: {first['k']!r}, v: {first['v']}}}"
     assert re.search(

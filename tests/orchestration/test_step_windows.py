@@ -80,7 +80,7 @@ def clicks_app(results: Mapping[str, str], without: Sequence[str] = ()) -> Appli
 
 def as_sent(world: StepWorld) -> list[list[Click]]:
     """Return the records of each partition of the stream, as they were sent."""
-    rows = world.streams.read_arrow(world.streams.whole("clicks")).to_pylist()
+    rows = world.streams.read_arrow(world.streams.all_ranges("clicks")).to_pylist()
     made: list[list[Click]] = [[], []]
     for row in rows:
         seconds = None if row["time"] is None else (row["time"].replace(tzinfo=None) - at(0)).total_seconds()
@@ -161,7 +161,7 @@ def test_windows_are_whole_across_runs_and_come_out_once(
 def latest(world: StepWorld, stream: str) -> list[tuple[Any, ...]]:
     """Return what a table of the updates holds: the last one of each key and begin, unless it is a tombstone."""
     table: dict[Any, Any] = {}
-    for row in world.streams.read_arrow(world.streams.whole(stream)).to_pylist():
+    for row in world.streams.read_arrow(world.streams.all_ranges(stream)).to_pylist():
         table[row["key"], row["window_start"]] = None if row["__tombstone"] else shown(row)
     return [row for row in table.values() if row is not None]
 

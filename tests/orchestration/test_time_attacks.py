@@ -251,7 +251,9 @@ def test_an_idle_partition_wakes(step_world: StepWorld) -> None:
     world.stream("hits", "k", 2, k="string", at="timestamp", v="bigint")
     world.stream("probe", "k", 2, k="string")
     world.send("probe", *[(f"k{n}",) for n in range(9)])
-    lies = {row["__partition"]: row["k"] for row in world.streams.read_arrow(world.streams.whole("probe")).to_pylist()}
+    lies = {
+        row["__partition"]: row["k"] for row in world.streams.read_arrow(world.streams.all_ranges("probe")).to_pylist()
+    }
     one, other = lies[0], lies[1]
     app = Application("idle")
     hits = app.input_stream("lake.hits", event_time="at", idle_after=SECOND / 2)

@@ -24,7 +24,7 @@ def test_tasks_read_the_times_of_exactly_the_records_that_are_asked_for(step_wor
             }
         )
         step_world.streams.append("clicks", table, producer="test", sequence=number)
-    whole = step_world.streams.whole("clicks")
+    whole = step_world.streams.all_ranges("clicks")
     asked = {ssp: OffsetRange(str(2 + ssp.partition), str(int(span.end) - 3)) for ssp, span in whole.items()}
     rows = step_world.streams.read_arrow(whole, ["k"]).to_pylist()
     for name in ("ts", ARRIVAL):

@@ -70,7 +70,7 @@ if __name__ == "__main__":
     streams.append("orders", sold, producer="shop", sequence=1)
     with session_scope(master=sys.argv[2]) as session:
         run_application(app, lake=lake, systems=systems, spark=session, run="first")
-    found = streams.read_arrow(streams.whole("amounts")).to_pylist()
+    found = streams.read_arrow(streams.all_ranges("amounts")).to_pylist()
     print(json.dumps(sorted([row["item"], row["amount"]] for row in found)))
 """,
 }

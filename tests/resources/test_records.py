@@ -63,7 +63,7 @@ def streams() -> LakeStreams:
 
 
 def stored(streams: LakeStreams) -> list[dict[str, Any]]:
-    return streams.read_arrow(streams.whole("s")).select(SCHEMA.names).to_pylist()
+    return streams.read_arrow(streams.all_ranges("s")).select(SCHEMA.names).to_pylist()
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -7,16 +7,17 @@ replaced all its earlier results; for one that has read a part again, the replac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.common import check_choice, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
 from dagster_adjunct.resources.streams.lake.manifest import (
     Coverage,
@@ -67,6 +68,8 @@ class Lineage:
 
 LineageOf = Callable[[str], Lineage | None]
 """Returns the lineage of a stream such as "lake.orders", or None if it is not known."""
+StateOf = Callable[[str], StreamState | None]
+"""Returns the state of a stream such as "lake.orders", or None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +79,9 @@ class ReplacedResults:
     superseded: tuple[SupersededRange, ...] = ()
     unknown: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def readers(self) -> frozenset[tuple[str, str]]:
-        """The (reader, stream) whose results are all replaced."""
-        return frozenset((span.reader, _stream(span.source)) for span in self.superseded)
+    def streams_of(self, reader: str) -> set[str]:
+        """Return the streams that the reader's replaced results were made of: all its results of them are replaced."""
+        return {_stream(span.source) for span in self.superseded if span.reader == reader}
 
 
 def find_replaced_by_repartition(read: ReadCoverage, lineage_of: LineageOf) -> ReplacedResults:
@@ -120,15 +122,10 @@ def translate_coverage(before: ReadCoverage, now: ReadCoverage, lineage_of: Line
             ssp = SystemStreamPartition.parse(source)
             lineage = lineage_of(ssp.qualified_stream)
             at = lineage.index_of(identity) if lineage is not None else None
-            if (
-                lineage is None
-                or not at
-                or not any(f"{application}@{earlier}" in before for earlier in lineage.ids[:at])
-            ):
-                continue
-            coverage = known.setdefault(reader, {}).get(source, Coverage())
-            until = max(coverage.until, lineage.rewritings[at - 1].next[ssp.partition])
-            known[reader][source] = coverage.model_copy(update={"until": until})
+            if lineage and at and any(f"{application}@{earlier}" in before for earlier in lineage.ids[:at]):
+                coverage = known.setdefault(reader, {}).get(source, Coverage())
+                until = max(coverage.until, lineage.rewritings[at - 1].next[ssp.partition])
+                known[reader][source] = coverage.model_copy(update={"until": until})
     return known
 
 
@@ -149,11 +146,9 @@ def _reread_extent(
 
 def _has_loss_between(lineage: Lineage, at: int, later: int) -> bool:
     """Return whether retention dropped records between two repartitionings; these can't be mapped to old ones."""
-    for before, rewriting in zip(lineage.rewritings[at : later - 1], lineage.rewritings[at + 1 : later], strict=True):
-        first = 1 if any(before.oldest) else 0
-        if any(oldest > first for oldest in rewriting.oldest):
-            return True
-    return False
+    return any(
+        max(rewriting.oldest) > any(before.oldest) for before, rewriting in pairwise(lineage.rewritings[at:later])
+    )
 
 
 def _stream(source: str) -> str:
@@ -175,11 +170,9 @@ def find_replaced_results(
     Raises ConfigurationError if that can't be determined: for records without a source position, unless they are
     kept, and for results of replayed records whose own replacements are not known.
     """
-    if without_position not in ("refuse", "keep"):
-        raise ConfigurationError(
-            f"without_position={without_position!r}: expected 'refuse' or 'keep'.",
-            argument="without_position",
-        )
+    check_choice(
+        without_position, f"without_position={without_position!r}", ("refuse", "keep"), argument="without_position"
+    )
     unknown = sum(segment.rows for segment in segments if not segment.positioned)
     if unknown and without_position == "refuse":
         raise ConfigurationError(
@@ -200,29 +193,22 @@ def _find_upstream_replacements(
 
     Upstream streams that were replayed are read. Raises ConfigurationError if that does not suffice.
     """
-    lineages = lineage_lookup(streams)
-    rewritten = find_replaced_by_repartition(state.read, lineages)
+    state_of = _state_lookup(streams)
+    rewritten = find_replaced_by_repartition(state.read, lineage_lookup(streams))
     if rewritten.unknown:
         raise _repartitioned_error(stream, *rewritten.unknown[0])
     replaced = list(rewritten.superseded)
     unknown: set[str] = set()
     for reader, partitions in sorted(state.read.items()):
-        for name in sorted({SystemStreamPartition.parse(source).qualified_stream for source in partitions}):
-            if (reader, name) in rewritten.readers:
-                continue
-            system, upstream = split_stream_name(name)
-            try:
-                above = streams.state(upstream)[1] if system == streams.name else None
-            except StreamNotFoundError:
-                above = None
-            identity = reader.partition("@")[2]
+        identity = reader.partition("@")[2]
+        for name in sorted({_stream(source) for source in partitions} - rewritten.streams_of(reader)):
+            above = state_of(name)
             if above is None or Lineage.of(above).index_of(identity) is None:
                 unknown.add(name)
-            elif above.id != identity:
-                if _is_replayed(streams, upstream, above, set()):
+            elif _is_replayed(state_of, name, {f"lake.{stream}"}):
+                if above.id != identity:
                     raise _repartitioned_error(stream, reader, name)
-            elif _is_replayed(streams, upstream, above, set()):
-                replaced += _find_replaced_upstream(streams, stream, reader, upstream, above, partitions)
+                replaced += _find_replaced_upstream(streams, stream, reader, name, above, partitions)
     if unknown and any(segment.chained for segment in segments):
         raise _ambiguous_error(
             stream,
@@ -233,87 +219,73 @@ def _find_upstream_replacements(
     return replaced
 
 
-def _is_replayed(streams: LakeReads, stream: str, state: StreamState, seen: set[str]) -> bool:
+def _is_replayed(state_of: StateOf, name: str, seen: Collection[str]) -> bool:
     """Return whether a stream, or one upstream of it in the lake, has replaced records."""
-    if list_superseded(state.read):
-        return True
-    sources = {source for read in state.read.values() for source in read}
-    for name in {SystemStreamPartition.parse(source).qualified_stream for source in sources}:
-        system, upstream = split_stream_name(name)
-        if system == streams.name and upstream not in {*seen, stream}:
-            try:
-                if _is_replayed(streams, upstream, streams.state(upstream)[1], {*seen, stream}):
-                    return True
-            except StreamNotFoundError:
-                continue
-    return False
+    state = state_of(name)
+    if state is None or name in seen:
+        return False
+    sources = {_stream(source) for read in state.read.values() for source in read}
+    return bool(list_superseded(state.read)) or any(_is_replayed(state_of, each, {*seen, name}) for each in sources)
 
 
 def _find_replaced_upstream(
-    streams: LakeReads,
-    stream: str,
-    reader: str,
-    upstream: str,
-    above: StreamState,
-    partitions: Mapping[str, Coverage],
+    streams: LakeReads, stream: str, reader: str, name: str, above: StreamState, partitions: Mapping[str, Coverage]
 ) -> list[SupersededRange]:
-    """Return the ranges of replaced records of `upstream`, whose results are replaced in every epoch."""
-    behind = [
-        f"lake.{upstream}.{p}"
-        for p, end in enumerate(above.next)
-        if partitions.get(f"lake.{upstream}.{p}", Coverage()).until != end
-    ]
+    """Return the ranges of replaced records of the stream `name`, whose results are replaced in every epoch."""
+    application = reader.partition("@")[0]
+    ends = {f"{name}.{p}": end for p, end in enumerate(above.next)}
+    behind = [source for source, end in ends.items() if partitions.get(source, Coverage()).until != end]
     if behind:
         raise _ambiguous_error(
             stream,
-            f"lake.{upstream} was replayed, and {reader.partition('@')[0]!r} has not read all of it yet (in "
-            f"{', '.join(behind[:3])}): earlier results would be missing before the later ones exist",
-            f"Run {reader.partition('@')[0]!r} until it has caught up, then read again.",
+            f"{name} was replayed, and {application!r} has not read all of it yet (in {', '.join(behind[:3])}): "
+            "earlier results would be missing before the later ones exist",
+            f"Run {application!r} until it has caught up, then read again.",
         )
     if any(above.oldest):
         raise _ambiguous_error(
             stream,
-            f"lake.{upstream} was replayed, but retention has dropped records that are needed to find replaced ones",
-            f"Keep lake.{upstream} longer than its replays reach back, and replay its reader from its oldest record.",
+            f"{name} was replayed, but retention has dropped records that are needed to find replaced ones",
+            f"Keep {name} longer than its replays reach back, and replay its reader from its oldest record.",
         )
-
-    held: dict[int, list[Any]] = {}
-    for kept in streams.read_parts(_full_ranges(streams, upstream, above), [], epochs="latest"):
-        for partition in kept.column(PARTITION).unique().to_pylist():
-            rows = kept.filter(pc.equal(kept.column(PARTITION), partition))
-            held.setdefault(partition, []).append(rows.column(OFFSET).to_numpy())
+    kept: dict[int, list[Any]] = {}
+    ranges = {SystemStreamPartition.parse(source): OffsetRange("0", str(end)) for source, end in ends.items()}
+    for part in streams.read_parts(ranges, [], epochs="latest"):
+        for partition in part.column(PARTITION).unique().to_pylist():
+            rows = part.filter(pc.equal(part.column(PARTITION), partition))
+            kept.setdefault(partition, []).append(rows.column(OFFSET).to_numpy())
     return [
-        SupersededRange(reader, f"lake.{upstream}.{p}", start, end, EVERY_EPOCH)
-        for p, until in enumerate(above.next)
-        for start, end in _find_gaps(held.get(p, []), until)
+        SupersededRange(reader, source, start, end, EVERY_EPOCH)
+        for p, (source, until) in enumerate(ends.items())
+        for start, end in _find_gaps(kept.get(p, []), until)
     ]
 
 
-def _full_ranges(streams: LakeReads, stream: str, state: StreamState) -> dict[SystemStreamPartition, OffsetRange]:
-    return {
-        SystemStreamPartition(streams.name, stream, p): OffsetRange("0", str(end)) for p, end in enumerate(state.next)
-    }
-
-
-def _find_gaps(held: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
+def _find_gaps(kept: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges of [0, until) without the given offsets, which are in order."""
-    offsets = np.concatenate([[-1], *held, [until]])
+    offsets = np.concatenate([[-1], *kept, [until]])
     for at in np.nonzero(np.diff(offsets) > 1)[0]:
         yield int(offsets[at]) + 1, int(offsets[at + 1])
 
 
-def lineage_lookup(streams: LakeReads) -> Callable[[str], Lineage | None]:
-    """Return a cached function from a stream such as "lake.orders" to its lineage."""
+def _state_lookup(streams: LakeReads) -> StateOf:
+    """Return a cached function from a stream such as "lake.orders" to its state, None if it is not known."""
 
     @cache
-    def lineage_of(name: str) -> Lineage | None:
+    def state_of(name: str) -> StreamState | None:
         system, stream = split_stream_name(name)
         try:
-            return Lineage.of(streams.state(stream)[1]) if system == streams.name else None
+            return streams.state(stream)[1] if system == streams.name else None
         except StreamNotFoundError:
             return None
 
-    return lineage_of
+    return state_of
+
+
+def lineage_lookup(streams: LakeReads) -> LineageOf:
+    """Return a function from a stream such as "lake.orders" to its lineage."""
+    state_of = _state_lookup(streams)
+    return lambda name: Lineage.of(state) if (state := state_of(name)) is not None else None
 
 
 def _repartitioned_error(stream: str, reader: str, name: str) -> ConfigurationError:

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, conform_to_layout
+from dagster_adjunct.resources.bucketing.files import BucketLayout, conform_to_layout
 from dagster_adjunct.resources.bucketing.writer import ROW, BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
@@ -64,17 +66,17 @@ def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: 
     try:
         lake.store.put_if_absent(key, body)
     except ObjectExistsError:
-        return  # held since they were listed
+        return  # retained since they were listed
     # From now on, maintenance finds this hold after dropping the files from the index.
     streams = StreamStates(lake)
     _, state = streams.state(stream)
     listed = {segment.attempt for segment in list_segments(state, streams.pages_of(stream))}
-    gone = [attempt for attempt in wanted if attempt not in listed]
-    if gone or state.id != identity:
+    missing = [attempt for attempt in wanted if attempt not in listed]
+    if missing or state.id != identity:
         lake.store.delete(key)
         raise OffsetOutOfRangeError(
-            f"stream {stream!r} has changed since its commit {number}: {len(gone)} of {len(wanted)} folders of files "
-            "are no longer in its index.",
+            f"stream {stream!r} has changed since its commit {number}: {len(missing)} of {len(wanted)} folders of "
+            "files are no longer in its index.",
             "Take a new view of the stream (stream_view), and retry.",
             stream=f"lake.{stream}",
         )
@@ -90,11 +92,11 @@ def release_files(lake: Lake, stream: str, *, holder: str, keep: Collection[str]
 
 def list_retained_attempts(lake: Lake, stream: str) -> dict[str, list[str]]:
     """Return the folders of files that are on hold, by holder. Raises MalformedDocumentError."""
-    attempts_of: dict[str, set[str]] = {}
+    attempts_of: dict[str, set[str]] = defaultdict(set)
     for item in lake.store.list(f"{lake.stream_prefix(stream)}/holds/"):
         try:
             body = json.loads(lake.store.get(item.key).data)
-            attempts_of.setdefault(body["holder"], set()).update(body["attempts"])
+            attempts_of[body["holder"]].update(body["attempts"])
         except (ValueError, KeyError, TypeError) as error:
             raise MalformedDocumentError(
                 f"the hold {item.key!r} in {lake.url} can't be read ({error!r}), so its files are not known.",
@@ -110,32 +112,44 @@ def _holder_prefix(lake: Lake, stream: str, holder: str) -> str:
 
 def merge_files(
     store: ObjectStore, prefix: str, declaration: LakeStreamDeclaration, run: Sequence[Segment], attempt: str
-) -> tuple[FileEntry, ...]:
-    """Write the records of these segments into one file a partition and return the files.
+) -> Segment:
+    """Write the records of these segments into one file a partition; return the segment that replaces them.
 
     Rows are streamed by row group, so memory does not grow with the run. Timestamps that were those of an append are
     written out, since the merged segment no longer knows its appends. All files get the stream's current columns.
     """
-    folder = data_folder(prefix, attempt)
     options = WriteOptions(prefix, range_of=TIMESTAMP)
     layout = declaration.layout_of((EPOCH, *find_position_columns(store, prefix, run)))
-    written: list[FileEntry] = []
+    files: list[FileEntry] = []
     for partition in sorted({file.partition for segment in run for file in segment.files}):
-        writer = BucketFileWriter(store, folder, partition, layout, options)
-        rows = 0
+        writer = BucketFileWriter(store, data_folder(prefix, attempt), partition, layout, options)
+        expected = 0
         try:
             for segment in run:
                 for file in segment.files:
                     if file.partition == partition:
-                        rows += file.rows
-                        _copy_file(store, prefix, segment, file, run[0].base[partition], writer, layout)
+                        expected += file.rows
+                        shift = segment.base[partition] - run[0].base[partition]
+                        when = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
+                        for rows in iter_file_rows(store, prefix, segment, file, layout):
+                            writer.write(conform_to_layout(_rebase_rows(rows, shift, when), layout))
             done = writer.finish()
         finally:
             writer.discard()
-        _check_row_count(prefix, partition, rows, done)
+        check_row_count(prefix, f"compaction of partition {partition}", done.rows if done else 0, expected)
         if done is not None:
-            written.append(FileEntry.of(done))
-    return tuple(written)
+            files.append(FileEntry.of(done))
+    return Segment(
+        id=0,  # assigned by the commit
+        attempt=attempt,
+        base=run[0].base,
+        next=run[-1].next,
+        appended=run[-1].appended,
+        files=tuple(files),
+        markers=tuple(marker for segment in run for marker in segment.markers),
+        positioned=all(segment.positioned for segment in run if segment.files),
+        chained=any(segment.chained for segment in run),
+    )
 
 
 def find_position_columns(store: ObjectStore, prefix: str, run: Sequence[Segment]) -> tuple[str, ...]:
@@ -150,43 +164,31 @@ def find_position_columns(store: ObjectStore, prefix: str, run: Sequence[Segment
     return tuple(POSITION) if there else ()
 
 
-def _copy_file(
-    store: ObjectStore,
-    prefix: str,
-    segment: Segment,
-    file: FileEntry,
-    base: int,
-    writer: BucketFileWriter,
-    layout: BucketLayout,
-) -> None:
+def iter_file_rows(
+    store: ObjectStore, prefix: str, segment: Segment, file: FileEntry, layout: BucketLayout
+) -> Iterator[pa.Table]:
+    """Yield a file's rows by row group, with all hidden columns of the layout: null where the file has none."""
     parquet = open_segment_file(store, prefix, segment, file)
-    shift = segment.base[file.partition] - base
     for group in range(parquet.metadata.num_row_groups):
-        rows = _rebase_rows(parquet.read_row_group(group), shift, segment.appended, layout)
-        writer.write(conform_to_layout(rows, layout))
+        table = parquet.read_row_group(group)
+        for name, kind in layout.hidden:
+            if name not in table.column_names:
+                table = table.append_column(name, pa.nulls(table.num_rows, arrow_type(kind)))
+        yield table
 
 
-def _rebase_rows(table: pa.Table, shift: int, appended_ms: int, layout: BucketLayout) -> pa.Table:
-    when = pa.scalar(appended_ms * 1000, pa.timestamp("us", tz="UTC"))
-    for name, kind in layout.hidden:
-        if name not in table.column_names:  # the file has no epochs or positions
-            table = table.append_column(name, pa.nulls(table.num_rows, arrow_type(kind)))
-    for name, column in (
-        (ROW, pc.add(table.column(ROW), shift)),
-        (TIMESTAMP, pc.fill_null(table.column(TIMESTAMP), when)),
-    ):
-        table = table.set_column(table.column_names.index(name), name, column)
-    return table
+def _rebase_rows(table: pa.Table, shift: int, when: pa.Scalar) -> pa.Table:
+    table = table.set_column(table.column_names.index(ROW), ROW, pc.add(table.column(ROW), shift))
+    times = pc.fill_null(table.column(TIMESTAMP), when)
+    return table.set_column(table.column_names.index(TIMESTAMP), TIMESTAMP, times)
 
 
-def _check_row_count(prefix: str, partition: int, expected: int, done: BucketFile | None) -> None:
-    written = done.rows if done is not None else 0
+def check_row_count(prefix: str, what: str, written: int, expected: int) -> None:
+    """Raise ManifestMismatchError if `what` wrote another number of records than the manifest lists."""
     if written != expected:
-        raise ManifestMismatchError(
-            f"{prefix}: compaction of partition {partition} wrote {written} records, the manifest lists {expected}.",
-            "Nothing was committed, and the stream is unchanged. Report this with the stream's manifest.",
-            key=prefix,
-        )
+        problem = f"{prefix}: {what} wrote {written} records, the manifest lists {expected}."
+        step = "Nothing was committed, and the stream is unchanged. Report this with the stream's manifest."
+        raise ManifestMismatchError(problem, step, key=prefix)
 
 
 def count_expired(segments: Sequence[Segment], retention: Retention | None, now_ms: int) -> int:
@@ -239,21 +241,6 @@ def plan_merges(segments: Sequence[Segment], policy: CompactionPolicy | None) ->
     return runs
 
 
-def merge_segments(run: Sequence[Segment], attempt: str, files: tuple[FileEntry, ...], number: int) -> Segment:
-    """Return the segment that replaces a run, with its offsets and markers, and one file a partition."""
-    return Segment(
-        id=number,
-        attempt=attempt,
-        base=run[0].base,
-        next=run[-1].next,
-        appended=run[-1].appended,
-        files=files,
-        markers=tuple(marker for segment in run for marker in segment.markers),
-        positioned=all(segment.positioned for segment in run if segment.files),
-        chained=any(segment.chained for segment in run),
-    )
-
-
 _GRACE = timedelta(hours=1)
 _ATTEMPTS = 20
 _MANIFESTS_KEPT = 100
@@ -272,20 +259,17 @@ class MaintenanceResult:
     deleted_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Merge:
+class _Merge(NamedTuple):
     run: tuple[Segment, ...]
-    attempt: str
-    files: tuple[FileEntry, ...]
+    into: Segment
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(NamedTuple):
     """The next state (None: unchanged), and the dropped and merged segments."""
 
     state: StreamState | None
-    dropped: tuple[Segment, ...]
-    merges: tuple[_Merge, ...]
+    dropped: tuple[Segment, ...] = ()
+    merges: tuple[_Merge, ...] = ()
 
 
 def maintain(streams: StreamStates, stream: str, now: datetime) -> MaintenanceResult:
@@ -332,14 +316,14 @@ def _write_merges(
     merges = []
     for run in plan_merges(alive, declaration.compaction):
         attempt = f"{now_ms:013d}-{uuid.uuid4().hex[:12]}"
-        merges.append(_Merge(run, attempt, merge_files(store, prefix, declaration, run, attempt)))
+        merges.append(_Merge(run, merge_files(store, prefix, declaration, run, attempt)))
     return tuple(merges)
 
 
 def _plan_maintenance(state: StreamState, pages: Pages, merges: Sequence[_Merge], now_ms: int, horizon: int) -> _Plan:
     """Return the next state; a merge whose inputs are no longer all in the index is left out."""
-    held = list_leaves(state, pages)
-    segments = [segment for _, inside in held for segment in inside]
+    leaves = list_leaves(state, pages)
+    segments = [segment for _, inside in leaves for segment in inside]
     position = {segment.id: at for at, segment in enumerate(segments)}
     drop = count_expired(segments, state.declaration.retention, now_ms)
     number = state.next_segment
@@ -347,20 +331,20 @@ def _plan_maintenance(state: StreamState, pages: Pages, merges: Sequence[_Merge]
     used = []
     for merge in merges:
         at = position.get(merge.run[0].id)
-        lost = int(merge.attempt[:13]) < state.horizon  # a slow merge, whose files may have been deleted
+        lost = int(merge.into.attempt[:13]) < state.horizon  # a slow merge, whose files may have been deleted
         if lost or at is None or at < drop or tuple(segments[at : at + len(merge.run)]) != merge.run:
             continue
         replaced |= dict.fromkeys((segment.id for segment in merge.run), None)
-        replaced[merge.run[0].id] = merge_segments(merge.run, merge.attempt, merge.files, number)
+        replaced[merge.run[0].id] = merge.into.model_copy(update={"id": number})
         number += 1
         used.append(merge)
     forgotten = tuple(entry for entry in state.dropped if entry.at >= horizon)
     if not replaced:
         if forgotten == state.dropped:
-            return _Plan(None, (), ())
-        return _Plan(state.model_copy(update={"dropped": forgotten}), (), ())
+            return _Plan(None)
+        return _Plan(state.model_copy(update={"dropped": forgotten}))
     kept: list[IndexEntry] = []
-    for entry, inside in held:
+    for entry, inside in leaves:
         if not any(segment.id in replaced for segment in inside):
             kept.append(entry)
             continue
@@ -368,14 +352,10 @@ def _plan_maintenance(state: StreamState, pages: Pages, merges: Sequence[_Merge]
         kept += [segment for segment in new if segment is not None]
     before = list_page_keys(state, pages)
     after = rebuild_index(state, kept, pages)
-    gone = [segment.folder(pages.prefix) for segment in segments if segment.id in replaced and segment.files]
-    gone += sorted(before - list_page_keys(after, pages))
-    after = after.model_copy(
-        update={
-            "next_segment": number,
-            "dropped": (*forgotten, *(DroppedKey(key, now_ms) for key in gone)),
-        }
-    )
+    removed = [segment.folder(pages.prefix) for segment in segments if segment.id in replaced and segment.files]
+    removed += sorted(before - list_page_keys(after, pages))
+    dropped = (*forgotten, *(DroppedKey(key, now_ms) for key in removed))
+    after = after.model_copy(update={"next_segment": number, "dropped": dropped})
     return _Plan(after, tuple(segments[:drop]), tuple(used))
 
 
@@ -388,29 +368,29 @@ def _find_unreachable(
     reached = {segment.folder(prefix) for segment in list_segments(state, pages)} | waiting
     for attempts in list_retained_attempts(streams.lake, stream).values():
         reached |= {data_folder(prefix, attempt) for attempt in attempts}
+
+    def old_number(key: str) -> bool:
+        number = key.rsplit("/", 1)[-1][:12]
+        return number.isdecimal() and int(number) <= commit.number - _MANIFESTS_KEPT
+
     unreached = []
     for item in store.list(f"{prefix}/data/"):
         attempt = item.key.removeprefix(f"{prefix}/data/").split("/")[0]
         started = attempt[:13]
         if started.isdecimal() and int(started) < horizon and data_folder(prefix, attempt) not in reached:
-            unreached.append((item.key, item.size))
+            unreached.append(item)
     listed = list_page_keys(state, pages) | waiting
-    for item in store.list(f"{prefix}/pages/"):
-        if item.key not in listed and item.modified.timestamp() * 1000 < horizon:
-            unreached.append((item.key, item.size))
-    for item in store.list(f"{prefix}/manifests/"):
-        number = item.key.rsplit("/", 1)[-1][:12]
-        old = number.isdecimal() and int(number) <= commit.number - _MANIFESTS_KEPT
-        if old and item.modified.timestamp() * 1000 < horizon:
-            unreached.append((item.key, item.size))
-    return unreached + _find_old_reader_manifests(streams.lake, stream, _MANIFESTS_KEPT)
+    pages_left = [item for item in store.list(f"{prefix}/pages/") if item.key not in listed]
+    manifests = [item for item in store.list(f"{prefix}/manifests/") if old_number(item.key)]
+    unreached += [item for item in pages_left + manifests if item.modified.timestamp() * 1000 < horizon]
+    return [(item.key, item.size) for item in unreached] + _find_old_reader_manifests(streams.lake, stream)
 
 
-def _find_old_reader_manifests(lake: Lake, stream: str, kept: int) -> list[tuple[str, int]]:
-    """Return (key, size) of each reader's manifests before its newest `kept`."""
+def _find_old_reader_manifests(lake: Lake, stream: str) -> list[tuple[str, int]]:
+    """Return (key, size) of each reader's manifests before its newest ones."""
     by_reader: dict[str, list[tuple[str, int]]] = {}
     for item in lake.store.list(f"{lake.stream_prefix(stream)}/readers/"):
         folder, _, name = item.key.rpartition("/manifests/")
         if folder and name:
             by_reader.setdefault(folder, []).append((item.key, item.size))
-    return [manifest for manifests in by_reader.values() for manifest in sorted(manifests)[:-kept]]
+    return [manifest for manifests in by_reader.values() for manifest in sorted(manifests)[:-_MANIFESTS_KEPT]]

@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from dagster_adjunct.resources.bucketing.files import BucketLayout, conform_to_layout
 from dagster_adjunct.resources.bucketing.writer import ROW, BucketFileWriter, WriteOptions
-from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError
+from dagster_adjunct.resources.common import argument_error
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.streams.checksum import parse_records_checksum
-from dagster_adjunct.resources.streams.lake.maintenance import find_position_columns
+from dagster_adjunct.resources.streams.lake.maintenance import check_row_count, find_position_columns, iter_file_rows
 from dagster_adjunct.resources.streams.lake.manifest import (
     DroppedKey,
     FileEntry,
@@ -35,12 +35,13 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     list_segments,
     rebuild_index,
 )
-from dagster_adjunct.resources.streams.lake.read import open_segment_file
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import EPOCH, TIMESTAMP, time_from_micros
 
 _MAX_ATTEMPTS = 10
 Ranges = tuple[tuple[int, int], ...]
+WrittenFiles = tuple[str, tuple[FileEntry, ...]]
+"""The folder of the files of a step (its attempt), and the files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,6 @@ class MarkerBarrier:
     astray: int | None
     appended: int
     valid_from: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _WrittenPiece:
-    attempt: str
-    files: tuple[FileEntry, ...]
 
 
 def plan_rewrite(stream: str, segments: Sequence[Segment], partitions: int) -> list[RewriteStep | MarkerBarrier]:
@@ -110,33 +105,32 @@ def plan_rewrite(stream: str, segments: Sequence[Segment], partitions: int) -> l
 
 
 def _check_markers(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None:
+    def error(reason: str, next_step: str) -> ConfigurationError:
+        problem = f"stream {stream!r} can't be repartitioned now: {reason}."
+        return ConfigurationError(problem, next_step, stream=f"lake.{stream}")
+
     sequences = [[marker.version for marker in in_partition] for in_partition in marked]
     for p, versions in enumerate(sequences):
         if versions != sequences[0]:
-            raise ConfigurationError(
-                f"stream {stream!r} can't be repartitioned now: partition 0 has the markers of "
-                f"{', '.join(sequences[0]) or 'no version'}, but partition {p} those of "
-                f"{', '.join(versions) or 'no version'}. Expected the same markers in all partitions.",
+            raise error(
+                f"partition 0 has the markers of {', '.join(sequences[0]) or 'no version'}, but partition {p} those of "
+                f"{', '.join(versions) or 'no version'}. Expected the same markers in all partitions",
                 "Append the missing markers (append_markers), or let retention drop these records.",
-                stream=f"lake.{stream}",
             )
     for markers in zip(*marked, strict=True):
-        promised = [parse_records_checksum(marker.checksum) for marker in markers]
-        if any(promised) or len({marker.checksum for marker in markers}) > 1:
-            raise ConfigurationError(
-                f"stream {stream!r} can't be repartitioned now: the markers of version {markers[0].version!r} have "
-                "checksums of the records in each partition, which would not match other partitions.",
+        of_version = f"the markers of version {markers[0].version!r} have"
+        checksums = [parse_records_checksum(marker.checksum) for marker in markers]
+        if any(checksums) or len({marker.checksum for marker in markers}) > 1:
+            raise error(
+                f"{of_version} checksums of the records in each partition, which would not match other partitions",
                 "Let retention drop the version first, or deliver it into a stream of another name.",
-                stream=f"lake.{stream}",
             )
         times = {marker.valid_from: marker.partition for marker in markers if marker.valid_from is not None}
         if len(times) > 1:
             listed = ", ".join(f"{time_from_micros(time)} in partition {p}" for time, p in sorted(times.items()))
-            raise ConfigurationError(
-                f"stream {stream!r} can't be repartitioned now: the markers of version {markers[0].version!r} "
-                f"have different valid_from times ({listed}). Expected one time.",
+            raise error(
+                f"{of_version} different valid_from times ({listed}). Expected one time",
                 "Let retention drop the version first, or deliver it with one time into a stream of another name.",
-                stream=f"lake.{stream}",
             )
 
 
@@ -154,7 +148,7 @@ def repartition(
     Concurrent appends are rewritten too. A crash leaves the stream unchanged, and files that `maintain` deletes.
     Raises ConfigurationError for a stream without key, and CommitConflictError if appends do not stop.
     """
-    written: dict[tuple[int, Ranges], _WrittenPiece] = {}
+    written: dict[tuple[int, Ranges], WrittenFiles] = {}
 
     def rewrite_and_commit() -> StreamState:
         commit, state = streams.state(stream)
@@ -165,18 +159,18 @@ def repartition(
         steps = plan_rewrite(stream, old, state.declaration.partitions)
         check(state)
         # Maintenance may have deleted files that are in no index yet: write these again.
-        for collected in [key for key, piece in written.items() if int(piece.attempt[:13]) < state.horizon]:
+        for collected in [key for key, (attempt, _) in written.items() if int(attempt[:13]) < state.horizon]:
             del written[collected]
         for step in steps:
             if isinstance(step, RewriteStep) and (step.segment.id, step.ranges) not in written:
                 piece = _write_step(streams, stream, state.declaration, declaration, step)
                 written[step.segment.id, step.ranges] = piece
         after = _build_state(streams, state, declaration, steps, written, reason)
-        kept = after.tail
-        gone = [segment.folder(pages.prefix) for segment in old if segment.files] + sorted(list_page_keys(state, pages))
+        kept, replaced = after.tail, [segment.folder(pages.prefix) for segment in old if segment.files]
+        replaced += sorted(list_page_keys(state, pages))
         at = streams.now_ms()
         after = rebuild_index(after.model_copy(update={"tail": ()}), kept, pages)
-        after = after.model_copy(update={"dropped": (*state.dropped, *(DroppedKey(key, at) for key in gone))})
+        after = after.model_copy(update={"dropped": (*state.dropped, *(DroppedKey(key, at) for key in replaced))})
         check(state)  # again, since writing takes a while
         streams.log(stream).commit(commit, after.body(), by=by)
         return after
@@ -185,29 +179,18 @@ def repartition(
 
 
 def _check_count(stream: str, stored: LakeStreamDeclaration, partitions: int) -> None:
+    what, about = f"stream {stream!r}", {"stream": f"lake.{stream}"}
     if not stored.key:
-        raise ConfigurationError(
-            f"stream {stream!r} has no key, so it can only have one partition.",
-            "Declare a stream with a key under another name, and append its records there.",
-            stream=f"lake.{stream}",
-        )
-    if partitions == stored.partitions:
-        raise ConfigurationError(
-            f"stream {stream!r} already has {partitions} partitions.",
-            argument="partitions",
-            stream=f"lake.{stream}",
-        )
-    if not 1 <= partitions <= 100_000:
-        raise ConfigurationError(
-            f"stream {stream!r} can't have {partitions} partitions: expected 1 to 100,000.",
-            argument="partitions",
-            stream=f"lake.{stream}",
-        )
+        step = "Declare a stream with a key under another name, and append its records there."
+        raise ConfigurationError(f"{what} has no key, so it can only have one partition.", step, **about)
+    if partitions == stored.partitions or not 1 <= partitions <= 100_000:
+        found = f"{what} has {stored.partitions} partitions, and can't have {partitions}"
+        raise argument_error(found, "another number from 1 to 100,000", argument="partitions", **about)
 
 
 def _write_step(
     streams: LakeStreams, stream: str, old: LakeStreamDeclaration, new: LakeStreamDeclaration, cut: RewriteStep
-) -> _WrittenPiece:
+) -> WrittenFiles:
     """Write the rows of a step to the new partitions, ordered by old partition and row."""
     from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
@@ -233,30 +216,19 @@ def _write_step(
     finally:
         for writer in writers.values():
             writer.discard()
-    written = sum(file.rows for file in done)
-    if written != expected:
-        raise ManifestMismatchError(
-            f"{prefix}: repartitioning wrote {written} records of segment {cut.segment.id}, the manifest "
-            f"lists {expected}.",
-            "Nothing was committed, and the stream is unchanged. Report this with the stream's manifest.",
-            stream=f"lake.{stream}",
-        )
-    return _WrittenPiece(attempt, tuple(FileEntry.of(file) for file in done))
+    what = f"repartitioning of segment {cut.segment.id}"
+    check_row_count(prefix, what, sum(file.rows for file in done), expected)
+    return attempt, tuple(FileEntry.of(file) for file in done)
 
 
 def _read_rows(
     store: ObjectStore, prefix: str, layout: BucketLayout, segment: Segment, file: FileEntry, low: int, high: int
 ) -> Iterator[pa.Table]:
     """Yield the file's rows [low, high) with the stream's current columns and its mark columns, without __row."""
-    parquet = open_segment_file(store, prefix, segment, file)
-    for group in range(parquet.metadata.num_row_groups):
-        table = parquet.read_row_group(group)
+
+    for table in iter_file_rows(store, prefix, segment, file, layout):
         first, last = np.searchsorted(table.column(ROW).to_numpy(), [low, high])
-        table = table.slice(first, last - first)
-        for name, kind in layout.hidden:
-            if name not in table.column_names:
-                table = table.append_column(name, pa.nulls(table.num_rows, arrow_type(kind)))
-        yield conform_to_layout(table, layout).drop_columns([ROW])
+        yield conform_to_layout(table.slice(first, last - first), layout).drop_columns([ROW])
 
 
 def _build_state(
@@ -264,7 +236,7 @@ def _build_state(
     state: StreamState,
     declaration: LakeStreamDeclaration,
     steps: Iterable[RewriteStep | MarkerBarrier],
-    written: dict[tuple[int, Ranges], _WrittenPiece],
+    written: dict[tuple[int, Ranges], WrittenFiles],
     reason: str,
 ) -> StreamState:
     """Return the state after the repartitioning, with all segments in `tail`."""
@@ -279,20 +251,12 @@ def _build_state(
     for step in steps:
         base, number = at, len(segments)
         if isinstance(step, RewriteStep):
-            piece = written[step.segment.id, step.ranges]
-            rows = {file.partition: file.rows for file in piece.files}
+            attempt, files = written[step.segment.id, step.ranges]
+            rows = {file.partition: file.rows for file in files}
             at = tuple(offset + rows.get(p, 0) for p, offset in enumerate(base))
             counted = [count + rows.get(p, 0) for p, count in enumerate(counted)]
-            segment = Segment(
-                id=number,
-                attempt=piece.attempt,
-                base=base,
-                next=at,
-                appended=step.segment.appended,
-                files=piece.files,
-                positioned=step.segment.positioned,
-                chained=step.segment.chained,
-            )
+            update = {"id": number, "attempt": attempt, "base": base, "next": at, "files": files, "markers": ()}
+            segment = step.segment.model_copy(update=update)
         else:
             if step.astray is not None:
                 counted[0] += step.astray  # an incomplete version stays incomplete
@@ -301,16 +265,8 @@ def _build_state(
             markers = tuple(MarkerEntry(p, base[p], step.version, row_counts[p], *facts) for p in range(n))
             at = marked = tuple(offset + 1 for offset in base)
             counted = [0] * n
-            attempt = f"{streams.now_ms():013d}"
-            segment = Segment(
-                id=number,
-                attempt=attempt,
-                base=base,
-                next=at,
-                appended=step.appended,
-                markers=markers,
-                positioned=True,
-            )
+            times = {"attempt": f"{streams.now_ms():013d}", "appended": step.appended}
+            segment = Segment(id=number, base=base, next=at, markers=markers, positioned=True, **times)
         segments.append(segment)
     producers = {
         # The appends are known, their new offsets are not.
@@ -324,7 +280,7 @@ def _build_state(
         id=state.id, ended=state.next, next=at, at=streams.now_ms(), reason=reason, oldest=state.oldest
     )
     before = (*state.rewritten_before, *((state.rewritten,) if state.rewritten else ()))
-    update = {
+    after = {
         "declaration": declaration,
         "id": uuid.uuid4().hex,
         "oldest": (first,) * n,
@@ -337,4 +293,4 @@ def _build_state(
         "rewritten": rewritten,
         "rewritten_before": before,
     }
-    return state.model_copy(update=update)
+    return state.model_copy(update=after)

@@ -231,7 +231,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         replaced = find_replaced_results(self, stream, state, segments, without_position) if latest else []
         return _Located(stream, state, segments, spans), replaced
 
-    def whole(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
+    def all_ranges(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
         """Return the ranges of all records that the stream holds now."""
         _, state = self.state(stream)
         spans = enumerate(zip(state.oldest, state.next, strict=True))

@@ -80,7 +80,7 @@ def changes_of(world: World, spec: AdjunctDataset) -> Any:
     """Return the changes that the whole stream holds, as the world's engine has them."""
     source, decoder = OpenedStream.of(world.systems, spec), select_engine(world.spark)
     decoder.check(source)
-    ranges = {ssp: (span.start, span.end) for ssp, span in world.streams.whole("changes").items()}
+    ranges = {ssp: (span.start, span.end) for ssp, span in world.streams.all_ranges("changes").items()}
     return decoder.read_changes(source, ranges)[0]
 
 

@@ -150,7 +150,7 @@ def test_transactions_are_known_of_avro_too(sparkling: World) -> None:
     blocks = [None, {"id": "5", "data_collection_order": 1}]
     stream(sparkling, BINARY, [(written(SCHEMA, "c", None, ANVIL, 1, block),) for block in blocks] + [(b"",)])
     form = DebeziumEnvelope("id BIGINT", format="avro", avro_schema=SCHEMA)
-    records = sparkling.streams.read(sparkling.spark(), sparkling.streams.whole("changes"))
+    records = sparkling.streams.read(sparkling.spark(), sparkling.streams.all_ranges("changes"))
     rows = read_transactions(form, records, "it").collect()
     judged_rows = sorted((row["__offset"], row["transaction"], row["number"], row["readable"]) for row in rows)
     assert judged_rows == [(0, None, None, True), (1, "5", "1", True), (2, None, None, False)]

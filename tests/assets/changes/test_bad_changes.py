@@ -71,7 +71,7 @@ def test_dead_letters_have_the_place_the_reason_and_the_record(either: World) ->
     sent = send_dead_letters(either.systems, DEAD, bad, producer="dead-table", sequence=3)
     assert sent == 2
     assert either.streams.info("dead").schema == DEAD_LETTERS
-    letters = either.streams.read_arrow(either.streams.whole("dead"), DEAD_LETTERS.names).to_pylist()
+    letters = either.streams.read_arrow(either.streams.all_ranges("dead"), DEAD_LETTERS.names).to_pylist()
     told = [{name: letter[name] for name in DEAD_LETTERS.names if name not in ("value", "at")} for letter in letters]
     assert told == [
         {"dataset": "table", "stream": "lake.changes", "partition": 0, "offset": 1, "reason": "unknown operation 'x'"},
@@ -89,7 +89,7 @@ def test_dead_letters_are_sent_once_however_often_they_are_sent(either: World) -
     for _ in range(2):
         _, bad = split(either, DEAD)
         assert send_dead_letters(either.systems, DEAD, bad, producer="dead-table", sequence=3) == 1
-    assert either.streams.read_arrow(either.streams.whole("dead")).num_rows == 1
+    assert either.streams.read_arrow(either.streams.all_ranges("dead")).num_rows == 1
     send(either, [(2, "x", None)])
     with pytest.raises(ProducerConflictError):
         send_dead_letters(either.systems, DEAD, split(either, DEAD)[1], producer="dead-table", sequence=3)
@@ -123,4 +123,4 @@ def test_an_advance_sets_bad_changes_aside_and_counts_them(either: World) -> Non
     send(either, [(2, "c", b"\x03"), (None, "c", None)])
     assert either.advance(DEAD).counters["quarantined"] == 1
     assert either.view(DEAD).get(2) == {"id": 2, "data": b"\x03"}
-    assert either.streams.read_arrow(either.streams.whole("dead")).num_rows == 2
+    assert either.streams.read_arrow(either.streams.all_ranges("dead")).num_rows == 2

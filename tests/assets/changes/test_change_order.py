@@ -194,7 +194,7 @@ def test_what_the_first_change_was_ordered_by_is_remembered_over_commits(sparkli
     renamed = mysql(3, 10) | {"file": "binlog.000010"}
     send(sparkling, [as_record(change("b", renamed)), as_record(change("c", {"connector": "mysql", "pos": 7}))])
     assert sparkling.advance(spec).counters["quarantined"] == 2
-    reasons = sparkling.streams.read_arrow(sparkling.streams.whole("dead"))["reason"].to_pylist()
+    reasons = sparkling.streams.read_arrow(sparkling.streams.all_ranges("dead"))["reason"].to_pylist()
     assert reasons == [
         "'binlog.000010' in 'source.file' can't be ordered: expected one like 'mysql-bin.000009'",
         "no value to order by: it has no 'source.file', but connector, pos; changes of its connector take "

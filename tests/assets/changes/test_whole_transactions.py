@@ -130,7 +130,7 @@ def say(world: World, *events: str) -> None:
 def cut(world: World, start: int = 0) -> dict[int, tuple[str, str]]:
     """Return what is left of the whole stream from an offset on, by partition."""
     source = OpenedStream.of(world.systems, SPEC)
-    whole = world.streams.whole("changes")
+    whole = world.streams.all_ranges("changes")
     ranges = {ssp: (str(start), span.end) for ssp, span in whole.items() if int(span.end) > start}
     spans = limit_to_complete_transactions(SPEC, world.systems, world.spark(), source, ranges)
     return {ssp.partition: span for ssp, span in spans.items()}
@@ -160,7 +160,7 @@ def test_a_transaction_is_whole_in_all_partitions_or_in_none(sparkling: World) -
     stream(sparkling, KEYED, rows, key=["id"], partitions=4)
     say(sparkling, begin("1"), end("1", 8), begin("2"))
     source = OpenedStream.of(sparkling.systems, SPEC)
-    whole = {ssp: (span.start, span.end) for ssp, span in sparkling.streams.whole("changes").items()}
+    whole = {ssp: (span.start, span.end) for ssp, span in sparkling.streams.all_ranges("changes").items()}
     spans = limit_to_complete_transactions(SPEC, sparkling.systems, sparkling.spark(), source, whole)
     rows_in = source.read(sparkling.spark(), spans).collect()
     assert sorted(row["id"] for row in rows_in) == list(range(8))

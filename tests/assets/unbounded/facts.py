@@ -81,7 +81,7 @@ def by_spark(world: World, view: VersionReader) -> Content:
 def letters(world: World) -> list[tuple[int, int]]:
     """Return the places of all dead letters, each of which gives a reason."""
     try:
-        dead = world.streams.read_arrow(world.streams.whole(DEAD), DEAD_LETTERS.names).to_pylist()
+        dead = world.streams.read_arrow(world.streams.all_ranges(DEAD), DEAD_LETTERS.names).to_pylist()
     except StreamNotFoundError:
         return []
     assert all(letter["reason"] and (letter["dataset"], letter["stream"]) == (NAME, f"lake.{NAME}") for letter in dead)

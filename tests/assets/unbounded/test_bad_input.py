@@ -50,7 +50,7 @@ def rows(world: World, spec: AdjunctDataset, keys: tuple[int, ...] = (1, 2, 3)) 
 
 def dead(world: World) -> list[tuple[int, str]]:
     """Return the dead letters' offsets and reasons, in order."""
-    letters = world.streams.read_arrow(world.streams.whole("dead"), ["offset", "reason"])
+    letters = world.streams.read_arrow(world.streams.all_ranges("dead"), ["offset", "reason"])
     return [(letter["offset"], letter["reason"]) for letter in letters.to_pylist()]
 
 

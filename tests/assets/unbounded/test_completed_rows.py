@@ -119,7 +119,7 @@ def stored_files(world: World, spec: AdjunctDataset) -> list[StoredFile]:
 
 def dead_letters(world: World) -> list[dict[str, Any]]:
     try:
-        rows: list[dict[str, Any]] = world.streams.read_arrow(world.streams.whole("dead")).to_pylist()
+        rows: list[dict[str, Any]] = world.streams.read_arrow(world.streams.all_ranges("dead")).to_pylist()
     except StreamNotFoundError:
         return []
     return rows

@@ -82,7 +82,7 @@ def state(world: World) -> dict[str, Any]:
     ]
     letters: list[Any] = []
     if DEAD in world.streams.list_streams():
-        dead = world.streams.read_arrow(world.streams.whole(DEAD), LETTERS).to_pylist()
+        dead = world.streams.read_arrow(world.streams.all_ranges(DEAD), LETTERS).to_pylist()
         letters = [[letter[name] for name in LETTERS] for letter in dead]
     return {
         "entries": dict(StoredVersions(world.lake, NAME).require_current().items()),

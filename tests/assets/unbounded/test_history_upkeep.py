@@ -83,7 +83,7 @@ def test_what_comes_below_what_is_forgotten_is_late_and_what_comes_above_correct
         assert counters["quarantined" if options else "late"] == 2
         assert counters["corrections"] == 1
         if options:
-            letters = world.streams.read_arrow(world.streams.whole("dead-prices"), ["reason"]).column("reason")
+            letters = world.streams.read_arrow(world.streams.all_ranges("dead-prices"), ["reason"]).column("reason")
             assert "deletions up to 2026-01-01 00:00:03.000000 UTC are no longer stored" in letters[0].as_py()
 
 
@@ -170,7 +170,7 @@ def test_entries_are_valid_from_their_records_time_unless_a_column_is_named() ->
     world, spec, _ = filled([("a", 1, 1)], [("a", 1, 2)], [("a", 1, None)], valid_from=None)
     parts = world.view(spec).history_of("a")
     assert [part.entry and part.entry["n"] for part in parts] == [1, 2, None]
-    records = world.streams.read_arrow(world.streams.whole(NAME), ["n"])
+    records = world.streams.read_arrow(world.streams.all_ranges(NAME), ["n"])
     times = records.column("__timestamp").cast(pa.timestamp("us", tz="UTC")).to_pylist()
     assert [part.valid_from for part in parts] == times
 

@@ -193,7 +193,7 @@ def test_late_changes_go_to_the_dead_letters_where_there_are_some(quick: World) 
     report = world.advance(spec)
     assert report.counters["quarantined"] == 2
     assert by_key(world) == {"a": 1, "c": 9}
-    dead = world.streams.read_arrow(world.streams.whole("facts-dead")).to_pylist()
+    dead = world.streams.read_arrow(world.streams.all_ranges("facts-dead")).to_pylist()
     assert {row["reason"] for row in dead} == {"it comes too late: deletions up to position 100 are no longer stored"}
 
 

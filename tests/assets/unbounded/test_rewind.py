@@ -183,7 +183,7 @@ def test_an_earlier_change_counts_where_the_newest_makes_no_entry_any_more(spark
     assert served(world, right) == {"a": 4, "c": 3}, "what is newer wins over what was placed later than it was"
     rewind(world, right, {part(0): at(0)})
     assert served(world, right) == {"a": 4, "c": 3}
-    dead = world.streams.read_arrow(world.streams.whole(DEAD)).to_pylist()
+    dead = world.streams.read_arrow(world.streams.all_ranges(DEAD)).to_pylist()
     assert [letter["offset"] for letter in dead] == [2, 3] * 2, "each rewind sets them aside anew"
 
 

@@ -341,7 +341,7 @@ def test_a_table_outlives_the_catalogue_entry_of_what_it_was_read_from(
     table = runs.start()
     runs.batch()
     runs.send(b=2)
-    runs.world.streams.read(runs.world.spark(), runs.world.streams.whole("table"))
+    runs.world.streams.read(runs.world.spark(), runs.world.streams.all_ranges("table"))
     assert entries(runs.world, table) == {"a": 1}
     assert runs.batch() == {"a": 1, "b": 2}
 

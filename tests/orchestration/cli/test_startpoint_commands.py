@@ -60,7 +60,7 @@ def listed(world: OffsetsWorld) -> dict[str, list[str]]:
 def first_since(world: OffsetsWorld, moment: datetime) -> dict[str, int]:
     """Return, by partition, the offset of the first record at or after a time: from the records themselves."""
     streams: Any = world.systems()["lake"]
-    records = streams.read_arrow(streams.whole("orders")).to_pylist()
+    records = streams.read_arrow(streams.all_ranges("orders")).to_pylist()
     late = [record for record in records if record["__timestamp"] >= moment]
     return {
         f"lake.orders.{number}": min(record["__offset"] for record in late if record["__partition"] == number)

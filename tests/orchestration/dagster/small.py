@@ -108,7 +108,7 @@ def priced(lake: Lake) -> list[tuple[object, ...]]:
     """Return what the application has written to its output stream, in order of id."""
     streams = LakeStreams(lake)
     columns = [*SCHEMAS["orders"].names, "label", "rate"]
-    table = streams.read_arrow(streams.whole("priced"), columns=columns)
+    table = streams.read_arrow(streams.all_ranges("priced"), columns=columns)
     return sorted(zip(*[table.column(name).to_pylist() for name in columns], strict=True))
 
 

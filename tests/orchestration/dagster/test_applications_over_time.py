@@ -76,7 +76,7 @@ def append(lake: Lake, stream: str, sequence: int, rows: Iterable[Row]) -> None:
 
 def sent(lake: Lake, stream: str, *names: str) -> Counter[Row]:
     streams = LakeStreams(lake)
-    rows = streams.read_arrow(streams.whole(stream)).to_pylist()
+    rows = streams.read_arrow(streams.all_ranges(stream)).to_pylist()
     return Counter(tuple(row[name] for name in names) for row in rows)
 
 

@@ -116,7 +116,7 @@ def test_a_table_that_is_not_marked_for_bootstrap_is_followed_between_batches(tm
     finally:
         log.removeHandler(handler)
     streams = LakeStreams(lake)
-    rated = streams.read_arrow(streams.whole("rated"), columns=["currency", "rate"]).to_pylist()
+    rated = streams.read_arrow(streams.all_ranges("rated"), columns=["currency", "rate"]).to_pylist()
     assert {row["rate"] for row in rated if row["currency"] == "EUR"} == {1.0, 9.5}
     served = StoredVersions(lake, "rates").require_current().version
     assert made["rates"]["data version"] == served

@@ -269,7 +269,7 @@ def test_a_lake_whose_folder_is_deleted_is_made_anew_by_who_opens_it_again(tmp_p
         streams = LakeStreams(lake)
         streams.create("orders", schema=Schema.of(n="int"), partitions=1)
         assert streams.append("orders", numbers, producer="p", sequence=1).rows == 2
-        assert streams.read_arrow(streams.whole("orders"), ["n"])["n"].to_pylist() == [1, 2]
+        assert streams.read_arrow(streams.all_ranges("orders"), ["n"])["n"].to_pylist() == [1, 2]
         ids.add(lake.id)
         shutil.rmtree(folder)
     assert len(ids) == 3

@@ -32,7 +32,7 @@ def s(streams: LakeStreams) -> LakeStreams:
 
 
 def everything(streams: LakeStreams, stream: str = "s") -> list[tuple[object, ...]]:
-    table = streams.read_arrow(streams.whole(stream))
+    table = streams.read_arrow(streams.all_ranges(stream))
     return [tuple(row.values()) for row in table.to_pylist()]
 
 

@@ -78,7 +78,7 @@ def test_a_stream_that_is_named_with_its_system_is_told_its_name(streams: LakeSt
     for named in (
         lambda: streams.create("lake.s", schema=SCHEMA, partitions=1),
         lambda: streams.append("lake.s", records, producer="p", sequence=1),
-        lambda: streams.whole("lake.s"),
+        lambda: streams.all_ranges("lake.s"),
     ):
         with pytest.raises(InvalidNameError) as refused:
             named()

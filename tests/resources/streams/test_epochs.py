@@ -27,7 +27,7 @@ def ints(*values: int | None) -> pa.Array:
 
 def epochs(streams: LakeStreams, stream: str = "s") -> dict[int, int]:
     """Return the epoch of each record by its value."""
-    table = streams.read_arrow(streams.whole(stream))
+    table = streams.read_arrow(streams.all_ranges(stream))
     assert table.column("__epoch").null_count == 0
     return dict(zip(table.column("v").to_pylist(), table.column("__epoch").to_pylist(), strict=True))
 
@@ -86,10 +86,10 @@ def test_compaction_keeps_epochs_also_beside_files_without_them(s: LakeStreams, 
         marks = {} if sequence % 2 else {"__epoch": ints(*[sequence] * 10)}
         s.append("s", records(*rows, **marks), producer="p", sequence=sequence)
         expected |= {value: 0 if sequence % 2 else sequence for _, value in rows}
-    before = s.read_arrow(s.whole("s"))
+    before = s.read_arrow(s.all_ranges("s"))
     assert s.maintain("s").merged_segments == 6
     assert epochs(s) == expected
-    assert s.read_arrow(s.whole("s")).equals(before)
+    assert s.read_arrow(s.all_ranges("s")).equals(before)
 
 
 @pytest.mark.spark
@@ -105,7 +105,7 @@ def test_spark_reads_and_writes_epochs_also_beside_files_without_them(
     given = records(*[(f"k{i}", i) for i in range(8, 16)], __epoch=ints(*[i % 3 for i in range(8)]))
     streams.append("s", given, producer="p", sequence=1)
     expected = {i: 0 if i < 8 else (i - 8) % 3 for i in range(16)}
-    frame = streams.read(spark, streams.whole("s"))
+    frame = streams.read(spark, streams.all_ranges("s"))
     assert {row.v: row["__epoch"] for row in frame.collect()} == expected == epochs(streams)
 
     def copied(df: DataFrame, sequence: int) -> bool:

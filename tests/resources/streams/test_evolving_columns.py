@@ -32,7 +32,7 @@ def table(schema: Schema, *rows: tuple[Any, ...]) -> pa.Table:
 
 def read(streams: LakeStreams, *columns: str) -> list[tuple[Any, ...]]:
     names = columns or streams.state("s")[1].declaration.schema_.names
-    records = streams.read_arrow(streams.whole("s"), columns or None)
+    records = streams.read_arrow(streams.all_ranges("s"), columns or None)
     return [tuple(row[name] for name in names) for row in records.to_pylist()]
 
 
@@ -174,7 +174,7 @@ def test_any_order_of_changes_and_appends_reads_as_a_list_of_rows_would(steps: l
             expected.append(row)
     order = list(columns)
     rows = sorted(repr([None if r.get(c) is None else str(r[c]) for c in order]) for r in expected)
-    records = streams.read_arrow(streams.whole("s")).to_pylist()
+    records = streams.read_arrow(streams.all_ranges("s")).to_pylist()
     assert sorted(repr([None if r[c] is None else str(r[c]) for c in order]) for r in records) == rows
 
 

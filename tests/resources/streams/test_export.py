@@ -29,8 +29,8 @@ def s(streams: LakeStreams, records: Records) -> LakeStreams:
 
 
 def test_one_file_holds_what_a_read_gives(s: LakeStreams, tmp_path: Path) -> None:
-    assert export_records(s.read_parts(s.whole("s")), tmp_path / "s.parquet") == (40, 1)
-    assert pq.read_table(tmp_path / "s.parquet").equals(s.read_arrow(s.whole("s")))
+    assert export_records(s.read_parts(s.all_ranges("s")), tmp_path / "s.parquet") == (40, 1)
+    assert pq.read_table(tmp_path / "s.parquet").equals(s.read_arrow(s.all_ranges("s")))
     assert [path.name for path in tmp_path.iterdir()] == ["s.parquet"]
 
 
@@ -38,24 +38,24 @@ def test_one_file_holds_what_a_read_gives(s: LakeStreams, tmp_path: Path) -> Non
 def test_a_folder_holds_the_same_in_files_of_at_most_that_many_records(
     s: LakeStreams, tmp_path: Path, limit: int
 ) -> None:
-    records, files = export_records(s.read_parts(s.whole("s")), tmp_path / "s", records_per_file=limit)
+    records, files = export_records(s.read_parts(s.all_ranges("s")), tmp_path / "s", records_per_file=limit)
     paths = sorted((tmp_path / "s").iterdir())
     assert (records, files) == (40, len(paths)) == (40, -(-40 // limit))
     tables = [pq.read_table(path) for path in paths]
     assert [len(table) for table in tables] == [*[limit] * (40 // limit), *([40 % limit] if 40 % limit else [])]
-    assert pa.concat_tables(tables).equals(s.read_arrow(s.whole("s")))
+    assert pa.concat_tables(tables).equals(s.read_arrow(s.all_ranges("s")))
 
 
 def test_a_stream_without_records_gives_its_columns(streams: LakeStreams, tmp_path: Path) -> None:
     streams.create("s", schema=SCHEMA, key=["k"], partitions=2)
-    assert export_records(streams.read_parts(streams.whole("s")), tmp_path / "s.parquet") == (0, 1)
+    assert export_records(streams.read_parts(streams.all_ranges("s")), tmp_path / "s.parquet") == (0, 1)
     assert pq.read_schema(tmp_path / "s.parquet").names[:2] == ["k", "v"]
 
 
 @pytest.mark.parametrize("limit", [None, 5])
 def test_a_failure_in_the_middle_leaves_nothing(s: LakeStreams, tmp_path: Path, limit: int | None) -> None:
     def failing() -> Iterator[pa.Table]:
-        for number, part in enumerate(s.read_parts(s.whole("s"))):
+        for number, part in enumerate(s.read_parts(s.all_ranges("s"))):
             if number == 3:
                 raise ConnectionError("the store is gone")
             yield part
@@ -71,7 +71,7 @@ def test_what_came_to_be_there_meanwhile_is_not_replaced(s: LakeStreams, tmp_pat
     target = tmp_path / ("s.parquet" if limit is None else "s")
 
     def meanwhile() -> Iterator[pa.Table]:
-        yield from s.read_parts(s.whole("s"))
+        yield from s.read_parts(s.all_ranges("s"))
         if limit is None:
             target.write_text("somebody's")
         else:
@@ -92,7 +92,7 @@ def test_a_stream_much_larger_than_a_part_takes_the_memory_of_a_few_parts(local_
         table = pa.table({"k": [str(i) for i in range(rows)], "text": [f"{sequence}-{i:x}" * 8 for i in range(rows)]})
         streams.append("s", table, producer="p", sequence=sequence)
         del table
-    whole = streams.whole("s")
+    whole = streams.all_ranges("s")
     size = streams.read_arrow(whole).nbytes
     pool, before = pa.default_memory_pool(), pa.default_memory_pool()
     try:

@@ -73,7 +73,7 @@ class World:
 
     def latest(self, without_position: WithoutPosition = "refuse") -> list[int]:
         table = self.streams.read_arrow(
-            self.streams.whole("out"), ["v"], epochs="latest", without_position=without_position
+            self.streams.all_ranges("out"), ["v"], epochs="latest", without_position=without_position
         )
         assert "__source" not in table.column_names
         return sorted(table["v"].to_pylist())
@@ -94,7 +94,7 @@ def test_a_replayed_range_replaces_all_results_also_where_it_has_none_now(world:
     world.batch("app", [(0, 0, 10, 0)], [1])
     world.batch("app", [(0, 4, 8, 1)], [0])  # a filter that takes nothing
     assert world.latest() == world.expected() == [1, 2, 3, 4, 9, 10]
-    assert len(world.streams.read_arrow(world.streams.whole("out"))) == 10
+    assert len(world.streams.read_arrow(world.streams.all_ranges("out"))) == 10
 
 
 def test_another_reader_s_results_of_the_same_source_are_its_own(world: World) -> None:
@@ -208,17 +208,17 @@ def test_along_a_chain_results_count_that_were_made_last_of_records_that_count(
                 reader.replay(chance, chance.randrange(6))
         first.catch_up(chance.randrange(6))
         second.catch_up(chance.randrange(6))
-        counting = streams.read_arrow(streams.whole("middle"), ["v"], epochs="latest")
+        counting = streams.read_arrow(streams.all_ranges("middle"), ["v"], epochs="latest")
         places = set(zip(counting["__partition"].to_pylist(), counting["__offset"].to_pylist(), strict=True))
         again = list_superseded(streams.state("end")[1].read)
         expected = []
-        everything = streams.read_arrow(streams.whole("end"), positions=True).to_pylist()
+        everything = streams.read_arrow(streams.all_ranges("end"), positions=True).to_pylist()
         for row in everything:
             source, offset, epoch = row["__source"], row["__source_offset"], row["__source_epoch"]
             made_later = any(s.source == source and s.start <= offset < s.end and s.epoch > epoch for s in again)
             if (int(source[-1]), offset) in places and not made_later:
                 expected.append(row["v"])
-        values = streams.read_arrow(streams.whole("end"), ["v"], epochs="latest")["v"].to_pylist()
+        values = streams.read_arrow(streams.all_ranges("end"), ["v"], epochs="latest")["v"].to_pylist()
         assert sorted(values) == sorted(expected)
         assert len(set(values)) == len(values), "a record of the input counts twice"
         hidden += len(everything) - len(values)
@@ -236,7 +236,7 @@ def test_a_chain_whose_reader_lags_or_whose_middle_lost_records_is_refused(
     second.catch_up(0)
 
     def latest() -> list[int]:
-        return sorted(streams.read_arrow(streams.whole("end"), ["v"], epochs="latest")["v"].to_pylist())
+        return sorted(streams.read_arrow(streams.all_ranges("end"), ["v"], epochs="latest")["v"].to_pylist())
 
     assert latest() == [1, 2]
     first.run({p: (0, end) for p, end in first.position.items()}, {0: 1, 1: 1}, 2)
@@ -253,7 +253,7 @@ def test_a_chain_whose_reader_lags_or_whose_middle_lost_records_is_refused(
 
 def test_a_part_that_is_read_hides_what_any_later_append_has_replaced(world: World) -> None:
     world.batch("app", [(0, 0, 10, 0)], [1])
-    first = world.streams.whole("out")
+    first = world.streams.all_ranges("out")
     world.batch("app", [(0, 0, 5, 1)], [1])
     part = world.streams.read_arrow(first, ["v"], epochs="latest")
     assert sorted(part["v"].to_pylist()) == [6, 7, 8, 9, 10]
@@ -284,7 +284,7 @@ def test_records_without_a_position_are_refused_or_kept(world: World) -> None:
 
 def test_words_that_mean_nothing_are_refused(world: World) -> None:
     with pytest.raises(ConfigurationError, match=r"epochs.*'newest'.* expected 'all' or 'latest'"):
-        world.streams.read_arrow(world.streams.whole("out"), epochs="newest")  # type: ignore[arg-type]
+        world.streams.read_arrow(world.streams.all_ranges("out"), epochs="newest")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"without_position.*'drop'.* expected"):
         world.latest("drop")  # type: ignore[arg-type]
 
@@ -293,7 +293,7 @@ def test_positions_are_read_where_they_are_asked_for_and_free_where_there_are_no
     plain = pa.table({"k": ["a"], "v": pa.array([-1], pa.int64())})
     world.streams.append("out", plain, producer="by hand", sequence=1)
     world.batch("app", [(1, 7, 8, 2)], [1])
-    records = world.streams.read_arrow(world.streams.whole("out"), ["v"], positions=True).sort_by("v")
+    records = world.streams.read_arrow(world.streams.all_ranges("out"), ["v"], positions=True).sort_by("v")
     assert records.select(["v", *POSITION]).to_pylist() == [
         {"v": -1, "__source": None, "__source_offset": None, "__source_epoch": None, "__source_reader": None},
         {"v": 1, "__source": "lake.in.1", "__source_offset": 7, "__source_epoch": 2, "__source_reader": "app"},
@@ -326,14 +326,14 @@ def test_spark_gives_what_arrow_gives_and_joins_still_need_no_exchange(spark: Sp
     streams.create("out", schema=SCHEMA, key=["k"], partitions=2)
     world = World(streams)
     world.batch("app", [(0, 0, 20, 0), (1, 0, 20, 0)], [1, 2, 0])
-    assert sorted(row.v for row in streams.read(spark, streams.whole("out"), epochs="latest").collect()) == (
+    assert sorted(row.v for row in streams.read(spark, streams.all_ranges("out"), epochs="latest").collect()) == (
         world.expected()
     )
     world.batch("app", [(0, 5, 12, 1)], [0, 1])
     world.batch("app", [(0, 8, 30, 2), (1, 0, 3, 1)], [1, 0])
-    frame = streams.read(spark, streams.whole("out"), epochs="latest")
+    frame = streams.read(spark, streams.all_ranges("out"), epochs="latest")
     assert sorted(row.v for row in frame.collect()) == world.expected() == world.latest()
-    assert frame.columns == streams.read(spark, streams.whole("out")).columns
+    assert frame.columns == streams.read(spark, streams.all_ranges("out")).columns
     counted = frame.groupBy("k").count()
     assert "Exchange hashpartitioning" not in counted._jdf.queryExecution().executedPlan().toString()
     assert sum(row["count"] for row in counted.collect()) == len(world.expected())

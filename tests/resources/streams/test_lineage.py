@@ -39,7 +39,7 @@ class Copying:
         ranges = tuple(SourceRange(f"lake.in.{p}", start, end, epoch) for p, (start, end) in spans.items())
         rows = [
             row
-            for row in self.streams.read_arrow(self.streams.whole("in")).to_pylist()
+            for row in self.streams.read_arrow(self.streams.all_ranges("in")).to_pylist()
             if row["__partition"] in spans and row["__offset"] in range(*spans[row["__partition"]])
         ]
         table = self.records(
@@ -63,7 +63,7 @@ class Copying:
         repartition(self.streams, "in", partitions, reason="a test", by="ada", check=lambda _: None)
 
     def latest(self) -> list[int]:
-        table = self.streams.read_arrow(self.streams.whole("out"), ["v"], epochs="latest")
+        table = self.streams.read_arrow(self.streams.all_ranges("out"), ["v"], epochs="latest")
         return sorted(table["v"].to_pylist())
 
 
@@ -99,7 +99,7 @@ def test_results_of_records_that_retention_took_before_the_rewriting_stay(
     size = sum(file.size for file in state.tail[-1].files)
     streams.configure("in", retention=Retention(max_bytes=size), compaction=CompactionPolicy())
     streams.maintain("in")
-    kept = sorted(streams.read_arrow(streams.whole("in"))["v"].to_pylist())
+    kept = sorted(streams.read_arrow(streams.all_ranges("in"))["v"].to_pylist())
     assert kept == list(range(10, 20))
     copying.rewrite(5)
     copying.read(1, {p: (1, end) for p, (_, end) in copying.ends().items()}, factor=100)

@@ -41,7 +41,7 @@ def fill(streams: LakeStreams, records: Records, count: int, start: int = 0) -> 
 
 
 def rows(streams: LakeStreams) -> list[tuple[object, ...]]:
-    return [tuple(row.values()) for row in streams.read_arrow(streams.whole("s")).to_pylist()]
+    return [tuple(row.values()) for row in streams.read_arrow(streams.all_ranges("s")).to_pylist()]
 
 
 def test_age_and_size_drop_from_the_front() -> None:
@@ -201,4 +201,4 @@ def test_records_with_and_without_positions_are_merged_again_and_again(streams: 
         streams.append("s", row, producer="p", sequence=number, sources=source if number == 0 else None)
         streams.maintain("s", clock.forward(hours=2))
     assert streams.describe("s").segments < 6
-    assert streams.read_arrow(streams.whole("s")).column("v").to_pylist() == list(range(6))
+    assert streams.read_arrow(streams.all_ranges("s")).column("v").to_pylist() == list(range(6))

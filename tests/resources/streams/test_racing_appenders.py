@@ -36,7 +36,7 @@ def test_racing_appenders_lose_and_double_nothing(tmp_path: Path) -> None:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 4
 
-    table = streams.read_arrow(streams.whole("s"))
+    table = streams.read_arrow(streams.all_ranges("s"))
     expected = {f"{n}-{s}-{i}" for n in range(4) for s in range(APPENDS) for i in range(5)}
     assert sorted(table.column("k").to_pylist()) == sorted(expected)
     for partition in range(3):

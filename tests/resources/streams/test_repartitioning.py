@@ -45,7 +45,7 @@ def by_key(streams: LakeStreams) -> Records:
     """Return what the stream holds of each key, in its order; and check that each lies where its hash says."""
     partitions = streams.info("s").partitions
     records: Records = {}
-    rows = streams.read_arrow(streams.whole("s")).to_pylist()
+    rows = streams.read_arrow(streams.all_ranges("s")).to_pylist()
     for row in rows:
         assert row["__partition"] == bucket_of_key([row["k"]], ["string"], partitions)
         records.setdefault(row["k"], []).append((row["v"], row["__tombstone"], row["__timestamp"], row["__epoch"]))
@@ -56,7 +56,7 @@ def by_key(streams: LakeStreams) -> Records:
 def versions(streams: LakeStreams) -> list[tuple[str, dict[str, int]]]:
     """Return the versions by their markers in order, and how many records of each key they have, if all told so."""
     result: list[tuple[str, dict[str, int]]] = []
-    rows = streams.read_arrow(streams.whole("s")).to_pylist()
+    rows = streams.read_arrow(streams.all_ranges("s")).to_pylist()
     markers = streams.markers("s")
     begins = [int(offset) for offset in streams.oldest(streams.partitions("s")).values()]
     for version in dict.fromkeys(marker.version for marker in markers):
@@ -202,7 +202,7 @@ def test_what_retention_took_is_not_forgotten(streams: LakeStreams, clock: Clock
     assert not streams.tells_all("s")
     send(streams, 4, ("k1", 6), version="v2")
     marked = [marker.rows for marker in streams.markers("s")]
-    rows = streams.read_arrow(streams.whole("s")).num_rows
+    rows = streams.read_arrow(streams.all_ranges("s")).num_rows
     assert rows == 2
     assert sum(count or 0 for count in marked) > rows, "its beginning is gone, so it is never whole"
 

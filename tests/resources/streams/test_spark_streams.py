@@ -56,14 +56,14 @@ def test_spark_reads_what_arrow_reads_over_any_range(
         if sequence == 4:
             assert streams.maintain("s").merged_segments == 5
     upcoming = {ssp: int(offset) for ssp, offset in streams.upcoming(streams.partitions("s")).items()}
-    ranges = [streams.whole("s")]
+    ranges = [streams.all_ranges("s")]
     for _ in range(rounds(2, 5)):
         chosen = {}
         for ssp, end in upcoming.items():
             if chance.random() < 0.7:
                 start = chance.randint(0, end)
                 chosen[ssp] = OffsetRange(str(start), str(chance.randint(start, end)))
-        ranges.append(chosen or streams.whole("s"))
+        ranges.append(chosen or streams.all_ranges("s"))
     for chosen in ranges:
         frame = streams.read(spark, chosen)
         assert collected(frame) == streams.read_arrow(chosen).to_pylist()
@@ -71,7 +71,7 @@ def test_spark_reads_what_arrow_reads_over_any_range(
         assert "Exchange" not in plan_of(frame)
     empty = streams.read(spark, {ssp: OffsetRange("1", "1") for ssp in upcoming})
     assert empty.count() == 0
-    assert empty.schema == streams.read(spark, streams.whole("s")).schema
+    assert empty.schema == streams.read(spark, streams.all_ranges("s")).schema
 
 
 def test_a_join_on_the_key_moves_only_the_other_side(
@@ -83,9 +83,9 @@ def test_a_join_on_the_key_moves_only_the_other_side(
     for sequence in range(3):
         streams.append("s", table, producer="p", sequence=sequence)
     streams.append("t", table.slice(0, 20), producer="p", sequence=0)
-    cut = {ssp: OffsetRange("1", str(int(r.end) - 1)) for ssp, r in streams.whole("s").items()}
+    cut = {ssp: OffsetRange("1", str(int(r.end) - 1)) for ssp, r in streams.all_ranges("s").items()}
     left = streams.read(spark, cut)
-    right = streams.read(spark, streams.whole("t")).select("k", "v").withColumnRenamed("v", "w")
+    right = streams.read(spark, streams.all_ranges("t")).select("k", "v").withColumnRenamed("v", "w")
     joined = left.join(right, "k")
     assert "Exchange" not in plan_of(joined)
     assert joined.count() == 300 - 2 * 4
@@ -106,7 +106,7 @@ def test_a_partition_is_sparks_own_hash_of_the_key(spark: SparkSession, streams:
     )
     streams.append("s", made.toArrow(), producer="arrow", sequence=0)
     streams.append("s", made, producer="spark", sequence=0, order_by=["v"])
-    table = streams.read_arrow(streams.whole("s"))
+    table = streams.read_arrow(streams.all_ranges("s"))
     frame = spark.createDataFrame(
         table.select(["a", "b", "c", "__partition"]).to_pandas(), "a string, b bigint, c date, p int"
     )
@@ -123,7 +123,7 @@ def test_a_frame_is_appended_once_and_in_the_order_asked_for(
     streams.create("copy", schema=SCHEMA, key=["k"], partitions=4)
     rows = [(f"k{i % 9}", i) for i in range(200)]
     streams.append("s", records(*rows), producer="p", sequence=0)
-    source = streams.read(spark, streams.whole("s"))
+    source = streams.read(spark, streams.all_ranges("s"))
 
     def copy(df: DataFrame, sequence: int, partitioned: bool = False) -> bool:
         order = ["__partition", "__offset"]
@@ -137,7 +137,7 @@ def test_a_frame_is_appended_once_and_in_the_order_asked_for(
     assert not copy(source, 1, partitioned=True)
     with pytest.raises(ProducerConflictError):
         copy(source.withColumn("v", F.col("v") + 1), 0)
-    table = streams.read_arrow(streams.whole("copy"), columns=["v"])
+    table = streams.read_arrow(streams.all_ranges("copy"), columns=["v"])
     for partition in range(4):
         values = [row["v"] for row in table.to_pylist() if row["__partition"] == partition]
         assert values == sorted(values[: len(values) // 2]) * 2
@@ -164,7 +164,7 @@ def test_a_frame_that_does_not_fit_names_the_column(spark: SparkSession, streams
     with pytest.raises(SchemaMismatchError, match=r"\['w'\] are unexpected"):
         streams.append("s", spark.createDataFrame([("a", 1, 2)], "k string, v int, w int"), producer="p", sequence=0)
     streams.append("s", spark.createDataFrame([("a", 1)], "k string, v int"), producer="p", sequence=0)
-    assert streams.read_arrow(streams.whole("s")).column("v").to_pylist() == [1]
+    assert streams.read_arrow(streams.all_ranges("s")).column("v").to_pylist() == [1]
 
 
 def test_a_stray_or_missing_file_is_found_before_anything_is_read(
@@ -176,16 +176,16 @@ def test_a_stray_or_missing_file_is_found_before_anything_is_read(
     stray = file.key.replace("part-00000", "part-00007")
     streams.lake.store.put(stray, streams.lake.store.get(file.key).data)
     with pytest.raises(ManifestMismatchError, match="streams/s: the manifest lists 1 files, Spark found 2; not listed"):
-        streams.read(spark, streams.whole("s"))
+        streams.read(spark, streams.all_ranges("s"))
     streams.lake.store.delete(stray)
-    assert streams.read(spark, streams.whole("s")).count() == 1
+    assert streams.read(spark, streams.all_ranges("s")).count() == 1
 
 
 def test_hundreds_of_small_segments_are_one_scan(spark: SparkSession, streams: LakeStreams, records: Records) -> None:
     streams.create("s", schema=SCHEMA, key=["k"], partitions=2)
     for sequence in range(150):
         streams.append("s", records((f"k{sequence}", sequence)), producer="p", sequence=sequence)
-    whole = streams.whole("s")
+    whole = streams.all_ranges("s")
     frame = streams.read(spark, whole)
     assert collected(frame) == streams.read_arrow(whole).to_pylist()
     assert plan_of(frame).count("FileScan") == 1
@@ -220,5 +220,5 @@ def test_values_that_python_does_not_have_are_refused_from_spark(
         streams.append("s", frame, producer="p", sequence=0)
     assert (caught.value.stream, caught.value.column) == ("lake.s", column)
     assert streams.append("s", good, producer="p", sequence=0).rows == 2
-    rows = {row["k"]: row["day"].year for row in streams.read_arrow(streams.whole("s")).to_pylist()}
+    rows = {row["k"]: row["day"].year for row in streams.read_arrow(streams.all_ranges("s")).to_pylist()}
     assert rows == {"a": 1, "b": 9999}
