@@ -146,17 +146,12 @@ def split_stream_name(qualified: str) -> tuple[str, str]:
     """Return the system and the stream that "system.stream" names, both checked."""
     system, dot, stream = str(qualified).partition(".")
     if not dot:
-        raise InvalidNameError(
-            f"stream {qualified!r} names no system: expected SYSTEM.STREAM.",
-            f'Write "lake.{qualified}" for a stream of the lake.',
-            name=str(qualified),
-        )
+        problem = f"stream {qualified!r} names no system: expected SYSTEM.STREAM."
+        raise InvalidNameError(problem, f'Write "lake.{qualified}" for a stream of the lake.', name=str(qualified))
     if "." in stream:
-        raise InvalidNameError(
-            f"stream {qualified!r} has more than one dot: expected SYSTEM.STREAM.",
-            f'Write "{system}.{stream.partition(".")[0]}", without a partition; a stream\'s name has no dots.',
-            name=str(qualified),
-        )
+        problem = f"stream {qualified!r} has more than one dot: expected SYSTEM.STREAM."
+        step = f'Write "{system}.{stream.partition(".")[0]}", without a partition; a stream\'s name has no dots.'
+        raise InvalidNameError(problem, step, name=str(qualified))
     return check_name("system", system), check_name("stream", stream)
 
 
@@ -166,12 +161,8 @@ def unqualify_stream_name(system: str, name: str) -> str:
         return check_name("stream", name)
     named, stream = split_stream_name(name)
     if named != system:
-        raise ConfigurationError(
-            f"stream {name!r} belongs to the system {named!r}: expected a stream of {system!r}.",
-            f'Write "STREAM" or "{system}.STREAM".',
-            stream=name,
-            system=named,
-        )
+        problem = f"stream {name!r} belongs to the system {named!r}: expected a stream of {system!r}."
+        raise ConfigurationError(problem, f'Write "STREAM" or "{system}.STREAM".', stream=name, system=named)
     return stream
 
 
@@ -199,45 +190,34 @@ class ClassRegistry(Generic[T]):
         """Register a class under `name`. It accepts the items of its objects' `to_dict()` as keywords."""
         known = self._classes.setdefault(check_name("backend", name), factory)
         if known is not factory:
-            raise ConfigurationError(
-                f"the {self._kind} {name!r} is already registered, as {known!r}.",
-                "Register it under another name.",
-                backend=name,
-            )
+            problem = f"the {self._kind} {name!r} is already registered, as {known!r}."
+            raise ConfigurationError(problem, "Register it under another name.", backend=name)
 
     def describe(self, item: Any) -> dict[str, Any]:
         """Return an object of a registered class as plain values: {"backend": "sqlite", …}."""
         for name, known in self._classes.items():
             if type(item) is known:
                 return {"backend": name, **item.to_dict()}
-        raise ConfigurationError(
-            f"{type(item).__name__} is not a registered {self._kind}; registered are {self._names()}.",
-            f"Register it with {self._call}(name, class).",
-            backend=type(item).__name__,
-        )
+        problem = f"{type(item).__name__} is not a registered {self._kind}; registered are {self._names()}."
+        raise ConfigurationError(problem, f"Register it with {self._call}(name, class).", backend=type(item).__name__)
 
     def from_description(self, description: Mapping[str, Any]) -> T:
         """Return the object that `describe` has described so."""
         settings = dict(description)
         name = settings.pop("backend", None)
         if name not in self._classes:
-            raise ConfigurationError(
-                f"a stored document names the {self._kind} {name!r}, which is not registered; registered are "
-                f"{self._names()}.",
-                f"Import the module that registers it, or call {self._call}(name, class) before reading it.",
-                backend=str(name),
-            )
+            problem = f"a stored document names the {self._kind} {name!r}, which is not registered; registered are "
+            problem += f"{self._names()}."
+            step = f"Import the module that registers it, or call {self._call}(name, class) before reading it."
+            raise ConfigurationError(problem, step, backend=str(name))
         make = self._classes[name]
         signature = inspect.signature(make)
         try:
             signature.bind(**settings)
         except TypeError as error:
-            raise ConfigurationError(
-                f"the {self._kind} {name!r} rejects its stored settings: {error}.",
-                f"It accepts {', '.join(signature.parameters)}.",
-                argument="backend",
-                backend=str(name),
-            ) from None
+            problem = f"the {self._kind} {name!r} rejects its stored settings: {error}."
+            step = f"It accepts {', '.join(signature.parameters)}."
+            raise ConfigurationError(problem, step, argument="backend", backend=str(name)) from None
         return make(**settings)
 
     def _names(self) -> str:

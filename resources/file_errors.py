@@ -23,16 +23,10 @@ def file_error(error: OSError, place: str | Path, what: str) -> AdjunctError:
     """
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in (*REFUSED_ERRNOS, errno.ENOENT):
-        return ConfigurationError(
-            f"{what}: {place} can't be accessed: {reason}.",
-            "Give this user read and write access, or choose another path (for temporary files: TMPDIR).",
-            url=str(place),
-        )
-    return StoreUnavailableError(
-        f"{what}: the file system failed at {place}: {reason}.",
-        "Check whether the disk is full or failing, then run it again. Nothing was committed and nothing is lost.",
-        url=str(place),
-    )
+        step = "Give this user read and write access, or choose another path (for temporary files: TMPDIR)."
+        return ConfigurationError(f"{what}: {place} can't be accessed: {reason}.", step, url=str(place))
+    step = "Check whether the disk is full or failing, then run it again. Nothing was committed and nothing is lost."
+    return StoreUnavailableError(f"{what}: the file system failed at {place}: {reason}.", step, url=str(place))
 
 
 @contextmanager

@@ -33,11 +33,9 @@ def check_plain_function(what: str, function: Callable[..., object], argument: s
     if any(
         asks(callee) for asks in (iscoroutinefunction, isasyncgenfunction) for callee in (inner, type(inner).__call__)
     ):
-        raise ConfigurationError(
-            f"{what} got {name}(), which is async: expected a synchronous function.",
-            "Write it with def; to await something in it, call asyncio.run(…).",
-            argument=argument,
-        )
+        problem = f"{what} got {name}(), which is async: expected a synchronous function."
+        step = "Write it with def; to await something in it, call asyncio.run(…)."
+        raise ConfigurationError(problem, step, argument=argument)
     try:
         parameters = signature(function, follow_wrapped=False)  # of the decorator's wrapper, which is what is called
     except (TypeError, ValueError):
@@ -45,11 +43,9 @@ def check_plain_function(what: str, function: Callable[..., object], argument: s
     try:
         parameters.bind(*given)
     except TypeError as error:
-        raise ConfigurationError(
-            f"{what} calls {name}() with ({', '.join(given)}), but its parameters are {parameters}: {error}.",
-            f"Let it take {len(given)} argument{'' if len(given) == 1 else 's'}; bind others with functools.partial.",
-            argument=argument,
-        ) from None
+        problem = f"{what} calls {name}() with ({', '.join(given)}), but its parameters are {parameters}: {error}."
+        step = f"Let it take {len(given)} argument{'' if len(given) == 1 else 's'}; bind others with functools.partial."
+        raise ConfigurationError(problem, step, argument=argument) from None
 
 
 def function_failed_error(

@@ -65,21 +65,17 @@ def check_columns(columns: list[str], schema: Schema, where: str) -> None:
     parts += [f"column {name!r} is missing" for name in missing]
     parts += [f"column {name!r} is not declared" for name in extra]
     if parts:
-        raise SchemaMismatchError(
-            f"{where}: {'; '.join(parts)}. Declared are {', '.join(f'{f.name} {f.type}' for f in schema.fields)}.",
-            "Deliver the files with exactly these columns, or change the declared ones.",
-            column=[*twice, *missing, *extra][0],
-        )
+        problem = f"{where}: {'; '.join(parts)}. Declared are {', '.join(f'{f.name} {f.type}' for f in schema.fields)}."
+        step = "Deliver the files with exactly these columns, or change the declared ones."
+        raise SchemaMismatchError(problem, step, column=[*twice, *missing, *extra][0])
 
 
 def unreadable_file_error(where: str, error: Exception) -> AdjunctError:
     """Return the error for a file that is damaged, or that the file system can't read."""
     if isinstance(error, OSError) and error.errno:
         return file_error(error, error.filename or where, where)
-    return SchemaMismatchError(
-        f"{where} can't be read: {(str(error) or type(error).__name__).splitlines()[0].rstrip('.')}.",
-        "Deliver the file again, complete and in the declared format.",
-    )
+    problem = f"{where} can't be read: {(str(error) or type(error).__name__).splitlines()[0].rstrip('.')}."
+    return SchemaMismatchError(problem, "Deliver the file again, complete and in the declared format.")
 
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
@@ -169,11 +165,9 @@ def _read_header(path: Path, name: str, schema: Schema, where: str) -> list[str]
         raise unreadable_file_error(where, error) from error
     names = next((row for row in csv.reader(io.StringIO(text)) if row), None)
     if names is None:
-        raise SchemaMismatchError(
-            f"{where} is empty: expected a header line with {', '.join(schema.names)}.",
-            "Deliver the file again; a file without records needs a header line too.",
-            line=1,
-        )
+        problem = f"{where} is empty: expected a header line with {', '.join(schema.names)}."
+        step = "Deliver the file again; a file without records needs a header line too."
+        raise SchemaMismatchError(problem, step, line=1)
     check_columns(names, schema, where)
     return names
 
@@ -184,18 +178,11 @@ def _csv_error(error: Exception, names: list[str], schema: Schema, where: str) -
         name = names[int(misfit[1])]
         line = int(misfit[2]) if misfit[2] else None
         place = where if line is None else f"{where}, line {line}"
-        return SchemaMismatchError(
-            f"{place}: {describe_column(schema.field(name))}: {misfit[3].rstrip('.')}.",
-            "Correct the value, or the column's declared type.",
-            column=name,
-            line=line,
-        )
+        problem = f"{place}: {describe_column(schema.field(name))}: {misfit[3].rstrip('.')}."
+        return SchemaMismatchError(problem, "Correct the value, or the column's declared type.", column=name, line=line)
     if misfit := _ROW.match(text):
-        return SchemaMismatchError(
-            f"{where}, line {misfit[1]}: {misfit[2].rstrip('.')}.",
-            "Correct the line: it needs a value for every column.",
-            line=int(misfit[1]),
-        )
+        problem = f"{where}, line {misfit[1]}: {misfit[2].rstrip('.')}."
+        return SchemaMismatchError(problem, "Correct the line: it needs a value for every column.", line=int(misfit[1]))
     return unreadable_file_error(where, error)
 
 
@@ -210,11 +197,9 @@ def _check_closed(tail: bytes, column: str, last: str | None, where: str) -> Non
     plain = last.encode()
     unquoted = b"\n" not in plain and (ending == plain or ending.endswith((b"," + plain, b"\n" + plain, b"\r" + plain)))
     if not (ending.endswith(b'"') or unquoted):
-        raise SchemaMismatchError(
-            f"{where} ends within a quoted value, which begins with {last[:40]!r}.",
-            "Deliver the file again, complete, with each quote closed and quotes in values doubled.",
-            column=column,
-        )
+        problem = f"{where} ends within a quoted value, which begins with {last[:40]!r}."
+        step = "Deliver the file again, complete, with each quote closed and quotes in values doubled."
+        raise SchemaMismatchError(problem, step, column=column)
 
 
 FileFormat = Literal["parquet", "csv", "jsonl"]
@@ -339,11 +324,9 @@ def _parse_block(block: bytes, line: int, schema: Schema, where: str) -> pa.Tabl
         try:
             columns.append(_convert_column(table.column(field.name), field))
         except (pa.ArrowInvalid, binascii.Error, ValueError) as error:
-            raise SchemaMismatchError(
-                f"{where}: {describe_column(field)}: {str(error).splitlines()[0]}",
-                "Write dates as 2026-01-31, timestamps as ISO 8601 with a zone, binary values as base64.",
-                column=field.name,
-            ) from error
+            problem = f"{where}: {describe_column(field)}: {str(error).splitlines()[0]}"
+            step = "Write dates as 2026-01-31, timestamps as ISO 8601 with a zone, binary values as base64."
+            raise SchemaMismatchError(problem, step, column=field.name) from error
     return pa.table(columns, schema=schema.to_arrow())
 
 
@@ -489,11 +472,8 @@ def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str)
         if stored_type != field.type:
             wrong[field.name] = f"column {field.name!r} is {stored_type}, declared {field.type}"
     if wrong:
-        raise SchemaMismatchError(
-            f"{where}: {'; '.join(wrong.values())}.",
-            "Write the files with the declared types, or change the declared types.",
-            column=next(iter(wrong)),
-        )
+        step = "Write the files with the declared types, or change the declared types."
+        raise SchemaMismatchError(f"{where}: {'; '.join(wrong.values())}.", step, column=next(iter(wrong)))
 
 
 def _with_time_zones(table: pa.Table, int96: set[str]) -> pa.Table:

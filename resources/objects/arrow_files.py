@@ -38,11 +38,8 @@ def object_location(store: ObjectStore, key: str) -> str:
     Raises ConfigurationError for a lake in memory.
     """
     if store.url.startswith("memory://"):
-        raise ConfigurationError(
-            f"the lake {store.url} is in this process's memory, which other engines can't read.",
-            "Use a lake in a folder or on S3.",
-            url=store.url,
-        )
+        problem = f"the lake {store.url} is in this process's memory, which other engines can't read."
+        raise ConfigurationError(problem, "Use a lake in a folder or on S3.", url=store.url)
     return f"{store.url}/{key}"
 
 

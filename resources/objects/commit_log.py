@@ -90,11 +90,9 @@ def encode_document(document: VersionedDocument) -> bytes:
     try:
         text = json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"a {type(document).__name__.lower()} can't be written as JSON: {error}.",
-            "Use strings, numbers, booleans, None, lists and dictionaries only.",
-            argument="body",
-        ) from error
+        problem = f"a {type(document).__name__.lower()} can't be written as JSON: {error}."
+        step = "Use strings, numbers, booleans, None, lists and dictionaries only."
+        raise ConfigurationError(problem, step, argument="body") from error
     return text.encode()
 
 
@@ -248,12 +246,10 @@ class CommitLog:
         )
         expected = self.manifest_key(manifest.number, manifest.commit)
         if manifest.kind != self.kind or manifest_key != expected:
-            raise MalformedDocumentError(
-                f"manifest {manifest_key!r} in {self.store.url} is of kind {manifest.kind!r} and belongs at "
-                f"{expected!r}; expected kind {self.kind!r} here.",
-                "It may have been copied or renamed: restore the original object.",
-                document=manifest_key,
-            )
+            problem = f"manifest {manifest_key!r} in {self.store.url} is of kind {manifest.kind!r} and belongs at "
+            problem += f"{expected!r}; expected kind {self.kind!r} here."
+            step = "It may have been copied or renamed: restore the original object."
+            raise MalformedDocumentError(problem, step, document=manifest_key)
         return _commit_of(manifest, manifest_key)
 
     def history(self, limit: int | None = None) -> Iterator[Commit]:
@@ -311,11 +307,8 @@ class CommitLog:
         except ObjectExistsError:
             # Equal bytes, including the time, are our own: the request was repeated on the way.
             if self.store.get(key).data != data:
-                raise ConfigurationError(
-                    f"commit id {new_id!r} was used before in {self.prefix}, at number {number}.",
-                    "Use a new id for each attempt.",
-                    argument="commit_id",
-                ) from None
+                problem = f"commit id {new_id!r} was used before in {self.prefix}, at number {number}."
+                raise ConfigurationError(problem, "Use a new id for each attempt.", argument="commit_id") from None
         etag = self._swap(expected, pointer)
         return replace(_commit_of(manifest, key), etag=etag)
 
@@ -383,20 +376,15 @@ class CommitLog:
         return commit.id == pointer.commit
 
     def _conflict_error(self, pointer: Pointer, standing: str) -> CommitConflictError:
-        return CommitConflictError(
-            f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {standing}, expected "
-            f"number {pointer.number - 1}.",
-            "Read the current commit and try again.",
-            prefix=self.prefix,
-        )
+        problem = f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {standing}, expected "
+        problem += f"number {pointer.number - 1}."
+        return CommitConflictError(problem, "Read the current commit and try again.", prefix=self.prefix)
 
     def _unknown_error(self, pointer: Pointer, error: Exception | None) -> CommitStateUnknownError:
-        return CommitStateUnknownError(
-            f"commit {pointer.number} of {self.prefix} may or may not have happened: {self.store.url} did not "
-            f"confirm it ({error}).",
-            f"Check whether {pointer.commit!r} is in the history before you retry.",
-            prefix=self.prefix,
-        )
+        problem = f"commit {pointer.number} of {self.prefix} may or may not have happened: {self.store.url} did not "
+        problem += f"confirm it ({error})."
+        step = f"Check whether {pointer.commit!r} is in the history before you retry."
+        return CommitStateUnknownError(problem, step, prefix=self.prefix)
 
     def _read_pointer(self) -> tuple[Pointer, str] | None:
         try:
@@ -426,12 +414,10 @@ class CommitLog:
             now = self._read_pointer()
             if now is not None and now[0] != pointer:
                 return self._read_current(*now)  # others have committed, and the old manifest was deleted
-            raise MalformedDocumentError(
-                f"pointer {self.pointer_key!r} in {self.store.url} names {pointer.manifest!r}, which is missing.",
-                "Restore that object from a backup or an older object version; older commits under "
-                f"{self.prefix}/manifests/ are intact.",
-                document=self.pointer_key,
-            ) from None
+            problem = f"pointer {self.pointer_key!r} in {self.store.url} names {pointer.manifest!r}, which is missing."
+            step = "Restore that object from a backup or an older object version; older commits under "
+            step += f"{self.prefix}/manifests/ are intact."
+            raise MalformedDocumentError(problem, step, document=self.pointer_key) from None
         return replace(commit, etag=etag)
 
     def _parent_of(self, commit: Commit) -> Commit | None:
@@ -448,11 +434,8 @@ class CommitLog:
             return None if parent is None else parent.etag
         standing = self._read_pointer()
         if standing is None or standing[0].commit != parent.id or standing[0].number != parent.number:
-            raise CommitConflictError(
-                f"commit {parent.number} ({parent.id}) of {self.prefix} is no longer the current one.",
-                "Read the current commit and try again.",
-                prefix=self.prefix,
-            )
+            problem = f"commit {parent.number} ({parent.id}) of {self.prefix} is no longer the current one."
+            raise CommitConflictError(problem, "Read the current commit and try again.", prefix=self.prefix)
         return standing[1]
 
     def manifest_key(self, number: int, commit_id: str) -> str:

@@ -282,12 +282,9 @@ class Lake:
         """Return the time of the lake's clock, which dates everything in the lake."""
         now = self._clock()
         if now.tzinfo is None:
-            raise ConfigurationError(
-                f"the clock of the lake {self.url} returned {now}, which has no time zone.",
-                "Return a time with a zone: clock=lambda: datetime.now(UTC).",
-                argument="clock",
-                url=self.url,
-            )
+            problem = f"the clock of the lake {self.url} returned {now}, which has no time zone."
+            step = "Return a time with a zone: clock=lambda: datetime.now(UTC)."
+            raise ConfigurationError(problem, step, argument="clock", url=self.url)
         return now
 
     @property
@@ -339,11 +336,8 @@ def open_lake(
     settings = settings or LakeSettings()
     lake = lake_in(open_store(url, settings), shared=settings.shared)
     if not create and not lake.exists():
-        raise LakeNotFoundError(
-            f"there is no lake at {lake.url}.",
-            "Check --lake and ADJUNCT_LAKE; the first write creates a lake.",
-            url=lake.url,
-        )
+        problem = f"there is no lake at {lake.url}."
+        raise LakeNotFoundError(problem, "Check --lake and ADJUNCT_LAKE; the first write creates a lake.", url=lake.url)
     return lake
 
 

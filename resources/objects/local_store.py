@@ -195,12 +195,9 @@ class LocalStore(DescribedStore):
         # Spark expands patterns in it, and has no escape that works for both reads and tables.
         path = str(self._path(key))
         if set(path) & set("*[{\\"):
-            raise ConfigurationError(
-                f"Spark can't read {path!r}: it treats '*', '[', '{{' and '\\' in a path as a pattern.",
-                "Move the lake to a folder without these characters.",
-                url=self.url,
-                key=key,
-            )
+            problem = f"Spark can't read {path!r}: it treats '*', '[', '{{' and '\\' in a path as a pattern."
+            step = "Move the lake to a folder without these characters."
+            raise ConfigurationError(problem, step, url=self.url, key=key)
         return f"file:{path}"
 
     def staging_dir(self) -> Path:
@@ -240,11 +237,8 @@ class LocalStore(DescribedStore):
         if self._ready and self._staging.is_dir():
             return
         if self._ready and not key.startswith(PROBE_PREFIX) and not (self._root / LAKE_DOCUMENT).exists():
-            raise LakeNotFoundError(
-                f"the lake at {self.url} was deleted since it was opened.",
-                "Open it again: the first write creates a new lake.",
-                url=self.url,
-            )
+            problem = f"the lake at {self.url} was deleted since it was opened."
+            raise LakeNotFoundError(problem, "Open it again: the first write creates a new lake.", url=self.url)
         try:
             self._staging.mkdir(parents=True, exist_ok=True)
             (self._internal / "locks").mkdir(exist_ok=True)

@@ -194,12 +194,9 @@ def check_key(key: str) -> str:
     """Return `key` if it is safe as an S3 key, as a relative path, and in a URI. Raises InvalidNameError."""
     segments = key.split("/") if isinstance(key, str) else []
     if not segments or len(key) > _KEY_LENGTH or not all(_SEGMENT.fullmatch(segment) for segment in segments):
-        raise InvalidNameError(
-            f"object key {key!r} is not safe: expected segments of letters, digits and '_.=+@-' joined by '/', "
-            f"none beginning with a dot or longer than 200 characters, {_KEY_LENGTH} in all.",
-            "Build keys from checked names.",
-            name=f"{key!s:.300}",
-        )
+        problem = f"object key {key!r} is not safe: expected segments of letters, digits and '_.=+@-' joined by '/', "
+        problem += f"none beginning with a dot or longer than 200 characters, {_KEY_LENGTH} in all."
+        raise InvalidNameError(problem, "Build keys from checked names.", name=f"{key!s:.300}")
     return key
 
 
@@ -356,12 +353,8 @@ class InMemoryStore(DescribedStore):
         path.write_bytes(self.get(key).data)
 
     def spark_uri(self, key: str) -> str:
-        raise ConfigurationError(
-            f"Spark can't read {check_key(key)!r} of {self.url}: it is in this process's memory.",
-            "Use a folder or s3:// as the lake.",
-            url=self.url,
-            key=key,
-        )
+        problem = f"Spark can't read {check_key(key)!r} of {self.url}: it is in this process's memory."
+        raise ConfigurationError(problem, "Use a folder or s3:// as the lake.", url=self.url, key=key)
 
     def staging_dir(self) -> Path:
         if self._staging is None:

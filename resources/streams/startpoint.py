@@ -103,11 +103,8 @@ class StartpointSpecific(Startpoint):
     def __post_init__(self) -> None:
         Startpoint.__post_init__(self)
         if not isinstance(self.offset, str) or not self.offset or not _is_text(self.offset):
-            raise ConfigurationError(
-                f"startpoint offset {self.offset!r} is not an offset: expected a text, as in '42'.",
-                "Give the offset as the stream's system writes it.",
-                argument="offset",
-            )
+            problem = f"startpoint offset {self.offset!r} is not an offset: expected a text, as in '42'."
+            raise ConfigurationError(problem, "Give the offset as the stream's system writes it.", argument="offset")
 
 
 KINDS: Mapping[str, type[Startpoint]] = {
@@ -126,12 +123,9 @@ def check_startpoint(value: object, what: str = "a startpoint", argument: str = 
     problem = f"is {value!r:.80}, not a startpoint"
     if isinstance(value, Startpoint):
         problem = f"is a {type(value).__name__}, a custom class that can't be stored"
-    raise ConfigurationError(
-        f"{what} {problem}: expected one of {kinds}.",
-        "Write it as in StartpointOldest(), StartpointTimestamp(timestamp_ms=1767225600000) or StartpointSpecific("
-        "offset='42').",
-        argument=argument,
-    )
+    step = "Write it as in StartpointOldest(), StartpointTimestamp(timestamp_ms=1767225600000) or StartpointSpecific("
+    step += "offset='42')."
+    raise ConfigurationError(f"{what} {problem}: expected one of {kinds}.", step, argument=argument)
 
 
 def startpoint_from_json(value: object, where: str = "startpoint") -> Startpoint:
@@ -162,11 +156,8 @@ def check_stored_version(value: Mapping[Any, Any], where: str) -> None:
     """Raise MalformedDocumentError unless the stored form has this VERSION."""
     version = value.get("version")
     if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
-        raise MalformedDocumentError(
-            f"{where} has version {version}; this release of Adjunct reads version {VERSION}.",
-            "Upgrade dagster-adjunct: a newer version wrote this.",
-            document=where,
-        )
+        problem = f"{where} has version {version}; this release of Adjunct reads version {VERSION}."
+        raise MalformedDocumentError(problem, "Upgrade dagster-adjunct: a newer version wrote this.", document=where)
     if version != VERSION or isinstance(version, bool):
         raise _malformed(where, f"has the version {version!r}", str(VERSION))
 
@@ -250,21 +241,15 @@ def check_offset(system: StreamSystem, ssp: SystemStreamPartition, answer: objec
 def check_id(what: str, value: object) -> None:
     """Raise ConfigurationError unless `value` can be the id of a startpoint or request."""
     if not isinstance(value, str) or not 0 < len(value) <= ID_LENGTH or not _is_text(value):
-        raise ConfigurationError(
-            f"{what} id {value!r:.80} is not an id: expected a text of 1 to {ID_LENGTH} characters.",
-            f"Leave the id out: every {what} gets a new one.",
-            argument="id",
-        )
+        problem = f"{what} id {value!r:.80} is not an id: expected a text of 1 to {ID_LENGTH} characters."
+        raise ConfigurationError(problem, f"Leave the id out: every {what} gets a new one.", argument="id")
 
 
 def check_timestamp_ms(name: str, value: object, what: str = "startpoint") -> None:
     """Raise ConfigurationError unless `value` is a plausible time in ms since 1970, and not in another unit."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigurationError(
-            f"{what} {name} {value!r} is not a time: expected whole milliseconds since 1970 in UTC.",
-            "Convert the time first: int(moment.timestamp() * 1000).",
-            argument=name,
-        )
+        problem = f"{what} {name} {value!r} is not a time: expected whole milliseconds since 1970 in UTC."
+        raise ConfigurationError(problem, "Convert the time first: int(moment.timestamp() * 1000).", argument=name)
     if value in _LIKELY_SECONDS:
         moments = [f"{_EPOCH + timedelta(milliseconds=1) * ms:%Y-%m-%d %H:%M} UTC" for ms in (value, value * 1000)]
         raise ConfigurationError(
@@ -302,8 +287,5 @@ def _join_names(names: set[str]) -> str:
 
 
 def _malformed(where: str, problem: str, expected: str) -> MalformedDocumentError:
-    return MalformedDocumentError(
-        f"{where} {problem}; expected {expected}.",
-        "Delete it and write it again with this release of Adjunct, or upgrade if a newer one wrote it.",
-        document=where,
-    )
+    step = "Delete it and write it again with this release of Adjunct, or upgrade if a newer one wrote it."
+    return MalformedDocumentError(f"{where} {problem}; expected {expected}.", step, document=where)

@@ -54,12 +54,9 @@ class SystemStreamPartition:
         check_name("system", self.system)
         check_name("stream", self.stream)
         if not isinstance(self.partition, int) or isinstance(self.partition, bool) or self.partition < 0:
-            raise InvalidNameError(
-                f"partition {self.partition!r} of {self.system}.{self.stream} is not a partition number: "
-                "expected an integer from 0.",
-                name=str(self.partition),
-                stream=f"{self.system}.{self.stream}",
-            )
+            problem = f"partition {self.partition!r} of {self.system}.{self.stream} is not a partition number: "
+            problem += "expected an integer from 0."
+            raise InvalidNameError(problem, name=str(self.partition), stream=f"{self.system}.{self.stream}")
 
     @classmethod
     def parse(cls, text: str) -> SystemStreamPartition:
@@ -71,11 +68,8 @@ class SystemStreamPartition:
         parts = text.split(".") if isinstance(text, str) else []
         # "03" and "٣" are digits too, but every partition must have a single name.
         if len(parts) != 3 or not parts[2].isdecimal() or str(int(parts[2])) != parts[2]:
-            raise InvalidNameError(
-                f"stream partition {text!r} can't be read: expected SYSTEM.STREAM.NUMBER.",
-                "Write it as in lake.flights.3.",
-                name=f"{text!s:.300}",
-            )
+            problem = f"stream partition {text!r} can't be read: expected SYSTEM.STREAM.NUMBER."
+            raise InvalidNameError(problem, "Write it as in lake.flights.3.", name=f"{text!s:.300}")
         return cls(parts[0], parts[1], int(parts[2]))
 
     @property
@@ -100,20 +94,14 @@ def require_one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> st
     """Return the one stream that contains all these partitions. Raises ConfigurationError for several."""
     streams = sorted({ssp.qualified_stream for ssp in ssps})
     if len(streams) != 1 or not streams[0].startswith(f"{system}."):
-        raise ConfigurationError(
-            f"a read names the streams {', '.join(streams) or '(none)'}: expected one of system {system!r}.",
-            "Read each stream separately: their columns differ.",
-            system=system,
-        )
+        problem = f"a read names the streams {', '.join(streams) or '(none)'}: expected one of system {system!r}."
+        raise ConfigurationError(problem, "Read each stream separately: their columns differ.", system=system)
     return split_stream_name(streams[0])[1]
 
 
 def missing_partition_error(ssp: SystemStreamPartition, count: int) -> OffsetOutOfRangeError:
-    return OffsetOutOfRangeError(
-        f"{ssp} does not exist: the stream has {count} partitions, 0 to {count - 1}.",
-        stream=ssp.qualified_stream,
-        partition=ssp.partition,
-    )
+    problem = f"{ssp} does not exist: the stream has {count} partitions, 0 to {count - 1}."
+    return OffsetOutOfRangeError(problem, stream=ssp.qualified_stream, partition=ssp.partition)
 
 
 def wants_latest_epochs(epochs: str) -> bool:
@@ -134,16 +122,11 @@ def check_producer(producer: str, sequence: int) -> None:
 
 def stale_sequence_error(stream: str, producer: str, sequence: int, newest: int) -> ProducerConflictError:
     """Return the error for a sequence older than those that are still known of its producer."""
-    return ProducerConflictError(
-        f"sequence {sequence} of producer {producer!r} in {stream} is older than those that are still known; the "
-        f"newest is {newest}.",
-        f"Nothing was added. Give new records the sequence {newest + 1}, or a new producer name if its counter "
-        "restarted. A late retry of an earlier append needs nothing: its records are in the stream.",
-        stream=stream,
-        producer=producer,
-        sequence=sequence,
-        newest=newest,
-    )
+    problem = f"sequence {sequence} of producer {producer!r} in {stream} is older than those that are still known; the "
+    problem += f"newest is {newest}."
+    step = f"Nothing was added. Give new records the sequence {newest + 1}, or a new producer name if its counter "
+    step += "restarted. A late retry of an earlier append needs nothing: its records are in the stream."
+    return ProducerConflictError(problem, step, stream=stream, producer=producer, sequence=sequence, newest=newest)
 
 
 class StreamDeclaration(StoredDocument):
@@ -187,18 +170,13 @@ def build_declaration(
         )
     check_key_types(schema, key, what)
     if not key and partitions != 1:
-        raise ConfigurationError(
-            f"{what} has no key and {partitions} partitions: without a key it can only have one.",
-            "Name key columns, or declare partitions=1.",
-            stream=stream,
-        )
+        problem = f"{what} has no key and {partitions} partitions: without a key it can only have one."
+        raise ConfigurationError(problem, "Name key columns, or declare partitions=1.", stream=stream)
     try:
         return kind(columns=schema, key=key, partitions=partitions, **more)
     except ValidationError as error:
-        raise ConfigurationError(
-            f"{what}: {first_validation_problem(error)} (found {error.errors(include_url=False)[0]['input']!r}).",
-            stream=stream,
-        ) from None
+        problem = f"{what}: {first_validation_problem(error)} (found {error.errors(include_url=False)[0]['input']!r})."
+        raise ConfigurationError(problem, stream=stream) from None
 
 
 def check_same_declaration(stream: str, stored: StreamDeclaration, wanted: StreamDeclaration) -> None:
@@ -219,11 +197,8 @@ def raise_if_different(
     names = [name for name in type(wanted).model_fields if name != "columns" and getattr(wanted, name) is not None]
     values = [(name, getattr(stored, name), getattr(wanted, name)) for name in names]
     if differences := columns + [f"{name} is {new!r}, expected {old!r}" for name, old, new in values if old != new]:
-        raise StreamExistsError(
-            f"stream {split_stream_name(stream)[1]!r} exists with another declaration: {'; '.join(differences)}.",
-            next_step,
-            stream=stream,
-        )
+        problem = f"stream {split_stream_name(stream)[1]!r} exists with another declaration: {'; '.join(differences)}."
+        raise StreamExistsError(problem, next_step, stream=stream)
 
 
 def schema_from_stored(value: Any) -> Schema:
@@ -240,11 +215,8 @@ def micros_from_valid_from(version: str | None, valid_from: datetime | None) -> 
         return None
     if not isinstance(valid_from, datetime) or valid_from.tzinfo is None or version is None:
         what = "without end_of_dataset" if version is None else f"of version {version!r}"
-        raise ConfigurationError(
-            f"valid_from={valid_from!r} {what}: expected a version that ends, and a time with its zone.",
-            "Give end_of_dataset, and a datetime with tzinfo=UTC.",
-            argument="valid_from",
-        )
+        problem = f"valid_from={valid_from!r} {what}: expected a version that ends, and a time with its zone."
+        raise ConfigurationError(problem, "Give end_of_dataset, and a datetime with tzinfo=UTC.", argument="valid_from")
     return to_microseconds(valid_from)
 
 
@@ -578,11 +550,8 @@ def parse_offset(text: str, what: str) -> int:
     """Return an offset as a number. Raises OffsetOutOfRangeError, which names its owner, `what`."""
     if isinstance(text, str) and _OFFSET.fullmatch(text):
         return int(text)
-    raise OffsetOutOfRangeError(
-        f"{what}: {text!r:.80} is not an offset: expected a decimal number without leading zeros, as in '42'.",
-        "Use offsets as this system returns them.",
-        offset=f"{text!s:.80}",
-    )
+    problem = f"{what}: {text!r:.80} is not an offset: expected a decimal number without leading zeros, as in '42'."
+    raise OffsetOutOfRangeError(problem, "Use offsets as this system returns them.", offset=f"{text!s:.80}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -643,11 +612,8 @@ def open_system(lake: Lake, name: str) -> StreamSystem:
 
         return LakeStreams(lake)
     if name not in _registered:
-        raise ConfigurationError(
-            f"there is no stream system {name!r}. Systems: {', '.join(sorted({LAKE, *_registered}))}.",
-            "Check the part before the dot, or call register_system first.",
-            system=name,
-        )
+        problem = f"there is no stream system {name!r}. Systems: {', '.join(sorted({LAKE, *_registered}))}."
+        raise ConfigurationError(problem, "Check the part before the dot, or call register_system first.", system=name)
     return _registered[name](lake)
 
 

@@ -48,22 +48,17 @@ def parse_avro_schema(text: str, references: Sequence[str] = ()) -> Any:
         from fastavro import parse_schema
         from fastavro.schema import SchemaParseException, UnknownType
     except ImportError as error:
-        raise ConfigurationError(
-            f"a Kafka stream is in Avro, but fastavro is not installed ({error}).",
-            'Install it wherever tasks run: pip install "dagster-adjunct[kafka]".',
-            package="fastavro",
-        ) from error
+        problem = f"a Kafka stream is in Avro, but fastavro is not installed ({error})."
+        step = 'Install it wherever tasks run: pip install "dagster-adjunct[kafka]".'
+        raise ConfigurationError(problem, step, package="fastavro") from error
     named: dict[str, Any] = {}
     try:
         for reference in references:
             parse_schema(json.loads(reference), named_schemas=named)
         return parse_schema(json.loads(text), named_schemas=named)
     except (SchemaParseException, UnknownType, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigurationError(
-            f"an Avro format declares an invalid schema: {type(error).__name__}: {str(error)[:200]}.",
-            "Give the schema's JSON text.",
-            argument="schema",
-        ) from error
+        problem = f"an Avro format declares an invalid schema: {type(error).__name__}: {str(error)[:200]}."
+        raise ConfigurationError(problem, "Give the schema's JSON text.", argument="schema") from error
 
 
 def avro_fields(text: str) -> list[tuple[str, Any]]:
@@ -73,11 +68,8 @@ def avro_fields(text: str) -> list[tuple[str, Any]]:
     parse_avro_schema(text)
     schema = expand_schema(json.loads(text))  # expands types that are only referred to by name
     if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise ConfigurationError(
-            "an Avro format declares a schema that is not a record, so it has no columns.",
-            "Declare a record.",
-            argument="schema",
-        )
+        problem = "an Avro format declares a schema that is not a record, so it has no columns."
+        raise ConfigurationError(problem, "Declare a record.", argument="schema")
     return [(field["name"], field["type"]) for field in schema["fields"]]
 
 
@@ -182,21 +174,15 @@ def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> li
     """Return the values of a column as fastavro accepts them. Raises SchemaMismatchError."""
     nullable = declared == "null" or (isinstance(declared, list) and "null" in declared)
     if column.null_count and not nullable:
-        raise SchemaMismatchError(
-            f"{what} is null in {column.null_count} records, but its Avro type is not nullable.",
-            "Fill it, or declare a union with null.",
-            column=name,
-        )
+        problem = f"{what} is null in {column.null_count} records, but its Avro type is not nullable."
+        raise SchemaMismatchError(problem, "Fill it, or declare a union with null.", column=name)
     name, logical = _type_and_logical(declared)
     if logical == "timestamp-millis":  # fastavro would truncate
         try:
             column = column.cast(pa.timestamp("ms", tz="UTC"), safe=True)
         except pa.ArrowInvalid as error:
-            raise SchemaMismatchError(
-                f"{what} has microseconds, but its Avro type milliseconds.",
-                "Truncate it, or declare micros.",
-                column=name,
-            ) from error
+            problem = f"{what} has microseconds, but its Avro type milliseconds."
+            raise SchemaMismatchError(problem, "Truncate it, or declare micros.", column=name) from error
     values: list[Any] = column.to_pylist()
     parse: Callable[[str], Any]
     if logical in ("time-millis", "time-micros"):
@@ -302,11 +288,9 @@ class Avro:
                 try:
                     schemaless_writer(out, schema, dict(zip(names, values, strict=True)), strict=True)
                 except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
-                    raise SchemaMismatchError(
-                        f"{what}: a record does not fit its Avro schema ({type(error).__name__}).",
-                        "Check nested columns, which must have JSON of the declared form, and enums.",
-                        stream=what,
-                    ) from error
+                    problem = f"{what}: a record does not fit its Avro schema ({type(error).__name__})."
+                    step = "Check nested columns, which must have JSON of the declared form, and enums."
+                    raise SchemaMismatchError(problem, step, stream=what) from error
                 made.append(out.getvalue())
             return made
 

@@ -83,11 +83,9 @@ def check_client_settings(client: Mapping[str, SettingValue], client_factory: st
                 f"client setting {key!r} can't be set: {_RESERVED_SETTINGS[key]}.", "Leave it out.", setting=key
             )
         if not isinstance(value, str | int | float | bool):
-            raise ConfigurationError(
-                f"client setting {key!r} is a {type(value).__name__}: expected a text, a number or a boolean.",
-                'Return callbacks from a function, and name it: client_factory="module:function".',
-                setting=key,
-            )
+            problem = f"client setting {key!r} is a {type(value).__name__}: expected a text, a number or a boolean."
+            step = 'Return callbacks from a function, and name it: client_factory="module:function".'
+            raise ConfigurationError(problem, step, setting=key)
         if _SECRET.search(key) and not is_env_reference(value):
             raise ConfigurationError(
                 f"client setting {key!r} is a secret in plain text, which would be stored, logged and sent around.",
@@ -95,11 +93,9 @@ def check_client_settings(client: Mapping[str, SettingValue], client_factory: st
                 setting=key,
             )
     if client_factory is not None and not _FACTORY.fullmatch(client_factory):
-        raise ConfigurationError(
-            f"client_factory is {client_factory!r}: expected a function, as module:function.",
-            "Name a function that executors can import; it takes nothing and returns librdkafka settings.",
-            argument="client_factory",
-        )
+        problem = f"client_factory is {client_factory!r}: expected a function, as module:function."
+        step = "Name a function that executors can import; it takes nothing and returns librdkafka settings."
+        raise ConfigurationError(problem, step, argument="client_factory")
 
 
 def resolve_client_settings(settings: KafkaSettings) -> dict[str, Any]:
@@ -122,11 +118,9 @@ def resolve_secret(value: Any, what: str) -> Any:
         return value
     name = value.removeprefix(_REFERENCE)
     if name not in os.environ:
-        raise ConfigurationError(
-            f"{what} is to be taken from the environment variable {name}, which is not set in this process.",
-            f"Set {name} wherever Dagster, the command line and Spark's executors run.",
-            setting=name,
-        )
+        problem = f"{what} is to be taken from the environment variable {name}, which is not set in this process."
+        step = f"Set {name} wherever Dagster, the command line and Spark's executors run."
+        raise ConfigurationError(problem, step, setting=name)
     return os.environ[name]
 
 
@@ -150,16 +144,11 @@ class BrokerRefusals:
             return
         reason = str(self._refusal.str())
         if reason.startswith(_NO_TOKEN):
-            raise StreamUnavailableError(
-                f"{self._settings.where}: {reason[:300]}.",
-                "Check whether the token callback's server can be reached, then retry.",
-                system=self._settings.name,
-            )
-        raise ConfigurationError(
-            f"{self._settings.where} rejected the connection: {self._refusal.name().lstrip('_')}: {reason[:300]}.",
-            "Check security.protocol, the SASL mechanism and credentials, and the certificates.",
-            system=self._settings.name,
-        )
+            step = "Check whether the token callback's server can be reached, then retry."
+            raise StreamUnavailableError(f"{self._settings.where}: {reason[:300]}.", step, system=self._settings.name)
+        problem = f"{self._settings.where} rejected the connection: {self._refusal.name().lstrip('_')}: {reason[:300]}."
+        step = "Check security.protocol, the SASL mechanism and credentials, and the certificates."
+        raise ConfigurationError(problem, step, system=self._settings.name)
 
 
 _log = logging.getLogger("adjunct.kafka")
@@ -345,11 +334,8 @@ class KafkaAdmin:
         deadline = time.monotonic() + _PROPAGATION_SECONDS
         while self.describe(topic) is None:
             if time.monotonic() > deadline:
-                raise StreamUnavailableError(
-                    f"{self.settings.where} created topic {topic!r}, but does not list it yet.",
-                    "Retry in a moment.",
-                    system=self.settings.name,
-                )
+                problem = f"{self.settings.where} created topic {topic!r}, but does not list it yet."
+                raise StreamUnavailableError(problem, "Retry in a moment.", system=self.settings.name)
             time.sleep(_POLL_SECONDS)
         self.upcoming(topic, range(partitions))
 
@@ -450,29 +436,20 @@ def response_timeout(settings: KafkaSettings) -> float:
 
 
 def no_answer_error(settings: KafkaSettings, what: str, reason: str) -> StreamUnavailableError:
-    return StreamUnavailableError(
-        f"{settings.where} did not return {what}: {reason}.",
-        "Check whether its brokers are up and can be reached from here, then retry.",
-        system=settings.name,
-    )
+    step = "Check whether its brokers are up and can be reached from here, then retry."
+    return StreamUnavailableError(f"{settings.where} did not return {what}: {reason}.", step, system=settings.name)
 
 
 def translate_kafka_error(error: KafkaError, settings: KafkaSettings, what: str) -> AdjunctError:
     """Return the Adjunct error for a Kafka error of a request or a read."""
     reason = f"{error.name()}: {error.str()}"
     if error.name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"):
-        return StreamNotFoundError(
-            f"{settings.where} does not have {what} ({reason}).",
-            "Check whether the topic was deleted.",
-            system=settings.name,
-        )
+        problem = f"{settings.where} does not have {what} ({reason})."
+        return StreamNotFoundError(problem, "Check whether the topic was deleted.", system=settings.name)
     if error.retriable() or error.name() in TRANSIENT_CODES:
         return no_answer_error(settings, what, reason)
-    return ConfigurationError(
-        f"{settings.where} rejected the request for {what} ({reason}).",
-        "Check the settings and the access rules of the cluster.",
-        system=settings.name,
-    )
+    problem = f"{settings.where} rejected the request for {what} ({reason})."
+    return ConfigurationError(problem, "Check the settings and the access rules of the cluster.", system=settings.name)
 
 
 TOPIC_RANGES = OffsetRangeChecker(

@@ -122,12 +122,10 @@ def check_topic_identity(settings: KafkaSettings, wanted: TopicRange) -> None:
     topic = KafkaAdmin(settings).describe(wanted.topic)
     if topic is None or topic.identity != wanted.identity:
         now = "missing" if topic is None else topic.identity
-        raise OffsetOutOfRangeError(
-            f"{wanted.ssp}: topic {wanted.topic!r} was deleted or recreated while it was read: its id was "
-            f"{wanted.identity}, now it is {now}.",
-            "Offsets of the old topic are invalid in a new one: set a startpoint (oldest) for its partitions.",
-            partition=wanted.partition,
-        )
+        problem = f"{wanted.ssp}: topic {wanted.topic!r} was deleted or recreated while it was read: its id was "
+        problem += f"{wanted.identity}, now it is {now}."
+        step = "Offsets of the old topic are invalid in a new one: set a startpoint (oldest) for its partitions."
+        raise OffsetOutOfRangeError(problem, step, partition=wanted.partition)
 
 
 class _RangeConsumer:

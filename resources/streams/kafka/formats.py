@@ -284,11 +284,8 @@ class Format(Protocol):
 def check_malformed(declared: str, schema: Schema, what: str) -> None:
     """Raise ConfigurationError if the column for malformed bytes is empty or one of the format's own."""
     if not declared:
-        raise ConfigurationError(
-            f"{what}: malformed is empty.",
-            f'Give the name of a column, or "{FAIL}", which is the default.',
-            argument="malformed",
-        )
+        step = f'Give the name of a column, or "{FAIL}", which is the default.'
+        raise ConfigurationError(f"{what}: malformed is empty.", step, argument="malformed")
     if declared != FAIL:
         Schema((*schema.fields, Field(declared, "binary")))
 
@@ -384,10 +381,8 @@ class Json:
     def __post_init__(self) -> None:
         object.__setattr__(self, "schema", schema_from_declaration(self.schema, "a JSON format"))
         if self.timestamps not in (None, "millis", "micros"):
-            raise ConfigurationError(
-                f"a JSON format has timestamps={self.timestamps!r}: expected 'millis', 'micros' or None.",
-                argument="timestamps",
-            )
+            problem = f"a JSON format has timestamps={self.timestamps!r}: expected 'millis', 'micros' or None."
+            raise ConfigurationError(problem, argument="timestamps")
         self.columns().select(self.names, "a JSON format")
         fields = [self.names.get(name, name) for name in self.columns().names]
         if twice := {name for name in fields if fields.count(name) > 1}:
@@ -461,11 +456,8 @@ def _json_texts(column: pa.Array, field: Field, what: str, timestamps: str | Non
     if kind in ("float", "double"):
         values = column.to_pylist()
         if any(value is not None and not math.isfinite(value) for value in values):
-            raise SchemaMismatchError(
-                f"{what} has NaN or an infinity, which JSON can't represent.",
-                "Replace it by null, or use Avro.",
-                column=field.name,
-            )
+            problem = f"{what} has NaN or an infinity, which JSON can't represent."
+            raise SchemaMismatchError(problem, "Replace it by null, or use Avro.", column=field.name)
         return ["null" if value is None else repr(value) for value in values]
     if kind == "timestamp" and timestamps is not None:
         unit = "ms" if timestamps == "millis" else "us"
@@ -564,12 +556,8 @@ class KeyText:
     def __post_init__(self) -> None:
         for column in self.columns().fields:
             if column.type in ("float", "double"):
-                raise ConfigurationError(
-                    f"key column {column.name!r} is {column.type}, whose values have several text forms.",
-                    "Declare it as DECIMAL.",
-                    argument="key",
-                    column=column.name,
-                )
+                problem = f"key column {column.name!r} is {column.type}, whose values have several text forms."
+                raise ConfigurationError(problem, "Declare it as DECIMAL.", argument="key", column=column.name)
 
     def columns(self) -> Schema:
         text = self.key if " " in self.key.strip() else f"{self.key.strip()} STRING"

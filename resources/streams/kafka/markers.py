@@ -50,12 +50,10 @@ def marker_from_message(message: Message, ssp: SystemStreamPartition) -> Marker:
     try:
         body = _MarkerHeader.model_validate_json(header or b"")
     except ValidationError as error:
-        raise MalformedDocumentError(
-            f"{ssp}: the end-of-dataset marker at offset {message.offset()} is {(header or b'')[:200]!r}: "
-            f"{first_validation_problem(error)}.",
-            'Write markers as {"version": "v7"}, optionally with "rows", "checksum", "valid_from" and "partitions".',
-            stream=ssp.qualified_stream,
-        ) from error
+        problem = f"{ssp}: the end-of-dataset marker at offset {message.offset()} is {(header or b'')[:200]!r}: "
+        problem += f"{first_validation_problem(error)}."
+        step = 'Write markers as {"version": "v7"}, optionally with "rows", "checksum", "valid_from" and "partitions".'
+        raise MalformedDocumentError(problem, step, stream=ssp.qualified_stream) from error
     return Marker(
         ssp,
         str(message.offset()),

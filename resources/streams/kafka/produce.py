@@ -274,12 +274,10 @@ def _parse_mark(text: str, target: Target) -> TransactionMark:
     try:
         return TransactionMark.model_validate_json(text)
     except ValidationError as error:
-        raise MalformedDocumentError(
-            f"{target}: the mark of its producer is {text[:200]!r}, which this release of Adjunct can't read "
-            f"({first_validation_problem(error)}).",
-            "Append with the version that wrote it, or a newer one; or reset the offsets of the producer's group.",
-            stream=str(target),
-        ) from error
+        problem = f"{target}: the mark of its producer is {text[:200]!r}, which this release of Adjunct can't read "
+        problem += f"({first_validation_problem(error)})."
+        step = "Append with the version that wrote it, or a newer one; or reset the offsets of the producer's group."
+        raise MalformedDocumentError(problem, step, stream=str(target)) from error
 
 
 def _group_consumer(target: Target, group: str, refusals: BrokerRefusals, isolation: str) -> Consumer:
@@ -371,11 +369,8 @@ class KafkaAppends(StreamSystem):
             sent = _send_frame(encode_frame(frame, facts.declared, name), facts, what, len(order_by))
             return self._await_result(what, sent, before)
         if order_by or partitioned:
-            raise ConfigurationError(
-                f"{name}: order_by and partitioned are only for Spark frames; a table keeps its order.",
-                "Sort the table first, and leave both out.",
-                argument="order_by",
-            )
+            problem = f"{name}: order_by and partitioned are only for Spark frames; a table keeps its order."
+            raise ConfigurationError(problem, "Sort the table first, and leave both out.", argument="order_by")
         table = encode_table(to_arrow_table(data, name, topic_schema(facts.declared)), facts.declared, name)
         return self._await_result(what, _send_function(facts)(what, table.to_batches()), before)
 
@@ -403,13 +398,10 @@ class KafkaAppends(StreamSystem):
         chosen = range(facts.partitions) if partitions is None else sorted(set(partitions))
         unfit = [p for p in chosen if not 0 <= p < facts.partitions or (rows is not None and p not in rows)]
         if unfit or not chosen:
-            raise ConfigurationError(
-                f"marker {version!r}: partitions {unfit} are not partitions of {stream!r}, which has "
-                f"{facts.partitions}, or have no row count.",
-                "Give existing partitions, with a count for each of them or no counts.",
-                argument="partitions",
-                stream=f"{self.name}.{stream}",
-            )
+            problem = f"marker {version!r}: partitions {unfit} are not partitions of {stream!r}, which has "
+            problem += f"{facts.partitions}, or have no row count."
+            step = "Give existing partitions, with a count for each of them or no counts."
+            raise ConfigurationError(problem, step, argument="partitions", stream=f"{self.name}.{stream}")
         counts: Mapping[int, int] = rows or {}
         markers = {p: marker_header(version, facts.partitions, counts.get(p), checksum, valid_from) for p in chosen}
         what = self._task_append(facts, producer, sequence, markers, {})

@@ -50,22 +50,18 @@ def message_class(descriptor_set: bytes, name: str) -> Any:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
         from google.protobuf.message import DecodeError
     except ImportError as error:
-        raise ConfigurationError(
-            f"a Kafka stream is in Protobuf, but protobuf is not installed ({error}).",
-            'Install it wherever tasks run: pip install "dagster-adjunct[kafka]".',
-            package="protobuf",
-        ) from error
+        problem = f"a Kafka stream is in Protobuf, but protobuf is not installed ({error})."
+        step = 'Install it wherever tasks run: pip install "dagster-adjunct[kafka]".'
+        raise ConfigurationError(problem, step, package="protobuf") from error
     pool = descriptor_pool.DescriptorPool()
     try:
         files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(descriptor_set).file}
         _add_files(pool, files.values(), files, set())
         return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
     except (DecodeError, TypeError, KeyError) as error:
-        raise ConfigurationError(
-            f"the Protobuf descriptor set has no usable message {name!r}: {str(error)[:200]}.",
-            "Create it with protoc --include_imports --descriptor_set_out=FILE, and give the message's full name.",
-            argument="message",
-        ) from error
+        problem = f"the Protobuf descriptor set has no usable message {name!r}: {str(error)[:200]}."
+        step = "Create it with protoc --include_imports --descriptor_set_out=FILE, and give the message's full name."
+        raise ConfigurationError(problem, step, argument="message") from error
 
 
 def _add_files(pool: Any, files: Iterable[Any], by_name: dict[str, Any], added: set[str]) -> None:
@@ -203,11 +199,9 @@ class Protobuf:
             try:
                 object.__setattr__(self, "descriptor_set", path.read_bytes())
             except OSError as error:
-                raise ConfigurationError(
-                    f"the Protobuf descriptor set {path} can't be read ({type(error).__name__}).",
-                    "Create it: protoc --include_imports --descriptor_set_out=FILE.",
-                    argument="descriptor_set",
-                ) from error
+                problem = f"the Protobuf descriptor set {path} can't be read ({type(error).__name__})."
+                step = "Create it: protoc --include_imports --descriptor_set_out=FILE."
+                raise ConfigurationError(problem, step, argument="descriptor_set") from error
         check_malformed(self.malformed, self.columns(), "a Protobuf format")
 
     def __repr__(self) -> str:
@@ -274,11 +268,8 @@ class Protobuf:
     def _head(self, registry: SchemaRegistry, subject: str, descriptor: Any, what: str) -> bytes:
         registered = registry.latest(check_subject(subject, what, "Protobuf"))
         if registered.kind != "PROTOBUF":
-            raise SchemaMismatchError(
-                f"{what}: the registry's subject {subject!r} is {registered.kind}, not Protobuf.",
-                "Correct the subject.",
-                url=registry.url,
-            )
+            problem = f"{what}: the registry's subject {subject!r} is {registered.kind}, not Protobuf."
+            raise SchemaMismatchError(problem, "Correct the subject.", url=registry.url)
         return encode_schema_id(registered.id) + encode_message_indexes(message_indexes(descriptor))
 
     def describe(self) -> str:

@@ -60,12 +60,9 @@ def topic_schema(topic: KafkaTopic) -> Schema:
         assert key is not None
         here, there = key.columns().field(name).type, value.columns().field(name).type
         if here != there:
-            raise ConfigurationError(
-                f"Kafka column {name!r} is {here} in the key ({key.describe()}) and {there} in the value "
-                f"({value.describe()}).",
-                "Declare the same type in both, or use two names.",
-                column=name,
-            )
+            problem = f"Kafka column {name!r} is {here} in the key ({key.describe()}) and {there} in the value "
+            problem += f"({value.describe()})."
+            raise ConfigurationError(problem, "Declare the same type in both, or use two names.", column=name)
     fields += value.columns().fields
     bad = list(dict.fromkeys(side.malformed for side in (key, value) if side is not None and side.malformed != FAIL))
     fields += [Field(name, "binary") for name in bad]
@@ -258,11 +255,8 @@ def _check_columns(given: Schema, written: Schema, stream: str) -> None:
         is_widening(given.field(field.name).type, field.type) for field in written.fields
     )
     if not fits:
-        raise SchemaMismatchError(
-            f"{stream}: the records do not have its columns: {written.difference(given)}.",
-            f"Select exactly {written.ddl()}.",
-            stream=stream,
-        )
+        problem = f"{stream}: the records do not have its columns: {written.difference(given)}."
+        raise SchemaMismatchError(problem, f"Select exactly {written.ddl()}.", stream=stream)
 
 
 def _headers_from_json(texts: pa.Array, name: str, stream: str) -> pa.Array:
@@ -276,10 +270,7 @@ def _headers_from_json(texts: pa.Array, name: str, stream: str) -> pa.Array:
                 [{"name": n, "value": None if v is None else base64.b64decode(v, validate=True)} for n, v in pairs]
             )
         except (ValueError, TypeError) as error:
-            raise SchemaMismatchError(
-                f"{stream}: column {name!r} has a text that is not a list of headers.",
-                'Write it like [["name","base64"]].',
-                column=name,
-                stream=stream,
-            ) from error
+            problem = f"{stream}: column {name!r} has a text that is not a list of headers."
+            step = 'Write it like [["name","base64"]].'
+            raise SchemaMismatchError(problem, step, column=name, stream=stream) from error
     return pa.array(made, kind)

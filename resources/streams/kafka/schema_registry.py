@@ -98,20 +98,16 @@ class SchemaRegistry:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            raise ConfigurationError(
-                "the URL of a schema registry is not an http or https URL, or contains a password.",
-                'Write it like "https://registry.example.com:8081", and the password as login="env:NAME".',
-                argument="url",
-            )
+            problem = "the URL of a schema registry is not an http or https URL, or contains a password."
+            step = 'Write it like "https://registry.example.com:8081", and the password as login="env:NAME".'
+            raise ConfigurationError(problem, step, argument="url")
         object.__setattr__(self, "url", self.url.rstrip("/"))
         for name in ("login", "token"):
             value = getattr(self, name)
             if value is not None and not is_env_reference(value):
-                raise ConfigurationError(
-                    f"{name} of the schema registry {self.url} is a secret in plain text.",
-                    'Put it into an environment variable of every process, and give its name: "env:NAME".',
-                    argument=name,
-                )
+                problem = f"{name} of the schema registry {self.url} is a secret in plain text."
+                step = 'Put it into an environment variable of every process, and give its name: "env:NAME".'
+                raise ConfigurationError(problem, step, argument=name)
 
     @lru_cache(maxsize=1024)  # noqa: B019 (keyed by the settings, as registered schemas never change)
     def schema(self, number: int) -> RegisteredSchema:

@@ -118,11 +118,9 @@ class KafkaSettings:
     def __post_init__(self) -> None:
         check_name("system", self.name)
         if not self.bootstrap_servers:
-            raise ConfigurationError(
-                f"Kafka system {self.name!r} has no bootstrap servers.",
-                "Give them as HOST:PORT, separated by commas.",
-                argument="bootstrap_servers",
-            )
+            problem = f"Kafka system {self.name!r} has no bootstrap servers."
+            step = "Give them as HOST:PORT, separated by commas."
+            raise ConfigurationError(problem, step, argument="bootstrap_servers")
         check_client_settings(self.client, self.client_factory)
         if self.prefix:
             check_topic_name(self.prefix)
@@ -149,10 +147,8 @@ class KafkaSettings:
 def check_topic_name(name: str) -> str:
     """Return the name if it is a valid topic name. Raises ConfigurationError."""
     if not _TOPIC.fullmatch(name) or name in (".", ".."):
-        raise ConfigurationError(
-            f"{name!r} can't be a Kafka topic: expected 1 to 249 letters, digits, '.', '_' or '-'.",
-            topic=name,
-        )
+        problem = f"{name!r} can't be a Kafka topic: expected 1 to 249 letters, digits, '.', '_' or '-'."
+        raise ConfigurationError(problem, topic=name)
     return name
 
 

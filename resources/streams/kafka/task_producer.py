@@ -54,17 +54,12 @@ def translate_produce_error(
             "make the record smaller.",
         )
     if error.name() in TRANSIENT_CODES:
-        return StreamUnavailableError(
-            f"{target}: Kafka did not accept the records ({error.name()}: {reason}).",
-            "Check whether the brokers are up, then append again.",
-            system=target.settings.name,
-            stream=str(target),
-        )
+        problem = f"{target}: Kafka did not accept the records ({error.name()}: {reason})."
+        step = "Check whether the brokers are up, then append again."
+        return StreamUnavailableError(problem, step, system=target.settings.name, stream=str(target))
     record = "" if key is None else f" the record with the key {_describe_key(key)}"
-    return PermanentError(
-        f"{target}: Kafka rejected{record or ' the records'} ({error.name()}: {reason}).",
-        f"Check the settings and the access rules of topic {target.topic!r}, then append again.",
-    )
+    step = f"Check the settings and the access rules of topic {target.topic!r}, then append again."
+    return PermanentError(f"{target}: Kafka rejected{record or ' the records'} ({error.name()}: {reason}).", step)
 
 
 def _describe_key(key: bytes | None) -> str:
@@ -193,12 +188,9 @@ class Sender:
         while (left := self._poll(lambda: self.producer.flush(1.0))) and time.monotonic() < deadline:
             pass
         if left:
-            raise StreamUnavailableError(
-                f"{self._target}: {left} records were not delivered within {self._seconds + _GRACE:.0f} s.",
-                "Check whether the brokers are up, then append again.",
-                system=self._target.settings.name,
-                stream=str(self._target),
-            )
+            problem = f"{self._target}: {left} records were not delivered within {self._seconds + _GRACE:.0f} s."
+            step = "Check whether the brokers are up, then append again."
+            raise StreamUnavailableError(problem, step, system=self._target.settings.name, stream=str(self._target))
         return [
             SentSpan(partition, self._first[partition], None if last is None else last + 1, self._rows[partition])
             for partition, last in sorted(self._last.items())
@@ -244,12 +236,9 @@ class Sender:
         except KafkaException as error:
             if error.args[0].fatal():
                 return translate_produce_error(error.args[0], self._target)
-        return StreamUnavailableError(
-            f"{self._target}: the producer failed fatally.",
-            "Append again.",
-            system=self._target.settings.name,
-            stream=str(self._target),
-        )
+        problem = f"{self._target}: the producer failed fatally."
+        step = "Append again."
+        return StreamUnavailableError(problem, step, system=self._target.settings.name, stream=str(self._target))
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
@@ -289,11 +278,9 @@ def _record_times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
     least = pc.min(given).as_py()
     if found is not None or (least is not None and least < 1000):
         which = found.text if found is not None else readable_value(pc.min(stated))
-        raise SchemaMismatchError(
-            f"{what}: a record has the time {which}, but Kafka only stores times from 1970-01-01 to 9999-12-31.",
-            "Leave its __timestamp null: the record then has the time of the append.",
-            stream=str(what),
-        )
+        problem = f"{what}: a record has the time {which}, but Kafka only stores times from 1970-01-01 to 9999-12-31."
+        step = "Leave its __timestamp null: the record then has the time of the append."
+        raise SchemaMismatchError(problem, step, stream=str(what))
     times: list[int] = pc.fill_null(pc.divide(given, 1000), 0).to_pylist()
     return times
 

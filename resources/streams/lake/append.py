@@ -175,22 +175,18 @@ def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[Stre
     """
     what = f"sequence {append.sequence} of producer {append.producer!r} in stream {append.stream!r}"
     if state.id != append.seen:
-        raise CommitConflictError(
-            f"{what}: the stream was recreated while its records were written.",
-            "Nothing was added. Append again if the records belong in the new stream.",
-            stream=f"lake.{append.stream}",
-        )
+        problem = f"{what}: the stream was recreated while its records were written."
+        step = "Nothing was added. Append again if the records belong in the new stream."
+        raise CommitConflictError(problem, step, stream=f"lake.{append.stream}")
     before = find_sequence(state.producers, append.producer, append.sequence, append.stream)
     if before is not None:
         check_same_contents(before, append.digest, state.producers, stream=append.stream, producer=append.producer)
         return None, result_from_sequence(before, duplicate=True)
     if append.files and append.started < state.horizon:
-        raise CommitConflictError(
-            f"{what}: its files were written by an attempt begun {(state.horizon - append.started) / 1000:.0f} s "
-            "before the stream's horizon, so they may have been deleted.",
-            "Nothing was added. Append again; if that fails at once, correct this machine's clock.",
-            stream=f"lake.{append.stream}",
-        )
+        problem = f"{what}: its files were written by an attempt begun {(state.horizon - append.started) / 1000:.0f} s "
+        problem += "before the stream's horizon, so they may have been deleted."
+        step = "Nothing was added. Append again; if that fails at once, correct this machine's clock."
+        raise CommitConflictError(problem, step, stream=f"lake.{append.stream}")
     state = apply_fold(state, append.fold)
     appended = max(now_ms, state.appended)  # segments stay in order even if a clock lags
     segment = _build_segment(state, append, appended)
@@ -240,11 +236,9 @@ def _marker_rows(marker: NewMarker, partition: int, delivered: int) -> int:
     if marker.rows is None or marker.rows == "delivered":
         return delivered
     if isinstance(marker.rows, str) or partition not in marker.rows:
-        raise ConfigurationError(
-            f"marker {marker.version!r} has no row count for partition {partition}.",
-            "Give a count for every partition that gets the marker, or no counts.",
-            argument="rows",
-        )
+        problem = f"marker {marker.version!r} has no row count for partition {partition}."
+        step = "Give a count for every partition that gets the marker, or no counts."
+        raise ConfigurationError(problem, step, argument="rows")
     return marker.rows[partition]
 
 
@@ -268,11 +262,8 @@ def write_records(
     options = WriteOptions(what, number_rows=True, range_of=TIMESTAMP, differing=(EPOCH, SOURCE_EPOCH))
     if _is_table(data):
         if order_by or partitioned:
-            raise ConfigurationError(
-                f"{what}: order_by and partitioned are only for Spark frames; a table keeps its order.",
-                "Sort the table first, and leave both out.",
-                argument="order_by",
-            )
+            problem = f"{what}: order_by and partitioned are only for Spark frames; a table keeps its order."
+            raise ConfigurationError(problem, "Sort the table first, and leave both out.", argument="order_by")
         table = conform_table(data, declaration, what)
         return write_arrow_buckets(table, store, folder, declaration.layout_of(table.column_names), options)
     from dagster_adjunct.resources.bucketing.writer import write_buckets
@@ -387,11 +378,8 @@ def _mark_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
     column = table.column(name)
     aware = not pa.types.is_timestamp(column.type) or column.type.tz is not None
     if not pa.types.is_null(column.type) and not (column.type.id == kind.id and aware):
-        raise SchemaMismatchError(
-            f"{what}: column {name!r} holds {column.type}, expected {kind}.",
-            "Cast it, or leave the column out.",
-            column=name,
-        )
+        problem = f"{what}: column {name!r} holds {column.type}, expected {kind}."
+        raise SchemaMismatchError(problem, "Cast it, or leave the column out.", column=name)
     return cast_column(column, name, MARK_COLUMNS[name], what)
 
 
@@ -404,28 +392,20 @@ def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: t
     missing = [name for name in schema.names if name not in types]
     extra = [name for name in types if name not in schema and name not in MARK_COLUMNS and name not in order_by]
     if missing or extra or len(types) != len(df.schema.fields):
-        raise SchemaMismatchError(
-            f"{what}: columns {missing} are missing and {extra} are unexpected; the schema is "
-            f"{', '.join(f'{f.name} {f.type}' for f in schema.fields)}.",
-            "Send records with exactly these columns, each once.",
-            column=next(iter([*missing, *extra]), None),
-        )
+        problem = f"{what}: columns {missing} are missing and {extra} are unexpected; the schema is "
+        problem += f"{', '.join(f'{f.name} {f.type}' for f in schema.fields)}."
+        step = "Send records with exactly these columns, each once."
+        raise SchemaMismatchError(problem, step, column=next(iter([*missing, *extra]), None))
     columns = []
     for each in schema.fields:
         if types[each.name] != each.type and not _is_widening(types[each.name], each.type):
-            raise SchemaMismatchError(
-                f"{what}: column {each.name!r} holds {types[each.name]} where the schema says {each.type}.",
-                f"Cast it: F.col({each.name!r}).cast({each.type!r}).",
-                column=each.name,
-            )
+            problem = f"{what}: column {each.name!r} holds {types[each.name]} where the schema says {each.type}."
+            raise SchemaMismatchError(problem, f"Cast it: F.col({each.name!r}).cast({each.type!r}).", column=each.name)
         columns.append(F.col(quote_name(each.name)).cast(each.type).alias(each.name))
     for name, kind in MARK_COLUMNS.items():
         if types.get(name, kind) not in (kind, "void"):
-            raise SchemaMismatchError(
-                f"{what}: column {name!r} holds {types[name]}, expected {kind}.",
-                "Cast it, or leave it out.",
-                column=name,
-            )
+            problem = f"{what}: column {name!r} holds {types[name]}, expected {kind}."
+            raise SchemaMismatchError(problem, "Cast it, or leave it out.", column=name)
     times = F.col(TIMESTAMP) if TIMESTAMP in types else F.lit(None)
     if declaration.timestamp is not None:
         times = F.coalesce(times, F.col(quote_name(declaration.timestamp)))
@@ -500,11 +480,8 @@ def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
     there = list(data.column_names if hasattr(data, "column_names") else data.columns)
     missing = [name for name in POSITION if name not in there]
     if sources is not None and missing:
-        raise SchemaMismatchError(
-            f"{what}: sources are given, but the records lack {', '.join(missing)}.",
-            "Add these columns, or leave the sources out.",
-            column=missing[0],
-        )
+        problem = f"{what}: sources are given, but the records lack {', '.join(missing)}."
+        raise SchemaMismatchError(problem, "Add these columns, or leave the sources out.", column=missing[0])
     if sources is not None or len(missing) == len(POSITION):
         return data
     names = [name for name in POSITION if name in there]

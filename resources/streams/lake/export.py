@@ -53,16 +53,11 @@ def _file_errors(target: Path) -> AbstractContextManager[None]:
 def check_export_target(target: Path, records_per_file: int | None) -> None:
     """Raise ConfigurationError if `target` can't be written."""
     if records_per_file is None and target.suffix != ".parquet":
-        raise ConfigurationError(
-            f"--to {target} does not end in .parquet.",
-            "Use a name that does, or give --records-per-file for a folder of files.",
-            setting="--to",
-        )
+        step = "Use a name that does, or give --records-per-file for a folder of files."
+        raise ConfigurationError(f"--to {target} does not end in .parquet.", step, setting="--to")
     if records_per_file is not None and records_per_file < 1:
-        raise ConfigurationError(
-            f"--records-per-file {records_per_file}: expected 1 or more.",
-            setting="--records-per-file",
-        )
+        problem = f"--records-per-file {records_per_file}: expected 1 or more."
+        raise ConfigurationError(problem, setting="--records-per-file")
     if target.exists() or target.is_symlink():
         raise _exists(target)
     if not target.absolute().parent.is_dir():

@@ -300,11 +300,8 @@ def _repartitioned_error(stream: str, reader: str, name: str) -> ConfigurationEr
 
 
 def _ambiguous_error(stream: str, why: str, next_step: str) -> ConfigurationError:
-    return ConfigurationError(
-        f'stream {stream!r}: epochs="latest" can\'t determine the latest records: {why}.',
-        next_step,
-        stream=f"lake.{stream}",
-    )
+    problem = f'stream {stream!r}: epochs="latest" can\'t determine the latest records: {why}.'
+    return ConfigurationError(problem, next_step, stream=f"lake.{stream}")
 
 
 def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Table:

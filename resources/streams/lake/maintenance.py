@@ -98,11 +98,9 @@ def list_retained_attempts(lake: Lake, stream: str) -> dict[str, list[str]]:
             body = json.loads(lake.store.get(item.key).data)
             attempts_of[body["holder"]].update(body["attempts"])
         except (ValueError, KeyError, TypeError) as error:
-            raise MalformedDocumentError(
-                f"the hold {item.key!r} in {lake.url} can't be read ({error!r}), so its files are not known.",
-                "Restore it, or delete it and register the stream again with its holder.",
-                document=item.key,
-            ) from error
+            problem = f"the hold {item.key!r} in {lake.url} can't be read ({error!r}), so its files are not known."
+            step = "Restore it, or delete it and register the stream again with its holder."
+            raise MalformedDocumentError(problem, step, document=item.key) from error
     return {holder: sorted(attempts) for holder, attempts in attempts_of.items()}
 
 

@@ -658,12 +658,10 @@ class StreamStates:
     def _require_commit(self, stream: str, commit: Commit | None) -> Commit:
         if commit is None or is_deletion_commit(commit):
             there = ", ".join(self.list_streams()) or "none"
-            raise StreamNotFoundError(
-                f"there is no stream {stream!r} in {self.lake.url}. Streams: {there}.",
-                f"Check the name and the lake, or create the stream first: streams.create({stream!r}, schema=…, "
-                "partitions=…).",
-                stream=f"lake.{stream}",
-            )
+            problem = f"there is no stream {stream!r} in {self.lake.url}. Streams: {there}."
+            step = f"Check the name and the lake, or create the stream first: streams.create({stream!r}, schema=…, "
+            step += "partitions=…)."
+            raise StreamNotFoundError(problem, step, stream=f"lake.{stream}")
         return commit
 
     def _parse(self, commit: Commit) -> StreamState:

@@ -86,18 +86,14 @@ def open_segment_file(store: ObjectStore, prefix: str, segment: Segment, file: F
     try:
         parquet = pq.ParquetFile(open_object(store, key, file.size), pre_buffer=True)
     except (ObjectNotFoundError, pa.ArrowInvalid) as error:
-        raise ManifestMismatchError(
-            f"{prefix}: the manifest lists {key!r} with {file.rows} records, but it can't be read "
-            f"({str(error).splitlines()[0]})",
-            "Restore the object from a backup or an older object version; other ranges stay readable.",
-            key=key,
-        ) from error
+        problem = f"{prefix}: the manifest lists {key!r} with {file.rows} records, but it can't be read "
+        problem += f"({str(error).splitlines()[0]})"
+        step = "Restore the object from a backup or an older object version; other ranges stay readable."
+        raise ManifestMismatchError(problem, step, key=key) from error
     if parquet.metadata.num_rows != file.rows:
-        raise ManifestMismatchError(
-            f"{prefix}: {key!r} has {parquet.metadata.num_rows} records, the manifest lists {file.rows}.",
-            "Restore the object from a backup or an older object version; other ranges stay readable.",
-            key=key,
-        )
+        problem = f"{prefix}: {key!r} has {parquet.metadata.num_rows} records, the manifest lists {file.rows}."
+        step = "Restore the object from a backup or an older object version; other ranges stay readable."
+        raise ManifestMismatchError(problem, step, key=key)
     return parquet
 
 

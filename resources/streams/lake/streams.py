@@ -281,11 +281,9 @@ def declare_stream(
     )
     what = f"stream {name!r}"
     if timestamp is not None and (kind := schema.field(timestamp, what).type) != "timestamp":
-        raise SchemaMismatchError(
-            f"{what}: column {timestamp!r} is {kind}, but the record's time must be a timestamp.",
-            "Cast it to a timestamp, or leave out timestamp= to use the time of the append.",
-            column=timestamp,
-        )
+        problem = f"{what}: column {timestamp!r} is {kind}, but the record's time must be a timestamp."
+        step = "Cast it to a timestamp, or leave out timestamp= to use the time of the append."
+        raise SchemaMismatchError(problem, step, column=timestamp)
     return declaration
 
 
