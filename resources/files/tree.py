@@ -61,23 +61,18 @@ class FileTree(Protocol):
 
     def list(self, folder: str = "") -> list[ListedFile]:
         """Return all files below `folder` ("" or "NAME/") ordered by path, none if there is no such folder."""
-        ...
 
     def read(self, file: ListedFile) -> bytes:
         """Return the whole file."""
-        ...
 
     def read_range(self, file: ListedFile, start: int, length: int) -> bytes:
         """Return `length` bytes from `start`."""
-        ...
 
     def on_disk(self, file: ListedFile) -> contextlib.AbstractContextManager[Path]:
         """Provide the file under a local path within the context."""
-        ...
 
     def content_tag(self, file: ListedFile) -> str:
         """Return a tag that is equal for files of equal content. A local file is read for it."""
-        ...
 
 
 def open_tree(url: str) -> FileTree:

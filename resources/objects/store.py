@@ -69,43 +69,33 @@ class ObjectStore(Protocol):
     @property
     def url(self) -> str:
         """The URL of the root: `s3://bucket/prefix`, a folder, or `memory://name`."""
-        ...
 
     def get(self, key: str) -> StoredObject:
         """Return the whole object. Raises `ObjectNotFoundError`."""
-        ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return up to `length` bytes from `start`; fewer where the object ends. Raises `ObjectNotFoundError`."""
-        ...
 
     def head(self, key: str) -> ObjectInfo | None:
         """Return the object's metadata, or None if it does not exist."""
-        ...
 
     def put(self, key: str, data: bytes) -> str:
         """Create or replace the object and return its ETag."""
-        ...
 
     def put_if_absent(self, key: str, data: bytes) -> str:
         """Create the object and return its ETag. Raises `ObjectExistsError`."""
-        ...
 
     def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         """Replace the object with this ETag and return the new ETag. Raises `PreconditionFailedError`."""
-        ...
 
     def delete(self, key: str) -> None:
         """Delete the object, if it exists."""
-        ...
 
     def delete_many(self, keys: Iterable[str]) -> None:
         """Delete those of the objects that exist."""
-        ...
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield the objects whose keys begin with `prefix` ("" for all), ordered by key."""
-        ...
 
     def upload(self, path: Path, key: str) -> str:
         """Create an object of any size from a file and return the ETag. Raises `ObjectExistsError`.
@@ -113,24 +103,19 @@ class ObjectStore(Protocol):
         A file in `staging_dir()` may become the object, so it must not be changed afterwards; the caller deletes it.
         Other files are copied.
         """
-        ...
 
     def download(self, key: str, path: Path) -> None:
         """Write the object to a local file, atomically. Raises `ObjectNotFoundError`."""
-        ...
 
     def spark_uri(self, key: str) -> str:
         """Return the URI of an object or folder for Spark (Hadoop's `Path`)."""
-        ...
 
     def staging_dir(self) -> Path:
         """Return an existing local folder for files that will be uploaded."""
-        ...
 
     @property
     def descriptor(self) -> StoreDescriptor:
         """The address and options of this store, with which another process opens it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,22 +263,18 @@ class Format(Protocol):
 
     def columns(self) -> Schema:
         """Return the columns that are read and written, without `malformed`."""
-        ...
 
     def reader(self) -> FormatReader:
         """Return a reader, for one process."""
-        ...
 
     def writer(self, what: str, subject: str) -> FormatWriter:
         """Return a writer; `what` names the stream in errors.
 
         `subject` is the registry's subject of the schema, unless the format names another.
         """
-        ...
 
     def describe(self) -> str:
         """Return the format in a few words, for errors."""
-        ...
 
 
 def check_malformed(declared: str, schema: Schema, what: str) -> None:
