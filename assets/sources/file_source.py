@@ -43,7 +43,7 @@ from dagster_adjunct.resources.files.formats import (
     count_file_records,
     read_files,
     read_files_with_spark,
-    record_position,
+    record_label,
 )
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile, open_tree
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
@@ -365,7 +365,7 @@ class FileVersions(VersionSource):
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Return the file and the line (for Parquet, the row)."""
         file = delivery.content[0].files[partition]
-        return f"{self._source.url.rstrip('/')}/{file.path}, {record_position(self._source.format, offset)[0]}"
+        return f"{self._source.url.rstrip('/')}/{file.path}, {record_label(self._source.format, 0, offset)[0]}"
 
     # -- which version
 

@@ -23,7 +23,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -140,20 +140,17 @@ def read_csv(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> It
 def _csv_reader(source: Any, schema: Schema) -> Any:
     import pyarrow.csv as pc
 
-    return pc.open_csv(
-        source,
-        read_options=pc.ReadOptions(use_threads=False, block_size=_BLOCK),
-        parse_options=pc.ParseOptions(newlines_in_values=True),
-        convert_options=pc.ConvertOptions(
-            column_types={field.name: arrow_type(field.type) for field in schema.fields},
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-            true_values=["true", "True", "TRUE"],
-            false_values=["false", "False", "FALSE"],
-            timestamp_parsers=[pc.ISO8601],
-        ),
+    convert = pc.ConvertOptions(
+        column_types={field.name: arrow_type(field.type) for field in schema.fields},
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+        true_values=["true", "True", "TRUE"],
+        false_values=["false", "False", "FALSE"],
+        timestamp_parsers=[pc.ISO8601],
     )
+    read, parse = pc.ReadOptions(use_threads=False, block_size=_BLOCK), pc.ParseOptions(newlines_in_values=True)
+    return pc.open_csv(source, read_options=read, parse_options=parse, convert_options=convert)
 
 
 def _read_header(path: Path, name: str, schema: Schema, where: str) -> list[str]:
@@ -206,13 +203,13 @@ FileFormat = Literal["parquet", "csv", "jsonl"]
 _FIRST_LINE = {"csv": 2, "jsonl": 1, "parquet": 1}  # after the header line of a CSV
 
 
-def record_position(format: FileFormat, number: int) -> tuple[str, int]:
-    """Return the position in its file of the record with this number, counted from 0: as text, and as a number.
+def record_label(format: FileFormat, first: int, row: int) -> tuple[str, dict[str, int]]:
+    """Return the position in its file of a row of a part whose first record has this number, counted from 0.
 
-    Line breaks in quoted values are not counted.
+    As text, and as a field of errors. Line breaks in quoted values are not counted.
     """
-    line = number + _FIRST_LINE[format]
-    return f"{'row' if format == 'parquet' else 'line'} {line}", line
+    line = first + row + _FIRST_LINE[format]
+    return f"{'row' if format == 'parquet' else 'line'} {line}", {"line": line}
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +238,8 @@ class DeclaredFiles:
         with self.locating_errors(file):
             for number, table in self._tables(file, span):
                 if (found := first_unreadable(table)) is not None:
-                    place, line = record_position(self.format, number + found.row)
-                    raise found.error(self.place(file), place, line=line)
+                    place, about = record_label(self.format, number, found.row)
+                    raise found.error(self.place(file), place, line=about["line"])
                 yield number, table
 
     @contextmanager
@@ -254,27 +251,19 @@ class DeclaredFiles:
             error.file = f"{self.tree.url}/{file.path}"
             if self.values:
                 raise
-            raise self._masked_error(error, self.place(file)) from None
-
-    def _masked_error(self, error: SchemaMismatchError, where: str) -> SchemaMismatchError:
-        name = error.column if error.column in self.schema.names else None  # without a header line it may be a value
-        place = where if error.line is None else f"{where}, line {error.line}"
-        if name is not None:
-            place = f"{place}: {describe_column(self.schema.field(name))}"
-        return SchemaMismatchError(
-            f"{place}: the value is not shown, because columns are sensitive.",
-            error.next_step,
-            file=error.file,
-            line=error.line,
-            column=name,
-        )
+            column = error.column if error.column in self.schema.names else None  # without a header it may be a value
+            place = self.place(file) if error.line is None else f"{self.place(file)}, line {error.line}"
+            if column is not None:
+                place = f"{place}: {describe_column(self.schema.field(column))}"
+            problem = f"{place}: the value is not shown, because columns are sensitive."
+            about: Any = {"file": error.file, "line": error.line, "column": column}
+            raise SchemaMismatchError(problem, error.next_step, **about) from None
 
     def _tables(self, file: ListedFile, span: tuple[int, int] | None) -> Iterator[tuple[int, pa.Table]]:
         if self.format == "parquet":
             return read_parquet(self.tree, file, self.schema, self.place(file), span)
-        if self.format == "csv":
-            return read_csv(self.tree, file, self.schema, self.place(file))
-        return read_jsonl(self.tree, file, self.schema, self.place(file))
+        read = read_csv if self.format == "csv" else read_jsonl
+        return read(self.tree, file, self.schema, self.place(file))
 
 
 _JSON_BLOCK = 8 * 1024 * 1024
@@ -411,18 +400,18 @@ def read_parquet(
     tree: FileTree, file: ListedFile, schema: Schema, where: str, span: tuple[int, int] | None = None
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield the records of the row groups that begin in `span`, as (number of the first record, table)."""
-    parquet, int96 = _open_parquet(tree, file, schema, where)
+
+    parquet, int96 = open_parquet(tree, file, schema, where)
     start, end = span or (0, file.size)
     number = 0
     for group in range(parquet.metadata.num_row_groups):
-        rows = parquet.metadata.row_group(group).num_rows
-        if start <= _first_byte(parquet.metadata.row_group(group).column(0)) < end:
+        rows, column = parquet.metadata.row_group(group).num_rows, parquet.metadata.row_group(group).column(0)
+        if start <= min(filter(None, (column.data_page_offset, column.dictionary_page_offset))) < end:
             at = number
             try:
                 for batch in parquet.iter_batches(_BATCH, row_groups=[group]):
-                    table = fit_to_schema(
-                        _with_time_zones(pa.Table.from_batches([batch]), int96), schema, where, partial(_row_label, at)
-                    )
+                    rows_read, label = pa.Table.from_batches([batch]), partial(record_label, "parquet", at)
+                    table = fit_to_schema(_with_time_zones(rows_read, int96), schema, where, label)
                     yield at, table
                     at += table.num_rows
             except (pa.ArrowException, OSError) as error:
@@ -430,19 +419,14 @@ def read_parquet(
         number += rows
 
 
-def _row_label(first: int, row: int) -> tuple[str, dict[str, int]]:
-    line = first + row + 1
-    return f"row {line}", {"line": line}
-
-
-def count_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> int:
-    """Return the number of records after checking the columns, both from the footer alone."""
-    return int(_open_parquet(tree, file, schema, where)[0].metadata.num_rows)
-
-
-def _open_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> tuple[Any, set[str]]:
+def open_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> tuple[Any, set[str]]:
     """Return the opened file, and the columns that store timestamps as INT96."""
-    source = _open_ranged(tree, file)
+
+    if file.size > _MAX_WHOLE_BYTES:
+        source = RangedFile(file.size, partial(tree.read_range, file))
+    else:
+        whole = memoryview(tree.read(file))
+        source = RangedFile(file.size, lambda at, count: whole[at : at + count])
     try:
         parquet = pq.ParquetFile(
             pa.PythonFile(io.BufferedReader(source, _BUFFER), mode="r"),
@@ -477,27 +461,11 @@ def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str)
 
 
 def _with_time_zones(table: pa.Table, int96: set[str]) -> pa.Table:
-    if not int96:
-        return table
-    names = table.schema.names
-    columns = [
-        pc.assume_timezone(column, "UTC") if name in int96 else column
-        for name, column in zip(names, table.columns, strict=True)
-    ]
-    return pa.table(columns, names=names)
 
-
-def _first_byte(column: Any) -> int:
-    pages: list[int | None] = [column.data_page_offset, column.dictionary_page_offset]
-    return min(offset for offset in pages if offset)
-
-
-def _open_ranged(tree: FileTree, file: ListedFile) -> RangedFile:
-    """Return a listed file with random access: small files are fetched at once, others by ranges."""
-    if file.size > _MAX_WHOLE_BYTES:
-        return RangedFile(file.size, partial(tree.read_range, file))
-    whole = memoryview(tree.read(file))
-    return RangedFile(file.size, lambda at, count: whole[at : at + count])
+    for index, name in enumerate(table.column_names):
+        if name in int96:
+            table = table.set_column(index, name, pc.assume_timezone(table.column(index), "UTC"))
+    return table
 
 
 _TASK_BYTES = 64 * 1024 * 1024
@@ -525,7 +493,13 @@ def read_files_with_spark(spark: SparkSession, declared: DeclaredFiles, files: S
     from pyspark.sql import functions as F
 
     tasks, schema = plan_tasks(files, declared.format), declared.schema
-    read = _task_reader(declared, tasks)
+
+    def read(batches: Iterator[Any]) -> Iterator[Any]:
+        wanted = [number for batch in batches for number in batch.column(0).to_pylist()]
+        for number in wanted:
+            for piece in tasks[number]:
+                yield from encode_task_errors(_batches(declared, piece))
+
     # By position, because mapInArrow looks up columns by name and fails on dots and backticks.
     kinds = [*(field.type for field in schema.fields), "int", "bigint"]
     ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(kinds))
@@ -557,7 +531,9 @@ def count_file_records(declared: DeclaredFiles, files: Sequence[ListedFile]) -> 
     def count(file: ListedFile) -> int:
         if declared.format == "parquet":
             with declared.locating_errors(file):
-                return count_parquet(declared.tree, file, declared.schema, declared.place(file))
+                # The footer alone has the number and the columns, which are validated too.
+                parquet, _ = open_parquet(declared.tree, file, declared.schema, declared.place(file))
+                return int(parquet.metadata.num_rows)
         return sum(table.num_rows for _, table in declared.tables(file))
 
     with ThreadPoolExecutor(_MAX_THREADS) as pool:
@@ -583,25 +559,10 @@ def plan_tasks(files: Sequence[ListedFile], format: FileFormat) -> list[list[Fil
     return tasks
 
 
-def _task_reader(
-    declared: DeclaredFiles, tasks: list[list[FilePart]]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def read(batches: Iterator[Any]) -> Iterator[Any]:
-        wanted = [number for batch in batches for number in batch.column(0).to_pylist()]
-        for number in wanted:
-            for piece in tasks[number]:
-                yield from encode_task_errors(_batches(declared, piece))
-
-    return read
-
-
 def _batches(declared: DeclaredFiles, piece: FilePart) -> Iterator[pa.RecordBatch]:
     for first, table in declared.tables(piece.file, (piece.start, piece.end)):
         rows = table.num_rows
-        marks = [
-            pa.array(np.full(rows, piece.number, np.int32)),
-            pa.array(np.arange(first, first + rows, dtype=np.int64)),
-        ]
-        columns = [*table.columns, *marks]
+        numbers, offsets = np.full(rows, piece.number, np.int32), np.arange(first, first + rows, dtype=np.int64)
+        columns = [*table.columns, pa.array(numbers), pa.array(offsets)]
         numbered = pa.table(columns, names=[f"c{index}" for index in range(len(columns))])
         yield from numbered.combine_chunks().to_batches()

@@ -6,7 +6,8 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import ExitStack, suppress
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,26 +29,19 @@ def export_records(parts: Iterable[pa.Table], target: Path, *, records_per_file:
     check_export_target(target, records_per_file)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
-        if records_per_file is None:
-            counts = _write_files(parts, iter([partial]), None, target)
-            with _file_errors(target):
-                _publish_file(partial, target)
-        else:
-            with _file_errors(target):
+        with translate_file_errors(target.absolute().parent, f"--to {target}"):
+            if records_per_file is None:
+                counts = _write_files(parts, iter([partial]), None)
+            else:
                 partial.mkdir()
-            counts = _write_files(parts, _part_paths(partial), records_per_file, target)
-            with _file_errors(target):
-                _publish_folder(partial, target)
+                counts = _write_files(parts, (partial / f"part-{n:05d}.parquet" for n in count()), records_per_file)
+            _publish(partial, target)
     finally:
         with suppress(OSError):
             if partial.is_dir():
                 shutil.rmtree(partial)
             partial.unlink(missing_ok=True)
     return counts
-
-
-def _file_errors(target: Path) -> AbstractContextManager[None]:
-    return translate_file_errors(target.absolute().parent, f"--to {target}")
 
 
 def check_export_target(target: Path, records_per_file: int | None) -> None:
@@ -66,60 +60,38 @@ def check_export_target(target: Path, records_per_file: int | None) -> None:
         )
 
 
-def _write_files(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None, target: Path) -> tuple[int, int]:
+def _write_files(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None) -> tuple[int, int]:
     """Write at most `limit` records a file, and at least one file, for the columns."""
     rows = files = room = 0
-    writer: pq.ParquetWriter | None = None
-    try:
+    with ExitStack() as opened:
+        writer: pq.ParquetWriter | None = None
         for part in parts:
             left = part
             while writer is None or left.num_rows:
-                with _file_errors(target):
-                    if writer is None or (limit is not None and room == 0):
-                        _close(writer)
-                        writer, room = pq.ParquetWriter(next(paths), part.schema, compression="zstd"), limit or 0
-                        files += 1
-                    now = left if limit is None else left.slice(0, room)
-                    writer.write_table(now, row_group_size=_GROUP)
+                if writer is None or (limit is not None and room == 0):
+                    opened.close()
+                    writer = opened.enter_context(pq.ParquetWriter(next(paths), part.schema, compression="zstd"))
+                    files, room = files + 1, limit or 0
+                now = left if limit is None else left.slice(0, room)
+                writer.write_table(now, row_group_size=_GROUP)
                 left, rows, room = left.slice(now.num_rows), rows + now.num_rows, room - now.num_rows
-    finally:
-        with _file_errors(target):
-            _close(writer)
     return rows, files
 
 
-def _close(writer: object) -> None:
-    if writer is not None:
-        writer.close()  # type: ignore[attr-defined]
-
-
-def _part_paths(folder: Path) -> Iterator[Path]:
-    number = 0
-    while True:
-        yield folder / f"part-{number:05d}.parquet"
-        number += 1
-
-
-def _publish_file(partial: Path, target: Path) -> None:
-    _sync(partial)
-    try:
-        os.link(partial, target)  # unlike a rename, this never replaces a file
-    except FileExistsError:
-        raise _exists(target) from None
-    except OSError:  # a file system without links
-        partial.rename(target)
-    _sync(target.parent)
-
-
-def _publish_folder(partial: Path, target: Path) -> None:
-    for path in partial.iterdir():
+def _publish(partial: Path, target: Path) -> None:
+    for path in partial.iterdir() if partial.is_dir() else [partial]:
         _sync(path)
     try:
-        partial.rename(target)  # can only replace an empty folder
-    except OSError:
+        if partial.is_dir():
+            partial.rename(target)  # can only replace an empty folder
+        else:
+            os.link(partial, target)  # unlike a rename, this never replaces a file
+    except OSError as error:
         if target.exists():
             raise _exists(target) from None
-        raise
+        if partial.is_dir() or isinstance(error, FileExistsError):
+            raise
+        partial.rename(target)  # on a file system without links
     _sync(target.parent)
 
 
