@@ -461,7 +461,6 @@ def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str)
 
 
 def _with_time_zones(table: pa.Table, int96: set[str]) -> pa.Table:
-
     for index, name in enumerate(table.column_names):
         if name in int96:
             table = table.set_column(index, name, pc.assume_timezone(table.column(index), "UTC"))

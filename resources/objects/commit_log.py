@@ -19,6 +19,7 @@ import json
 import random
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -201,18 +202,18 @@ class CommitLog:
 
     def current(self) -> Commit | None:
         """Return the current commit, or None if there is none. Two GETs."""
-        standing = self._read_pointer()
-        return None if standing is None else self._read_current(*standing)
+        found = self._read_pointer()
+        return None if found is None else self._read_current(*found)
 
     def head(self) -> Commit | None:
         """Return the current commit from the pointer alone, for committing after a damaged manifest.
 
         Its body, parent, time and author are empty. Raises MalformedDocumentError for a pointer that can't be read.
         """
-        standing = self._read_pointer()
-        if standing is None:
+        found = self._read_pointer()
+        if found is None:
             return None
-        pointer, etag = standing
+        pointer, etag = found
         return Commit(pointer.number, pointer.commit, None, pointer.manifest, _UNKNOWN_TIME, "", {}, etag)
 
     def commits_before(self, number: int) -> Iterator[Commit]:
@@ -221,11 +222,11 @@ class CommitLog:
         Leaves out manifests that can't be read, and numbers with several manifests: only one of these won the race,
         and only its successor tells which.
         """
-        numbered: dict[int, list[str]] = {}
+        numbered: dict[int, list[str]] = defaultdict(list)
         for item in self.store.list(f"{self.prefix}/manifests/"):
             text = item.key.rsplit("/", 1)[-1].partition("-")[0]
             if text.isdecimal() and int(text) < number:
-                numbered.setdefault(int(text), []).append(item.key)
+                numbered[int(text)].append(item.key)
         for _, keys in sorted(numbered.items(), reverse=True):
             with suppress(MalformedDocumentError, ObjectNotFoundError):
                 if len(keys) == 1:
@@ -255,11 +256,9 @@ class CommitLog:
     def history(self, limit: int | None = None) -> Iterator[Commit]:
         """Yield the current commit, its parent and so on, until a manifest has been deleted by maintenance."""
         commit = self.current()
-        count = 0
-        while commit is not None and (limit is None or count < limit):
+        while commit is not None and limit != 0:
             yield commit
-            count += 1
-            commit = self._parent_of(commit)
+            limit, commit = None if limit is None else limit - 1, self._parent_of(commit)
 
     def commit(self, parent: Commit | None, body: dict[str, Any], *, by: str, commit_id: str | None = None) -> Commit:
         """Commit `body` after `parent` (None: as the first commit) and return the commit.
@@ -291,16 +290,10 @@ class CommitLog:
         key = self.manifest_key(number, new_id)
         if not by:
             raise ConfigurationError(f"a commit to {self.prefix} has no author.", "Pass by=….", argument="by")
-        manifest = Manifest(
-            kind=self.kind,
-            number=number,
-            commit=new_id,
-            parent=None if parent is None else parent.id,
-            created_at=self.now(),
-            by=by,
-            body=body,
-        )
-        pointer = Pointer(kind=self.kind, number=number, commit=new_id, manifest=key, nonce=uuid.uuid4().hex)
+        mine: Any = {"kind": self.kind, "number": number, "commit": new_id}
+        parent_id = None if parent is None else parent.id
+        manifest = Manifest(**mine, parent=parent_id, created_at=self.now(), by=by, body=body)
+        pointer = Pointer(**mine, manifest=key, nonce=uuid.uuid4().hex)
         data = encode_document(manifest)
         try:
             self.store.put_if_absent(key, data)
@@ -349,12 +342,12 @@ class CommitLog:
     def _resolve_outcome(self, expected: str | None, pointer: Pointer, problem: Exception) -> tuple[bool, str | None]:
         """Return (True, ETag if known) if our commit is in the history, (False, None) to retry; or raise."""
         try:
-            standing = self._read_pointer()
-            if standing is None:
+            found = self._read_pointer()
+            if found is None:
                 if expected is None:
                     return False, None
                 raise self._conflict_error(pointer, "nothing")
-            now, etag = standing
+            now, etag = found
             if now.commit == pointer.commit and now.number == pointer.number:
                 return True, etag
             if etag == expected:
@@ -375,8 +368,8 @@ class CommitLog:
             commit = parent
         return commit.id == pointer.commit
 
-    def _conflict_error(self, pointer: Pointer, standing: str) -> CommitConflictError:
-        problem = f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {standing}, expected "
+    def _conflict_error(self, pointer: Pointer, found: str) -> CommitConflictError:
+        problem = f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {found}, expected "
         problem += f"number {pointer.number - 1}."
         return CommitConflictError(problem, "Read the current commit and try again.", prefix=self.prefix)
 
@@ -432,11 +425,11 @@ class CommitLog:
         """Return the pointer's ETag if it still points to `parent`; read it for a commit without an ETag."""
         if parent is None or parent.etag is not None:
             return None if parent is None else parent.etag
-        standing = self._read_pointer()
-        if standing is None or standing[0].commit != parent.id or standing[0].number != parent.number:
+        found = self._read_pointer()
+        if found is None or (found[0].commit, found[0].number) != (parent.id, parent.number):
             problem = f"commit {parent.number} ({parent.id}) of {self.prefix} is no longer the current one."
             raise CommitConflictError(problem, "Read the current commit and try again.", prefix=self.prefix)
-        return standing[1]
+        return found[1]
 
     def manifest_key(self, number: int, commit_id: str) -> str:
         """Return the key of this commit's manifest."""

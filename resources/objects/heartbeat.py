@@ -18,6 +18,7 @@ from dagster_adjunct.resources.errors import AdjunctError, ObjectNotFoundError, 
 from dagster_adjunct.resources.objects.store import ObjectStore
 
 _TRUSTED_SHARE = 0.9
+_REMOVED = "it had expired and was removed"
 
 
 class Heartbeat:
@@ -60,7 +61,9 @@ class Heartbeat:
     @property
     def problem(self) -> str:
         """The reason why the heartbeat is lost; "" while it is valid."""
-        if not self._failure and self._is_overdue():
+        # With a margin, since stores round times to seconds.
+        passed = max(now - then for now, then in zip(_clock(), self._written, strict=True))
+        if not self._failure and passed >= _TRUSTED_SHARE * self._ttl.total_seconds():
             self._failure = f"it lives for {self._ttl} and was not renewed in time"
         return self._failure
 
@@ -72,10 +75,9 @@ class Heartbeat:
             try:
                 stored = self._store.get(self._key)
             except ObjectNotFoundError:
-                self._failure = "it had expired and was removed"
-                return
-            if stored.etag != self._etag:
-                self._failure = self._not_ours(stored.data)
+                self._failure = _REMOVED
+            else:
+                self._failure = "" if stored.etag == self._etag else self._not_ours(stored.data)
 
     def renew(self) -> None:
         """Rewrite the object, which extends its life. One that was removed or taken over is lost, not recreated."""
@@ -108,16 +110,11 @@ class Heartbeat:
             try:
                 stored = self._store.get(self._key)
             except ObjectNotFoundError:
-                return "it had expired and was removed"
+                return _REMOVED
             if stored.etag == etag:
-                return "it had expired and was removed"
+                return _REMOVED
             return self._not_ours(stored.data) or self._rewrite(stored.etag)
         return ""
-
-    def _is_overdue(self) -> bool:
-        """Return whether it may have expired, with a margin, since stores round times to seconds."""
-        passed = max(now - then for now, then in zip(_clock(), self._written, strict=True))
-        return passed >= _TRUSTED_SHARE * self._ttl.total_seconds()
 
     def _run(self) -> None:
         while True:

@@ -105,10 +105,8 @@ class LocalStore(DescribedStore):
         return _object_info(key, self._path(key))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        for key in self._keys(check_prefix(prefix)):
-            info = self._object_info(key)
-            if info is not None:
-                yield info
+        infos = map(self._object_info, self._keys(check_prefix(prefix)))
+        yield from (info for info in infos if info is not None)
 
     @_translates_os_errors
     def _object_info(self, key: str) -> ObjectInfo | None:

@@ -61,16 +61,9 @@ class SystemStreamPartition:
     @classmethod
     def parse(cls, text: str) -> SystemStreamPartition:
         """Return the partition that `str` wrote. Raises InvalidNameError."""
-        return _parse_cached(text) if isinstance(text, str) else cls._parse(text)
-
-    @classmethod
-    def _parse(cls, text: str) -> SystemStreamPartition:
-        parts = text.split(".") if isinstance(text, str) else []
-        # "03" and "٣" are digits too, but every partition must have a single name.
-        if len(parts) != 3 or not parts[2].isdecimal() or str(int(parts[2])) != parts[2]:
-            problem = f"stream partition {text!r} can't be read: expected SYSTEM.STREAM.NUMBER."
-            raise InvalidNameError(problem, "Write it as in lake.flights.3.", name=f"{text!s:.300}")
-        return cls(parts[0], parts[1], int(parts[2]))
+        if isinstance(text, str):
+            return _parse_partition(text)
+        raise _unreadable_partition(text)
 
     @property
     def qualified_stream(self) -> str:
@@ -82,9 +75,18 @@ class SystemStreamPartition:
 
 
 @lru_cache(maxsize=65_536)
-def _parse_cached(text: str) -> SystemStreamPartition:
+def _parse_partition(text: str) -> SystemStreamPartition:
     """Return the parsed partition; a starting run parses the same few thousand names many times."""
-    return SystemStreamPartition._parse(text)
+    parts = text.split(".")
+    # "03" and "٣" are digits too, but every partition must have a single name.
+    if len(parts) != 3 or not parts[2].isdecimal() or str(int(parts[2])) != parts[2]:
+        raise _unreadable_partition(text)
+    return SystemStreamPartition(parts[0], parts[1], int(parts[2]))
+
+
+def _unreadable_partition(text: object) -> InvalidNameError:
+    problem = f"stream partition {text!r} can't be read: expected SYSTEM.STREAM.NUMBER."
+    return InvalidNameError(problem, "Write it as in lake.flights.3.", name=f"{text!s:.300}")
 
 
 _NAME_LENGTH = 300

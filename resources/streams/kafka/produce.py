@@ -543,7 +543,6 @@ def _run_tasks(
     """Send a frame by its tasks; return their results, None without tasks."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-
         def results() -> Iterator[pa.RecordBatch]:
             spans, duplicate = send(append, batches)
             rows: list[tuple[Any, ...]] = [(s.partition, s.first, s.next, s.rows, duplicate) for s in spans]
