@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import Field, dataclass, fields
+from dataclasses import KW_ONLY, Field, dataclass, fields
 from typing import Any, ClassVar, Self, dataclass_transform
 
 # The text after the colon is a password, unless it is a port before a path. Some passwords contain a slash.
@@ -63,12 +63,21 @@ class _ErrorFields(Exception):
 class AdjunctError(_ErrorFields, kw_only=False):
     """Base of all errors that Adjunct raises deliberately.
 
-    `problem` says what was found and where, `next_step` what to do about it. Subclasses add keyword-only fields for
-    the things that they are about.
+    `problem` says what was found and where, `next_step` what to do about it. The other fields are what the error is
+    about; subclasses add their own.
     """
 
     problem: str
     next_step: str = ""
+    _: KW_ONLY
+    application: str | None = None
+    operator: str | None = None
+    dataset: str | None = None
+    stream: str | None = None
+    table: str | None = None
+    column: str | None = None
+    url: str | None = None  # of a lake, a server, an object or a place with files
+    key: str | None = None  # of an object, or of an entry
 
     def __post_init__(self) -> None:
         # Messages of other libraries, such as a driver that can't reach its server, may quote a URL with its password.
@@ -111,17 +120,9 @@ class ConfigurationError(PermanentError):
 
     argument: str | None = None  # the parameter of a function, or the field of a declaration, that has a wrong value
     setting: str | None = None  # an option of a command, a setting of a client, or an environment variable, as written
-    application: str | None = None
-    dataset: str | None = None
-    stream: str | None = None
-    table: str | None = None
-    operator: str | None = None
-    column: str | None = None
     system: str | None = None  # of streams
     topic: str | None = None  # of Kafka
     backend: str | None = None  # the name under which a backend of tables is registered
-    url: str | None = None  # of a lake, a server or a place with files
-    key: str | None = None  # of an object, or of an entry
     module: str | None = None  # of the user's code
     package: str | None = None  # that is not installed
 
@@ -135,90 +136,60 @@ class InvalidNameError(ConfigurationError):
 class SchemaMismatchError(PermanentError):
     """Data, or a declaration, does not fit the schema."""
 
-    dataset: str | None = None
-    column: str | None = None
-    stream: str | None = None
-    table: str | None = None
-    operator: str | None = None
     file: str | None = None  # its URL
     line: int | None = None  # of the file, counted from 1; of Parquet the row
     row: int | None = None  # of the records that were given, counted from 0
-    url: str | None = None  # of a schema registry
     argument: str | None = None  # of a function or a declaration
 
 
 class NullKeyError(PermanentError):
     """A record without a key where one is needed."""
 
-    dataset: str | None = None
-    table: str | None = None
-    column: str | None = None
-    operator: str | None = None
-
 
 class MalformedDocumentError(PermanentError):
     """A stored pointer, manifest or index that can't be parsed."""
 
     document: str | None = None  # its kind and key
-    dataset: str | None = None
-    stream: str | None = None
 
 
 class ManifestMismatchError(PermanentError):
     """The stored objects are not exactly those that the manifest lists."""
 
-    dataset: str | None = None
     version: str | None = None  # its id
-    key: str | None = None  # of the object
-    stream: str | None = None
-    url: str | None = None  # of the object, where Spark could not read it
     partition_by: str | None = None  # the columns by which rows should have been partitioned
 
 
 class ConditionalWritesUnsupportedError(PermanentError):
     """The object store accepts conditional writes but does not honour them."""
 
-    url: str | None = None  # of the store
-
 
 class ObjectNotFoundError(PermanentError):
     """No object has this key."""
-
-    key: str | None = None
 
 
 class ObjectExistsError(PermanentError):
     """`put_if_absent` found that the object already exists."""
 
-    key: str | None = None
-
 
 class PreconditionFailedError(PermanentError):
     """`put_if_match` found an object with another ETag, or none."""
-
-    key: str | None = None
 
 
 class CommitConflictError(PermanentError):
     """Another writer committed first, and nothing of this commit is visible: re-read and decide again."""
 
     prefix: str | None = None  # of the commit log in the lake, where nothing more is known
-    dataset: str | None = None
-    stream: str | None = None
-    application: str | None = None
 
 
 class CommitStateUnknownError(PermanentError):
     """The store did not report whether the commit happened: read the current state before acting."""
 
     prefix: str | None = None  # of the commit log in the lake
-    dataset: str | None = None
 
 
 class ProducerConflictError(PermanentError):
     """A producer sent one sequence number twice with different contents, or long after the first was forgotten."""
 
-    stream: str | None = None
     producer: str | None = None
     sequence: int | None = None
     newest: int | None = None  # the producer's newest sequence number, if it is known
@@ -227,50 +198,37 @@ class ProducerConflictError(PermanentError):
 class LakeNotFoundError(PermanentError):
     """There is no lake at the URL: nothing has been written to it yet, or it is elsewhere."""
 
-    url: str | None = None
-
 
 class StreamNotFoundError(PermanentError):
     """No stream has this name."""
 
-    stream: str | None = None
     system: str | None = None
 
 
 class StreamExistsError(PermanentError):
     """A stream of this name exists with a different declaration."""
 
-    stream: str | None = None
-
 
 class OffsetOutOfRangeError(PermanentError):
     """An offset that the stream does not hold, or no longer holds."""
 
-    stream: str | None = None
     partition: int | None = None
     offset: str | None = None
     oldest: str | None = None  # the first offset that is available
     upcoming: str | None = None  # the next one that will be written
-    dataset: str | None = None  # that reads the stream
-    application: str | None = None  # that reads the stream
 
 
 class StillReadError(PermanentError):
     """A reader still needs what was to be deleted or rewritten."""
 
-    stream: str | None = None
-    dataset: str | None = None
     readers: tuple[str, ...] = ()  # a description of each
 
 
 class DatasetError(PermanentError):
     """A dataset that can't be built or read as declared."""
 
-    dataset: str | None = None
     version: str | None = None  # its id, or the name under which it was delivered if it has no id yet
-    column: str | None = None
     function: str | None = None  # the user's function or expression, as declared
-    stream: str | None = None  # whose files were to be adopted, or that lacks something
 
 
 class DatasetNotFoundError(DatasetError):
@@ -313,11 +271,6 @@ class ValidatorError(DatasetError):
 class PlanningError(PermanentError):
     """The application can't be planned."""
 
-    application: str | None = None
-    operator: str | None = None
-    dataset: str | None = None
-    stream: str | None = None
-    column: str | None = None
     declared_at: str | None = None  # the line of the user's file that made the operator: "visits.py:12"
 
     def __post_init__(self) -> None:
@@ -336,11 +289,8 @@ class PartitionCountMismatchError(PlanningError):
 class OperatorFailedError(PermanentError):
     """An expression or a function of the application failed, for a record or when it was called."""
 
-    application: str | None = None
-    operator: str | None = None
     file: str | None = None  # of the user's code that failed, or where the operator is declared
     line: int | None = None
-    stream: str | None = None  # that the record was read from
     partition: int | None = None
     offset: str | None = None
     record: str | None = None  # a sample, with *** for sensitive values
@@ -349,7 +299,6 @@ class OperatorFailedError(PermanentError):
 class TableError(PermanentError):
     """A table rejected a request permanently."""
 
-    table: str | None = None
     budget: str | None = None  # the rate limit that tables share
     function: str | None = None  # the user's function, or its class
 
@@ -371,44 +320,33 @@ class TableNotFoundError(TableAccessError):
 class StoreUnavailableError(TransientError):
     """The object store did not answer, or asked to slow down."""
 
-    key: str | None = None  # of the object
-    url: str | None = None  # of the store, or of the object
-    table: str | None = None  # that holds the requested data
-
 
 class StreamUnavailableError(TransientError):
     """A stream's servers, or services that they depend on, are temporarily unreachable."""
 
     system: str | None = None
-    stream: str | None = None
-    url: str | None = None  # of a schema registry
 
 
 class ApplicationBusyError(TransientError):
     """Another run of the application is active and did not end in the time that this one waited for it."""
 
-    application: str | None = None
     run: str | None = None  # the active one
 
 
 class RunLeaseLostError(TransientError):
     """A run stopped because it lost its lease on the application, so that another run may have started."""
 
-    application: str | None = None
     run: str | None = None  # the one that stopped
 
 
 class SourceChangedError(TransientError):
     """Files of a source were replaced or removed between being listed and being read."""
 
-    dataset: str | None = None
     file: str | None = None  # its URL
 
 
 class TableUnavailableError(TransientError):
     """The table's server is busy, restarting or temporarily unreachable."""
-
-    table: str | None = None
 
 
 def raise_first(errors: Sequence[Exception], *, words: Callable[[Exception], str] = str) -> None:
@@ -441,7 +379,6 @@ class KeyValueTableError(PermanentError):
     """A request that a key-value table or the table manager rejects."""
 
     scope: str | None = None
-    table: str | None = None
     family: str | None = None  # of keys; the beginning of a long one
 
     def of_family(self, family: object) -> Self:

@@ -14,7 +14,8 @@ from dagster_adjunct.errors import AdjunctError
 
 ROOT = Path(__file__).parent.parent
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AdjunctError)]
-WITH_FIELDS = {kind.__name__ for kind in KINDS if len(fields(kind)) > 2}
+BASES = (AdjunctError, errors.PermanentError, errors.TransientError)
+WITH_FIELDS = {kind.__name__ for kind in KINDS if kind not in BASES}
 # Where nothing is known that a field could hold, and why.
 FILLED = "whoever calls it fills the fields in"
 NOTHING = "what is given has no name here"
