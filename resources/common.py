@@ -94,7 +94,7 @@ class CodeLine:
     file: str
     line: int
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return it for a message: "flights.py, line 12", with the path where it is below the working directory."""
         file = Path(self.file)
         here = Path.cwd()

@@ -349,12 +349,12 @@ class TableUnavailableError(TransientError):
     """The table's server is busy, restarting or temporarily unreachable."""
 
 
-def raise_first(errors: Sequence[Exception], *, words: Callable[[Exception], str] = str) -> None:
+def raise_first(errors: Sequence[Exception], *, describe: Callable[[Exception], str] = str) -> None:
     """Raise the first of the errors, if there are any, with a note for each of the others."""
     if errors:
         first, *others = errors
         for other in others:
-            first.add_note(f"Also: {words(other)}")
+            first.add_note(f"Also: {describe(other)}")
         raise first
 
 

@@ -83,7 +83,7 @@ def operator_failed_error(
 ) -> OperatorFailedError:
     """Return an error with this problem, followed by the line of the user's file and the record."""
     if place is not None:
-        problem += f" ({place.words()})"
+        problem += f" ({place.describe()})"
         about |= {"file": place.file, "line": place.line}
     stream, partition, offset = (about.get(name) for name in ("stream", "partition", "offset"))
     if stream is not None and partition is not None and offset is not None:

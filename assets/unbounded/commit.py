@@ -86,9 +86,9 @@ class TableSnapshot:
         return self.source.spec
 
     @property
-    def tells_all(self) -> bool:
+    def has_all_keys(self) -> bool:
         """Whether the stream, read from its oldest offset, holds a record of every key that was ever in it."""
-        return self.source.info.tells_all(self.oldest)
+        return self.source.info.has_all_keys(self.oldest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ def _apply_recovery_table(spec: AdjunctDataset, state: TableContinuity, now: dat
 def require_complete_stream(snapshot: TableSnapshot, why: str) -> None:
     """Raise DatasetError for a bootstrap from a stream that no longer holds every key."""
     spec = snapshot.spec
-    if spec.following.initial is not None or snapshot.tells_all:
+    if spec.following.initial is not None or snapshot.has_all_keys:
         return
     raise DatasetError(
         f"dataset {spec.name!r} has to be bootstrapped ({why}), and its input {spec.input} does not hold all changes: "

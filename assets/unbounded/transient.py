@@ -259,7 +259,7 @@ class TransientTable:
         source = self._source
         oldest = source.system.oldest(source.ssps)
         if self.spec.bootstrap:
-            if not source.system.tells_all(source.info.name):
+            if not source.system.has_all_keys(source.info.name):
                 raise DatasetError(
                     f"dataset {self.spec.name!r} is transient and bootstrapped in each run, and its input "
                     f"{self.spec.input} does not hold all changes: retention has deleted the oldest, and the stream is "

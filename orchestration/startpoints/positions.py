@@ -362,7 +362,7 @@ def carry_over_stream(state: ApplicationState, stream: str, info: StreamInfo) ->
     mine = {ssp: offset for ssp, offset in state.checkpoint.items() if ssp.qualified_stream == stream}
     if mine != ended or has_pending_startpoints(state, stream):
         return None
-    now = _by_partition(stream, rewritten.went_on)
+    now = _by_partition(stream, rewritten.continued_at)
 
     def spread(epochs: Mapping[SystemStreamPartition, int]) -> dict[SystemStreamPartition, int]:
         highest = max((epoch for ssp, epoch in epochs.items() if ssp.qualified_stream == stream), default=0)

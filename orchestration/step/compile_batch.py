@@ -302,7 +302,7 @@ def _analysis_error(operator: Operator, error: AnalysisException) -> PlanningErr
     problem = str(error).strip().partition("SQLSTATE")[0].strip().splitlines()[0].rstrip(" .")
     place = failing_line(error) or operator.declared_at
     return PlanningError(
-        f"{operator.id}: {problem}{f' ({place.words()})' if place else ''}.",
+        f"{operator.id}: {problem}{f' ({place.describe()})' if place else ''}.",
         "Correct the expression or function; adjunct plan lists the operators by these names.",
         operator=operator.id,
     )

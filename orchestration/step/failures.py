@@ -397,7 +397,7 @@ def _explain_broken_promise(batch: BatchOutputs, operator: str, error: AdjunctEr
     if not promising:
         return None
     names, place = " or ".join(sorted(one.id for one in promising)), promising[0].declared_at
-    line = "" if place is None else f" ({place.words()})"
+    line = "" if place is None else f" ({place.describe()})"
     told = OperatorFailedError(
         f"{names}{line} breaks its promise keeps_partitioning=True: {error.problem}",
         "Nothing of it was committed. Remove keeps_partitioning=True, and use partition_by(…) after the function.",

@@ -95,7 +95,7 @@ def advance_units(
     finally:
         # After Ctrl-C do not wait for the others: they end with the session.
         pool.shutdown(wait=False, cancel_futures=True)
-    raise_first(errors, words=first_message_line)
+    raise_first(errors, describe=first_message_line)
     return reports
 
 

@@ -258,11 +258,11 @@ Partitioner = Literal["spark-murmur3", "kafka-murmur2", "unknown"]
 @dataclass(frozen=True, slots=True)
 class Repartitioning:
     """A stream's last repartitioning. The old partitions, of the stream `identity`, ended at the offsets `ended`; a
-    reader that was there continues at the offsets `went_on` of the new partitions."""
+    reader that was there continues at the offsets `continued_at` of the new partitions."""
 
     identity: str
     ended: tuple[str, ...]
-    went_on: tuple[str, ...]
+    continued_at: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +286,7 @@ class StreamInfo:
     identity: str | None = None
     repartitioned: Repartitioning | None = None
 
-    def tells_all(self, oldest: Mapping[SystemStreamPartition, str]) -> bool:
+    def has_all_keys(self, oldest: Mapping[SystemStreamPartition, str]) -> bool:
         """Return whether the stream still holds the newest record of every key, given its oldest offsets."""
         return self.compacted or all(offset == FIRST_OFFSET for offset in oldest.values())
 
@@ -509,9 +509,9 @@ class StreamSystem(ABC):
         """
         return sum(self.distance(ssp, span.start, span.end) for ssp, span in ranges.items())
 
-    def tells_all(self, stream: str) -> bool:
+    def has_all_keys(self, stream: str) -> bool:
         """Return whether the stream still holds the newest record of every key it ever had."""
-        return self.info(stream).tells_all(self.oldest(self.partitions(stream)))
+        return self.info(stream).has_all_keys(self.oldest(self.partitions(stream)))
 
     def snapshot(self, stream: str) -> StreamSystem:
         """Return a read-only view of this system for several questions about one stream.

@@ -54,12 +54,12 @@ class RewriteStep:
 
 @dataclass(frozen=True, slots=True)
 class MarkerBarrier:
-    """A version's markers, one in each old partition. `astray` is the number of records by which their counts are
+    """A version's markers, one in each old partition. `miscounted` is the number of records by which their counts are
     wrong, None if one has no count."""
 
     version: str
     checksum: str | None
-    astray: int | None
+    miscounted: int | None
     appended: int
     valid_from: int | None = None
 
@@ -95,9 +95,9 @@ def plan_rewrite(stream: str, segments: Sequence[Segment], partitions: int) -> l
         if not last:
             markers = [in_partition[epoch][0] for in_partition in marked]
             given = [marker.rows for marker in markers]
-            astray = sum(abs(rows - count) for rows, count in zip(given, counts, strict=True) if rows is not None)
+            miscounted = sum(abs(rows - count) for rows, count in zip(given, counts, strict=True) if rows is not None)
             appended = max(in_partition[epoch][1] for in_partition in marked)
-            first, wrong = markers[0], None if None in given else astray
+            first, wrong = markers[0], None if None in given else miscounted
             valid_from = next((marker.valid_from for marker in markers if marker.valid_from is not None), None)
             result.append(MarkerBarrier(first.version, first.checksum, wrong, appended, valid_from))
             starts = [end + 1 for end in ends]
@@ -258,9 +258,9 @@ def _build_state(
             update = {"id": number, "attempt": attempt, "base": base, "next": at, "files": files, "markers": ()}
             segment = step.segment.model_copy(update=update)
         else:
-            if step.astray is not None:
-                counted[0] += step.astray  # an incomplete version stays incomplete
-            row_counts = counted if step.astray is not None else [None] * n
+            if step.miscounted is not None:
+                counted[0] += step.miscounted  # an incomplete version stays incomplete
+            row_counts = counted if step.miscounted is not None else [None] * n
             facts = (step.checksum, False, step.valid_from)
             markers = tuple(MarkerEntry(p, base[p], step.version, row_counts[p], *facts) for p in range(n))
             at = marked = tuple(offset + 1 for offset in base)

@@ -68,7 +68,7 @@ def test_the_edges_are_the_oldest_offset_that_is_held_and_the_last_stable_one(
     undecided.commit_transaction(30)
     log.wait_until_stable(3, partition=3)
     assert edges(system, log.name)[3] == (0, 5)
-    assert not system.tells_all(log.name)
+    assert not system.has_all_keys(log.name)
 
 
 def test_offsets_are_ordered_and_counted_as_numbers(system: KafkaStreams) -> None:
