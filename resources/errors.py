@@ -51,7 +51,7 @@ def redact_passwords(text: str) -> str:
 
 
 @dataclass_transform(eq_default=False, kw_only_default=True)
-class _ErrorFields(Exception):
+class _ErrorFields:
     """Turns the annotated attributes of each error class into keyword-only fields, as a dataclass does."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -60,7 +60,7 @@ class _ErrorFields(Exception):
         dataclass(eq=False, repr=False, kw_only=kw_only)(cls)
 
 
-class AdjunctError(_ErrorFields, kw_only=False):
+class AdjunctError(_ErrorFields, Exception, kw_only=False):
     """Base of all errors that Adjunct raises deliberately.
 
     `problem` says what was found and where, `next_step` what to do about it. The other fields are what the error is

@@ -390,7 +390,7 @@ class StreamSystem(ABC):
 
     def implements(self, method: str) -> bool:
         """Return whether the system has an optional method, such as "read_arrow"."""
-        return getattr(type(self), method) is not getattr(StreamSystem, method)
+        return getattr(type(self), method, None) is not getattr(StreamSystem, method, None)
 
     @abstractmethod
     def list_streams(self) -> list[str]:

@@ -6,7 +6,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from itertools import count
 from pathlib import Path
 
@@ -29,12 +29,14 @@ def export_records(parts: Iterable[pa.Table], target: Path, *, records_per_file:
     check_export_target(target, records_per_file)
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
-        with translate_file_errors(target.absolute().parent, f"--to {target}"):
-            if records_per_file is None:
-                counts = _write_files(parts, iter([partial]), None)
-            else:
+        if records_per_file is None:
+            counts = _write_files(parts, iter([partial]), None, target)
+        else:
+            with _file_errors(target):
                 partial.mkdir()
-                counts = _write_files(parts, (partial / f"part-{n:05d}.parquet" for n in count()), records_per_file)
+            names = (partial / f"part-{number:05d}.parquet" for number in count())
+            counts = _write_files(parts, names, records_per_file, target)
+        with _file_errors(target):
             _publish(partial, target)
     finally:
         with suppress(OSError):
@@ -42,6 +44,10 @@ def export_records(parts: Iterable[pa.Table], target: Path, *, records_per_file:
                 shutil.rmtree(partial)
             partial.unlink(missing_ok=True)
     return counts
+
+
+def _file_errors(target: Path) -> AbstractContextManager[None]:
+    return translate_file_errors(target.absolute().parent, f"--to {target}")
 
 
 def check_export_target(target: Path, records_per_file: int | None) -> None:
@@ -60,7 +66,7 @@ def check_export_target(target: Path, records_per_file: int | None) -> None:
         )
 
 
-def _write_files(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None) -> tuple[int, int]:
+def _write_files(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None, target: Path) -> tuple[int, int]:
     """Write at most `limit` records a file, and at least one file, for the columns."""
     rows = files = room = 0
     with ExitStack() as opened:
@@ -68,13 +74,16 @@ def _write_files(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | 
         for part in parts:
             left = part
             while writer is None or left.num_rows:
-                if writer is None or (limit is not None and room == 0):
-                    opened.close()
-                    writer = opened.enter_context(pq.ParquetWriter(next(paths), part.schema, compression="zstd"))
-                    files, room = files + 1, limit or 0
-                now = left if limit is None else left.slice(0, room)
-                writer.write_table(now, row_group_size=_GROUP)
+                with _file_errors(target):
+                    if writer is None or (limit is not None and room == 0):
+                        opened.close()
+                        writer = opened.enter_context(pq.ParquetWriter(next(paths), part.schema, compression="zstd"))
+                        files, room = files + 1, limit or 0
+                    now = left if limit is None else left.slice(0, room)
+                    writer.write_table(now, row_group_size=_GROUP)
                 left, rows, room = left.slice(now.num_rows), rows + now.num_rows, room - now.num_rows
+        with _file_errors(target):
+            opened.close()
     return rows, files
 
 
