@@ -134,10 +134,7 @@ def send_request(what: S3Request, request: Callable[[], T]) -> T:
 
 
 def retry_request(
-    what: S3Request,
-    request: Callable[[], T],
-    attempts: int,
-    on: type[StoreUnavailableError] = StoreUnavailableError,
+    what: S3Request, request: Callable[[], T], attempts: int, on: type[StoreUnavailableError] = StoreUnavailableError
 ) -> T:
     """Send a request up to `attempts` times while its error is `on`, with back-off, and return its result."""
     return Retrying(

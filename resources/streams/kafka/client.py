@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 SettingValue = str | int | float | bool
 _REFERENCE = "env:"
 _SECRET = re.compile(
-    r"(^|[._])(password|passphrase|secret|pem|token|user\.info)$|^sasl\.oauthbearer\.config$",
-    re.IGNORECASE,
+    r"(^|[._])(password|passphrase|secret|pem|token|user\.info)$|^sasl\.oauthbearer\.config$", re.IGNORECASE
 )
 # Settings that reading and writing depend on, or that would load code.
 _RESERVED_SETTINGS = {

@@ -24,9 +24,7 @@ from dagster_adjunct.resources.streams.kafka.client import (
     translate_kafka_error,
 )
 from dagster_adjunct.resources.streams.kafka.task_producer import END_OF_DATASET
-from dagster_adjunct.resources.streams.system import (
-    SystemStreamPartition,
-)
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message

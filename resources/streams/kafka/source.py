@@ -28,14 +28,7 @@ from dagster_adjunct.resources.streams.kafka.record_formats import (
     topic_schema,
 )
 from dagster_adjunct.resources.streams.kafka.task_producer import RESERVED
-from dagster_adjunct.resources.streams.system import (
-    EPOCH,
-    OFFSET,
-    PARTITION,
-    RECORD_META_DDL,
-    TIMESTAMP,
-    TOMBSTONE,
-)
+from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META_DDL, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
     from confluent_kafka import Message

@@ -36,11 +36,7 @@ from dagster_adjunct.resources.streams.kafka.client import (
     TopicDescription,
     check_client_settings,
 )
-from dagster_adjunct.resources.streams.kafka.consume import (
-    TopicRange,
-    count_topic_records,
-    find_offsets_at_time,
-)
+from dagster_adjunct.resources.streams.kafka.consume import TopicRange, count_topic_records, find_offsets_at_time
 from dagster_adjunct.resources.streams.kafka.formats import Format, Json, KeyText, Raw
 from dagster_adjunct.resources.streams.kafka.produce import KafkaAppends, TopicFacts
 from dagster_adjunct.resources.streams.kafka.record_formats import topic_schema

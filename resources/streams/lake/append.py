@@ -347,9 +347,7 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
     epoch is not 0, then the table's columns of POSITION.
     """
     plain = fit_to_schema(
-        table.select([name for name in table.column_names if name not in MARK_COLUMNS]),
-        declaration.schema_,
-        what,
+        table.select([name for name in table.column_names if name not in MARK_COLUMNS]), declaration.schema_, what
     )
     times = _mark_column(table, TIMESTAMP, what)
     if declaration.timestamp is not None:

@@ -159,11 +159,7 @@ WithoutPosition = Literal["refuse", "keep"]
 
 
 def find_replaced_results(
-    streams: LakeReads,
-    stream: str,
-    state: StreamState,
-    segments: Sequence[Segment],
-    without_position: WithoutPosition,
+    streams: LakeReads, stream: str, state: StreamState, segments: Sequence[Segment], without_position: WithoutPosition
 ) -> list[SupersededRange]:
     """Return the results in these segments that later epochs have replaced, in this stream or upstream.
 

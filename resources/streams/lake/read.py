@@ -287,9 +287,7 @@ def read_frame(
         frame = frame.where(condition)
     own = [F.col(quote_name(name)) for name in schema.names]
     return frame.select(
-        *own,
-        *[meta[name].alias(name) for name in RECORD_META],
-        *[F.col(name) for name in POSITION if positions],
+        *own, *[meta[name].alias(name) for name in RECORD_META], *[F.col(name) for name in POSITION if positions]
     )
 
 

@@ -23,10 +23,7 @@ from dagster_adjunct.resources.common import (
     check_whole_number,
     unqualify_stream_name,
 )
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    OffsetOutOfRangeError,
-)
+from dagster_adjunct.resources.errors import CommitConflictError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, decode_body
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake.lineage import Lineage, lineage_lookup, translate_coverage

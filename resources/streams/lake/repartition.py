@@ -135,13 +135,7 @@ def _check_markers(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None
 
 
 def repartition(
-    streams: LakeStreams,
-    stream: str,
-    partitions: int,
-    *,
-    reason: str,
-    by: str,
-    check: Callable[[StreamState], None],
+    streams: LakeStreams, stream: str, partitions: int, *, reason: str, by: str, check: Callable[[StreamState], None]
 ) -> StreamState:
     """Repartition the stream and return its new state; `check` may raise to prevent each attempt to commit.
 
