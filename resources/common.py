@@ -45,9 +45,7 @@ def check_whole_number(
         raise argument_error(found, expected, next_step, argument=argument, **about)
 
 
-def check_seconds(
-    value: object, found: str, *, argument: str, none: bool = False, zero: bool = False, next_step: str = ""
-) -> None:
+def check_seconds(value: object, found: str, *, argument: str, none: bool = False, zero: bool = False) -> None:
     """Raise `argument_error` unless `value` is a finite number of seconds above 0.
 
     `none` allows None, `zero` allows 0.
@@ -57,7 +55,7 @@ def check_seconds(
     number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MAX_SECONDS
     if not number or (value == 0 and not zero):
         expected = ("seconds from 0 on" if zero else "seconds above 0") + (", or None" if none else "")
-        raise argument_error(found, expected, next_step, argument=argument)
+        raise argument_error(found, expected, argument=argument)
 
 
 def check_choice(value: object, found: str, choices: Sequence[object], *, argument: str, **about: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import io
-import ipaddress
 import time
 import weakref
 from collections.abc import Callable
@@ -61,22 +60,15 @@ def _s3_arguments(options: S3Options) -> dict[str, Any]:
         arguments |= {"access_key": frozen.access_key, "secret_key": frozen.secret_key, "session_token": frozen.token}
     endpoint = urlsplit(client.meta.endpoint_url)
     host = endpoint.hostname or ""
+    # Buckets can't be subdomains of localhost or of an address.
+    is_plain_host = host == "localhost" or ":" in host or host.replace(".", "").isdigit()
     if not host.endswith((".amazonaws.com", ".amazonaws.com.cn")):
         arguments |= {
             "scheme": endpoint.scheme,
             "endpoint_override": endpoint.netloc,
-            "force_virtual_addressing": not options.path_style and not _is_ip_or_localhost(host),
+            "force_virtual_addressing": not options.path_style and not is_plain_host,
         }
     return arguments
-
-
-def _is_ip_or_localhost(host: str) -> bool:
-    """Return whether a host is an IP address or localhost, which can't have buckets as subdomains."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost"
-    return True
 
 
 _MAX_IN_MEMORY = 4 * 1024 * 1024

@@ -151,10 +151,8 @@ class StoreDescriptor:
         """Return the described store; one per process, shared by its threads."""
         if self.url.startswith("memory://"):
             return InMemoryStore.named(self.url)
-        cached = _OPENED.get((os.getpid(), self))
-        if cached is None:
-            cached = _OPENED.setdefault((os.getpid(), self), self._open())
-        return cached
+        key = os.getpid(), self
+        return _OPENED.get(key) or _OPENED.setdefault(key, self._open())
 
     def _open(self) -> ObjectStore:
         if self.url.startswith("s3://"):

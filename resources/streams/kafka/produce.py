@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -26,10 +27,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pyarrow as pa
-from pydantic import ValidationError
 
-from dagster_adjunct.resources.common import StoredDocument, check_name, first_validation_problem
-from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, ProducerConflictError
+from dagster_adjunct.resources.common import StoredDocument, check_name
+from dagster_adjunct.resources.errors import ConfigurationError, ProducerConflictError, StreamUnavailableError
+from dagster_adjunct.resources.objects.commit_log import decode_document
 from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.spark.errors import encode_task_errors, translate_spark_errors
@@ -103,14 +104,14 @@ def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -
     """
     sender = Sender(append.target, f"{append.producer}/{append.target.topic}")
     _retry_step(sender, sender.producer.init_transactions)
-    marks = _read_marks_or_raise(append.target, append.producer)
+    marks = _read_marks(append.target, append.producer)
     last = marks[0][0] if 0 in marks else None
     digest = _Digest()
     if last is not None and append.sequence < last.sequence:
         raise stale_sequence_error(str(append.target), append.producer, append.sequence, last.sequence)
     if last is not None and append.sequence == last.sequence:
         for batch in batches:
-            digest.add_all(records_from_batch(batch, append))
+            deque(digest.count_through(records_from_batch(batch, append)), maxlen=0)
         _check_same_digest(append, last, digest.of(append))
         return spans_from_marks(marks, append.sequence), True
     sender.producer.begin_transaction()
@@ -136,26 +137,19 @@ def read_marks(target: Target, producer: str) -> ProducerMarks:
     If a transaction of the producer is open, as after a crash, returns the marks from before it. Ignores marks of a
     deleted topic of this name. Raises MalformedDocumentError for a mark that can't be read.
     """
-    from confluent_kafka import KafkaException
 
     try:
         return _read_marks(target, producer, "read_committed", _OPEN_SECONDS)
-    except KafkaException as error:
-        if error.args[0].code() != error.args[0]._TIMED_OUT:
-            raise translate_produce_error(error.args[0], target) from error
-    return _read_marks_or_raise(target, producer, "read_uncommitted")
+    except StreamUnavailableError as error:
+        cause: Any = error.__cause__
+        if cause is None or cause.args[0].name() != "_TIMED_OUT":
+            raise
+    return _read_marks(target, producer, "read_uncommitted")
 
 
-def _read_marks_or_raise(target: Target, producer: str, isolation: str = "read_committed") -> ProducerMarks:
-    from confluent_kafka import KafkaException
-
-    try:
-        return _read_marks(target, producer, isolation, _SECONDS)
-    except KafkaException as error:
-        raise translate_produce_error(error.args[0], target) from error
-
-
-def _read_marks(target: Target, producer: str, isolation: str, seconds: float) -> ProducerMarks:
+def _read_marks(
+    target: Target, producer: str, isolation: str = "read_committed", seconds: float = _SECONDS
+) -> ProducerMarks:
     """Return the marks; with `read_committed` this waits until no transaction of the producer is open."""
     from confluent_kafka import KafkaException, TopicPartition
 
@@ -172,10 +166,12 @@ def _read_marks(target: Target, producer: str, isolation: str, seconds: float) -
                 cause = error.args[0]
                 moving = (cause.NOT_COORDINATOR, cause.COORDINATOR_NOT_AVAILABLE, cause.COORDINATOR_LOAD_IN_PROGRESS)
                 if cause.code() not in moving or time.monotonic() > deadline:
-                    raise
+                    raise translate_produce_error(cause, target) from error
                 time.sleep(_PAUSE_SECONDS)  # the group's coordinator is starting or moving
+    where = f"the mark of its producer in {target}"
+    step = "Append with the version that wrote it, or a newer one; or reset the offsets of the producer's group."
     marks = {
-        position.partition: (_parse_mark(position.metadata, target), position.offset)
+        position.partition: (decode_document(TransactionMark, position.metadata.encode(), where, step), position.offset)
         for position in committed
         if position.metadata
     }
@@ -247,10 +243,6 @@ class _Digest:
             self._count += 1
             yield record
 
-    def add_all(self, records: Iterable[OutgoingRecord]) -> None:
-        for _ in self.count_through(records):
-            pass
-
     def of(self, append: TaskAppend) -> str:
         """Return the digest of the added records and of the append's markers."""
         whole = [self._count, self._sum % 2**_BITS, append.markers]
@@ -268,16 +260,6 @@ def _check_same_digest(append: TaskAppend, last: TransactionMark, digest: str) -
             producer=append.producer,
             stream=str(append.target),
         )
-
-
-def _parse_mark(text: str, target: Target) -> TransactionMark:
-    try:
-        return TransactionMark.model_validate_json(text)
-    except ValidationError as error:
-        problem = f"{target}: the mark of its producer is {text[:200]!r}, which this release of Adjunct can't read "
-        problem += f"({first_validation_problem(error)})."
-        step = "Append with the version that wrote it, or a newer one; or reset the offsets of the producer's group."
-        raise MalformedDocumentError(problem, step, stream=str(target)) from error
 
 
 def _group_consumer(target: Target, group: str, refusals: BrokerRefusals, isolation: str) -> Consumer:

@@ -15,17 +15,15 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from pydantic import ValidationError
-
-from dagster_adjunct.resources.common import StoredDocument, check_choice, check_name, first_validation_problem
+from dagster_adjunct.resources.common import StoredDocument, check_choice, check_name
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     InvalidNameError,
-    MalformedDocumentError,
     StreamExistsError,
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
+from dagster_adjunct.resources.objects.commit_log import decode_body
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import resolve_session
@@ -258,14 +256,8 @@ class DeclaredTopics:
         return self._created.setdefault(stream, self._parse_created(stream, stored))
 
     def _parse_created(self, stream: str, stored: Any) -> _CreatedStream:
-        try:
-            return _CreatedStream.model_validate(stored)
-        except ValidationError as error:
-            raise MalformedDocumentError(
-                f"{self._where}: the entry of stream {stream!r} can't be read ({first_validation_problem(error)}).",
-                "Upgrade dagster-adjunct if a newer version wrote it; otherwise restore the lake's metadata.",
-                stream=self._qualified(stream),
-            ) from None
+        step = "Upgrade dagster-adjunct if a newer version wrote it; otherwise restore the lake's metadata."
+        return decode_body(_CreatedStream, stored, self._where, f"can't be read (the entry of stream {stream!r})", step)
 
 
 OffsetBounds = tuple[dict[int, int], dict[int, int]]

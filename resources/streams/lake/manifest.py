@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, cast
 
 from pydantic import Field, field_serializer, field_validator, model_validator
@@ -119,17 +120,15 @@ def find_replaced_since(before: ReadCoverage, now: ReadCoverage) -> list[Superse
 
 
 def _add_range(replayed: Sequence[ReplayedRange], span: SourceRange) -> tuple[ReplayedRange, ...]:
-    outside = [
-        piece
-        for known in replayed
-        for piece in (known._replace(end=min(known.end, span.start)), known._replace(start=max(known.start, span.end)))
-        if piece.start < piece.end
-    ]
-    inside = [
-        ReplayedRange(start, end, max(epoch, span.epoch))
-        for start, end, epoch in split_by_epoch(replayed, span.start, span.end)
-    ]
-    return _merge_adjacent(sorted({*outside, *inside}))
+    ranges = (*replayed, ReplayedRange(span.start, span.end, span.epoch))
+    merged: list[ReplayedRange] = []
+    for start, end in pairwise(sorted({edge for known in ranges for edge in (known.start, known.end)})):
+        epoch = max((known.epoch for known in ranges if known.start <= start < known.end), default=0)
+        if merged and (merged[-1].end, merged[-1].epoch) == (start, epoch):
+            merged[-1] = merged[-1]._replace(end=end)
+        elif epoch:
+            merged.append(ReplayedRange(start, end, epoch))
+    return tuple(merged)
 
 
 def split_by_epoch(replayed: Sequence[ReplayedRange], start: int, end: int) -> Iterator[ReplayedRange]:
@@ -144,16 +143,6 @@ def split_by_epoch(replayed: Sequence[ReplayedRange], start: int, end: int) -> I
         at = min(known.end, end)
     if at < end:
         yield ReplayedRange(at, end, 0)
-
-
-def _merge_adjacent(spans: Iterable[ReplayedRange]) -> tuple[ReplayedRange, ...]:
-    joined: list[ReplayedRange] = []
-    for span in spans:
-        if joined and joined[-1].end == span.start and joined[-1].epoch == span.epoch:
-            joined[-1] = joined[-1]._replace(end=span.end)
-        else:
-            joined.append(span)
-    return tuple(joined)
 
 
 STREAM_KIND = "stream"
@@ -415,10 +404,9 @@ class StreamState(StoredDocument):
 
     def with_declaration(self, declaration: LakeStreamDeclaration) -> StreamState:
         """Return the state with another declaration; the replaced columns are added to `earlier`."""
-        update: dict[str, Any] = {"declaration": declaration}
-        if declaration.schema_ != self.declaration.schema_:
-            update["earlier"] = (*self.earlier, self.declaration.schema_)
-        return self.model_copy(update=update)
+        replaced = self.declaration.schema_
+        earlier = self.earlier if declaration.schema_ == replaced else (*self.earlier, replaced)
+        return self.model_copy(update={"declaration": declaration, "earlier": earlier})
 
     def entries(self) -> list[IndexEntry]:
         """Return the entries in the manifest itself, oldest first."""
@@ -483,12 +471,11 @@ class Pages:
             rows=sum(entry.rows for entry in entries),
             size=sum(entry.size for entry in entries),
             marked=sum(entry.marked for entry in entries),
-            latest_us=tuple(_latest_timestamp(entries, p) for p in range(len(entries[0].base))),
+            latest_us=tuple(
+                max((t for e in entries if (t := e.latest(p)) is not None), default=None)
+                for p in range(len(entries[0].base))
+            ),
         )
-
-
-def _latest_timestamp(entries: Iterable[IndexEntry], partition: int) -> int | None:
-    return max((t for e in entries if (t := e.latest(partition)) is not None), default=None)
 
 
 def walk_segments(state: StreamState, pages: Pages, wanted: Callable[[IndexEntry], bool]) -> Iterator[Segment]:
@@ -568,10 +555,9 @@ def apply_fold(state: StreamState, fold: Fold | None) -> StreamState:
         return state
     rows[level - 1] = rows[level - 1][count:]
     rows[level] = (*rows[level], fold.page)
-    levels = tuple(row for row in rows[1:])
-    while levels and not levels[-1]:
-        levels = levels[:-1]
-    return state.model_copy(update={"tail": rows[0], "levels": levels})
+    while not rows[-1] and len(rows) > 1:
+        rows.pop()
+    return state.model_copy(update={"tail": rows[0], "levels": tuple(rows[1:])})
 
 
 def list_leaves(state: StreamState, pages: Pages) -> list[tuple[IndexEntry, tuple[Segment, ...]]]:
