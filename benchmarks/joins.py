@@ -116,8 +116,8 @@ class Joins:
     def frame(self, names: Sequence[str]) -> DataFrame:
         context, views = self._context(names)
         inputs = BatchInputs(1, self._streams.all_ranges("facts"), views)
-        batch = Compiled(build_batch_graph(context, inputs), lambda name: None)
-        compile_operators(batch)
+        batch = Compiled(context, inputs, lambda name: None)
+        batch.run()
         (frame,) = batch.sent
         return frame
 

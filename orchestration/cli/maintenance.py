@@ -170,8 +170,6 @@ def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
 
 
 def _lag_to_json(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
-    from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress
-    from dagster_adjunct.resources.streams.system import open_system
 
     system = split_stream_name(manifest.declaration.input)[0]
     systems, now = {system: open_system(lake, system)}, lake.now()
