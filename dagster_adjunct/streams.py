@@ -6,6 +6,7 @@ from dagster_adjunct._arguments import guard
 from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
 from dagster_adjunct.resources.streams.checksum import records_checksum
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy, Retention
+from dagster_adjunct.resources.streams.registry import open_system
 from dagster_adjunct.resources.streams.system import (
     RECORD_META,
     AppendResult,
@@ -16,7 +17,6 @@ from dagster_adjunct.resources.streams.system import (
     Sources,
     StreamInfo,
     StreamSystem,
-    open_system,
     register_system,
 )
 

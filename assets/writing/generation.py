@@ -33,7 +33,8 @@ from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.scope import session_scope
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem, open_systems
+from dagster_adjunct.resources.streams.registry import open_systems
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -595,33 +595,16 @@ def _out_of_range(
 
 SystemFactory = Callable[["Lake"], StreamSystem]
 LAKE = "lake"
-_registered: dict[str, SystemFactory] = {}
+registered_systems: dict[str, SystemFactory] = {}
 
 
 def register_system(name: str, factory: SystemFactory) -> None:
     """Register `factory(lake)`, which returns a StreamSystem, as `name`. The same factory may register again."""
     check_name("system", name)
-    if name == LAKE or _registered.setdefault(name, factory) is not factory:
+    if name == LAKE or registered_systems.setdefault(name, factory) is not factory:
         raise ConfigurationError(
             f"stream system {name!r} is already registered.", "Register this one under another name.", system=name
         )
-
-
-def open_system(lake: Lake, name: str) -> StreamSystem:
-    """Return the system registered as `name`; `lake` stores what the system itself can't."""
-    if name == LAKE:
-        from dagster_adjunct.resources.streams.lake.streams import LakeStreams  # which imports this module
-
-        return LakeStreams(lake)
-    if name not in _registered:
-        problem = f"there is no stream system {name!r}. Systems: {', '.join(sorted({LAKE, *_registered}))}."
-        raise ConfigurationError(problem, "Check the part before the dot, or call register_system first.", system=name)
-    return _registered[name](lake)
-
-
-def open_systems(lake: Lake, streams: Iterable[str]) -> dict[str, StreamSystem]:
-    """Return the systems of these streams ("lake.orders") by name."""
-    return {name: open_system(lake, name) for name in {split_stream_name(stream)[0] for stream in streams}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
 from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic, kafka_system
+from dagster_adjunct.resources.streams.registry import open_system
 from dagster_adjunct.resources.streams.startpoint import (
     StartpointOldest,
     StartpointSpecific,
@@ -27,7 +28,7 @@ from dagster_adjunct.resources.streams.startpoint import (
     StartpointUpcoming,
     resolve_startpoint_to_offset,
 )
-from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition, open_system
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from tests.resources.streams.kafka.conftest import NewLog, SystemOf
 from tests.resources.streams.kafka.topic_log import TopicLog
 from tests.servers.kafka import KafkaServer
