@@ -1,4 +1,8 @@
-"""`EntryCoder`: keys and values of one table as its segments hold them, within its limits, and back."""
+"""`EntryCoder`: converts keys and values of one table to stored bytes, within its limits, and back. Write requests.
+
+`Insert`, `Put`, `Replace` and `Remove` change one key; the named methods of a table are made of them. In a batch,
+`MustBeAbsent` and `MustHaveVersion` guard keys that it does not write.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,11 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 
-from dagster_adjunct.resources.common import check_whole_number
+from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     BatchTooLargeError,
     ConditionsNotMetError,
-    ConfigurationError,
     FailedCondition,
     KeyTooLongError,
     KeyValueTableError,
@@ -28,7 +31,6 @@ from dagster_adjunct.resources.key_value.segment import (
     MAX_KEY_BYTES,
     VERSION_BYTES,
     ConditionsFailed,
-    Expected,
     KeyValueTableConfiguration,
     KeyVersion,
     SegmentChange,
@@ -52,18 +54,13 @@ from dagster_adjunct.resources.key_value.serializers import (
     reader_of_many,
 )
 
-# What may be done to one key: `Insert`, `Put`, `Replace`, `Remove`. The named methods of a table are made of these.
-#
-# A batch may also guard keys that it does not write: `MustBeAbsent`, `MustHaveVersion`.
-
-
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
 class Insert(Generic[K, V]):
-    """Write a key that must not be there."""
+    """Write a key that must not exist."""
 
     key: K
     value: V
@@ -71,7 +68,7 @@ class Insert(Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class Put(Generic[K, V]):
-    """Write a key, whether it is there or not."""
+    """Write a key, whether it exists or not."""
 
     key: K
     value: V
@@ -88,7 +85,7 @@ class Replace(Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class Remove(Generic[K]):
-    """Remove a key: one that must have this version or, where that is None, whatever is there."""
+    """Remove a key, which must have this version; None removes any version and allows a missing key."""
 
     key: K
     version: KeyVersion | None = None
@@ -96,32 +93,28 @@ class Remove(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class MustBeAbsent(Generic[K]):
-    """Write nothing, and let the batch be applied only where there is no such key."""
+    """Write nothing, and apply the batch only if the key does not exist."""
 
     key: K
 
 
 @dataclass(frozen=True, slots=True)
 class MustHaveVersion(Generic[K]):
-    """Write nothing, and let the batch be applied only where the key has this version."""
+    """Write nothing, and apply the batch only if the key has this version."""
 
     key: K
     version: KeyVersion
 
 
 TableChange: TypeAlias = Insert[K, V] | Put[K, V] | Replace[K, V] | Remove[K] | MustBeAbsent[K] | MustHaveVersion[K]
+_WITH_VALUE = (Insert, Put, Replace)
+_GUARDS = (MustBeAbsent, MustHaveVersion)
 
-
-# `TableKey` and `TableEntry`: keys and entries of a key-value table as they are read (PDP-39).
-#
-# Both are tuples, as one of each could be made for every entry that is read.
-
-
-_flat = tuple.__new__
+_new: Any = tuple.__new__  # makes a tuple of its content at half the cost of its constructor
 
 
 class TableKey(NamedTuple, Generic[K]):
-    """A key of a table, its family (None where it has none) and, where it is known, its version."""
+    """A key of a table (PDP-39), its family (None if it has none) and, if known, its version."""
 
     family: str | None
     key: K
@@ -129,7 +122,7 @@ class TableKey(NamedTuple, Generic[K]):
 
 
 class _EntryParts(NamedTuple):
-    """What is inside a `TableEntry`."""
+    """The content of a `TableEntry`."""
 
     family: str | None
     key: Any
@@ -138,32 +131,30 @@ class _EntryParts(NamedTuple):
 
 
 class TableEntry(tuple[Any, ...], Generic[K, V]):
-    """An entry as it was read: its key with the version, and its value. It is a pair of both.
+    """An entry as read (PDP-39): a pair of its key, with the version, and its value.
 
-    Inside it is one flat tuple of family, key, version and value, the version as bytes; `key` and `version` are made
-    when they are asked for. To make three objects more of every entry takes as long as to read it.
+    It is one flat tuple of family, key, version and value, the version as bytes; `key` and `version` are made on
+    access. Making three more objects for every entry would take as long as reading it.
     """
 
     __slots__ = ()
 
-    value: V = _EntryParts.value  # which reads the place of a tuple, without a call
+    value: V = _EntryParts.value  # reads the item of a tuple without a call
 
     def __new__(cls, key: TableKey[K], value: V) -> TableEntry[K, V]:
         if not isinstance(key, TableKey):
-            raise ConfigurationError(
-                f"key={key!r:.80} of a TableEntry: expected a TableKey.", "Give one.", argument="key"
-            )
+            raise argument_error(f"key={key!r:.80} of a TableEntry", "a TableKey", argument="key")
         version = key.version
-        # Bytes are no version: in a tuple of their own they do not pass for one that was read.
+        # What is not a KeyVersion, bytes for example, is wrapped so that it can't pass for one that was read.
         inside = version.to_bytes() if isinstance(version, KeyVersion) else None if version is None else (version,)
-        return _flat(cls, (key.family, key.key, inside, value))
+        return _new(cls, (key.family, key.key, inside, value))  # type: ignore[no-any-return]
 
     @property
     def key(self) -> TableKey[K]:
-        """The key, its family and the version that the entry had when it was read."""
+        """The key, its family, and the version that the entry had when it was read."""
         family, key, inside, _ = tuple.__iter__(self)
         version = KeyVersion(inside) if type(inside) is bytes else inside and inside[0]
-        return _flat(TableKey, (family, key, version))
+        return _new(TableKey, (family, key, version))  # type: ignore[no-any-return]
 
     @property
     def version(self) -> KeyVersion:
@@ -182,7 +173,7 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
         return (self.key, self.value)[place]
 
     def _replace(self, **changes: Any) -> TableEntry[K, V]:
-        """Return the entry with another key or value; `replace_all` takes it with the version that it has."""
+        """Return the entry with another key or value, for `replace_all`, which expects the version that it has."""
         return TableEntry(**{"key": self.key, "value": self.value, **changes})
 
     def __repr__(self) -> str:
@@ -194,16 +185,17 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
 
 S = TypeVar("S")
 _VERSION, _VALUE = itemgetter(1), itemgetter(2)  # of a StoredEntry
-_new: Any = tuple.__new__  # makes a tuple of what is inside it, at half the cost of its constructor
 
 
 class EntryCoder(Generic[K, V]):
-    """Serialises and addresses for one table. Raises KeyTooLongError, ValueTooLongError and SerializationError, which
-    name the table, before anything is sent."""
+    """Serializes and addresses entries of one table.
+
+    Raises KeyTooLongError, ValueTooLongError and SerializationError, which name the table, before anything is sent.
+    """
 
     __slots__ = (
-        "_family_most", "_key", "_key_most", "_keys_of", "_limits", "_value", "_value_most", "_values_of",
-        "partitions", "table",
+        "_decode_keys", "_decode_values", "_family_most", "_key_most", "_limits", "_value", "_value_most",
+        "key_serializer", "partitions", "table",
     )  # fmt: skip
 
     def __init__(
@@ -214,30 +206,22 @@ class EntryCoder(Generic[K, V]):
         key: Serializer[K],
         value: Serializer[V],
     ) -> None:
-        self.table = table
-        self.partitions = configuration.partitions
-        self._key, self._value, self._limits = (
-            _serializer(table, "key", key),
-            _serializer(table, "value", value),
-            limits,
-        )
-        self._keys_of, self._values_of = reader_of_many(key), reader_of_many(value)
+        self.table, self.partitions, self._limits = table, configuration.partitions, limits
+        self.key_serializer = _require_serializer(table, "key", key)
+        self._value = _require_serializer(table, "value", value)
+        self._decode_keys, self._decode_values = reader_of_many(key), reader_of_many(value)
         self._family_most = limits.family_prefix if limits.family_prefix is not None else limits.table_key
-        self._key_most = _least(configuration.longest_key, limits.key, limits.table_key)
-        self._value_most = _least(configuration.longest_value, limits.value)
-
-    @property
-    def key_serializer(self) -> Serializer[K]:
-        return self._key
+        self._key_most: Any = _smallest(configuration.longest_key, limits.key, limits.table_key)
+        self._value_most = _smallest(configuration.longest_value, limits.value)
 
     def prefix(self, family: str | None) -> bytes:
-        """Return what the table keys of a family begin with; nothing for None."""
+        """Return the start of a family's table keys; nothing for None."""
         if family is None:
             return b""
         try:
             prefix = family_prefix(family) if type(family) is str else family_prefix.__wrapped__(family)
         except KeyValueTableError as error:
-            raise with_table(self.table, error) from None
+            raise self._named(error) from None
         if len(prefix) > self._family_most:
             size = len(prefix) - 2
             self._too_long(f"the key family {family!r:.60} has {size:,} bytes", self._family_most - 2, size, prefix)
@@ -246,182 +230,168 @@ class EntryCoder(Generic[K, V]):
     def table_key(self, prefix: bytes, key: K) -> bytes:
         """Return the table key of a key whose family has this prefix."""
         try:
-            serialised = self.serialised(key)
+            serialized = self.serialize_key(key)
+            stored = table_key(prefix, serialized)
         except KeyValueTableError as error:
-            raise error.of_family(_family(prefix)) from error.__cause__
-        try:
-            stored = table_key(prefix, serialised)
-        except KeyValueTableError as error:
-            raise with_table(self.table, error).of_family(_family(prefix)) from None
-        size = len(serialised)
+            raise self._named(error).of_family(_family_of(prefix)) from error.__cause__
+        size = len(serialized)
         if size > self._key_most:
             self._too_long(f"the key {key!r:.60} has {size:,} bytes", self._key_most, size, prefix)
-        size = len(stored) - 2
-        if size > self._limits.table_key - 2:
-            most = self._limits.table_key - 2
+        size, most = len(stored) - 2, self._limits.table_key - 2
+        if size > most:
             self._too_long(f"the key {key!r:.60} and its family have {size:,} bytes", most, size, prefix)
         return stored
 
     def table_keys(self, prefix: bytes, keys: Sequence[K]) -> list[bytes]:
-        """Return the table keys of keys that have this prefix."""
-        if not prefix:
-            return [self.table_key(prefix, key) for key in keys]
-        try:
-            serialised = list(map(self._key.to_bytes, keys))
-            longest = max(map(len, serialised), default=0)
-        except Exception:  # noqa: BLE001 - it is raised again, and named, where they are made one by one
-            return [self.table_key(prefix, key) for key in keys]
-        fits = longest <= self._key_most and longest + len(prefix) <= min(self._limits.table_key, MAX_KEY_BYTES + 2)
-        if not fits or not set(map(type, serialised)) <= {bytes}:
-            return [self.table_key(prefix, key) for key in keys]
-        return list(map(prefix.__add__, serialised))
+        """Return the table keys of keys whose family has this prefix."""
+        if prefix:
+            try:
+                serialized = list(map(self.key_serializer.to_bytes, keys))
+                longest = max(map(len, serialized), default=0)
+            except Exception:  # noqa: BLE001 - raised again below, with the key that it is about
+                serialized, longest = [], MAX_KEY_BYTES
+            fits = longest <= self._key_most and longest + len(prefix) <= min(self._limits.table_key, MAX_KEY_BYTES + 2)
+            if fits and set(map(type, serialized)) <= {bytes}:
+                return list(map(prefix.__add__, serialized))
+        return [self.table_key(prefix, key) for key in keys]
 
-    def serialised(self, key: K) -> bytes:
-        """Return a key's bytes without an address."""
+    def serialize_key(self, key: K) -> bytes:
+        """Return a key's bytes, without its family."""
         try:
-            stored = self._key.to_bytes(key)
+            stored = self.key_serializer.to_bytes(key)
         except Exception as error:
-            raise self._failed(f"the key {key!r:.60} can't be serialised", error, self._key) from error
-        return stored if type(stored) is bytes else self._no_bytes("key", stored, self._key)
+            raise self._failed(f"the key {key!r:.60} can't be serialized", error, self.key_serializer) from error
+        return stored if type(stored) is bytes else self._not_bytes("key", stored, self.key_serializer)
 
     def value(self, value: V) -> bytes:
         """Return a value's bytes."""
         try:
             stored = self._value.to_bytes(value)
         except Exception as error:
-            raise self._failed("a value can't be serialised", error, self._value) from error
+            raise self._failed("a value can't be serialized", error, self._value) from error
         if type(stored) is not bytes:
-            self._no_bytes("value", stored, self._value)
+            self._not_bytes("value", stored, self._value)
         if self._value_most is not None and len(stored) > self._value_most:
-            raise ValueTooLongError(
-                f"key-value table {self.table}: a value has {len(stored):,} bytes; at most "
-                f"{self._value_most:,} are taken.",
+            raise self.table.error(
+                ValueTooLongError,
+                f"a value has {len(stored):,} bytes; at most {self._value_most:,} are allowed.",
                 "Store it elsewhere, as a file or an object, and its name here.",
-                scope=self.table.scope,
-                table=self.table.name,
                 size=len(stored),
             )
         return stored
 
     def partition(self, prefix: bytes, stored: bytes) -> int:
-        """Return the partition of a table key, or of all that have this prefix."""
+        """Return the partition of a table key, or of a family's prefix."""
         return partition_of(prefix or stored, self.partitions)
 
     def entry(self, family: str | None, key: K, stored: StoredEntry) -> TableEntry[K, V]:
-        """Return what was found of a key that the caller knows."""
+        """Return the entry found for a known key."""
         return _new(TableEntry, (family, key, stored.version, self._read(stored.key, stored.value)))  # type: ignore[no-any-return]
-
-    def found_keys(self, page: StoredPage) -> PageItems[TableKey[K]]:
-        """Return the keys of what was found, one or more, in the order of table keys."""
-        families, keys = self._keys(page.keys)
-        return PageItems(len(keys), lambda: _table_keys(families, keys, page.versions))
-
-    def found_entries(self, page: StoredPage) -> PageItems[TableEntry[K, V]]:
-        """Return the entries that were found, one or more, in the order of table keys."""
-        families, keys = self._keys(page.keys)
-        values = self._values(page)
-        return PageItems(len(keys), lambda: _table_entries(families, keys, page.versions, values))
 
     def entries(
         self, families: Iterable[str | None], keys: Iterable[K], stored: Sequence[StoredEntry]
     ) -> list[TableEntry[K, V]]:
-        """Return what was found, one or more, of keys that the caller knows."""
-        values = map(_VALUE, stored)
+        """Return the entries found for known keys."""
         try:
-            read: Iterable[V] = list(self._values_of(values))
-        except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
-            read = [self._read(entry.key, entry.value) for entry in stored]
-        return list(_table_entries(families, keys, map(_VERSION, stored), read))
+            values: Iterable[V] = list(self._decode_values(map(_VALUE, stored)))
+        except Exception:  # noqa: BLE001 - raised again, with the key that it is about
+            values = [self._read(entry.key, entry.value) for entry in stored]
+        return list(_table_entries(families, keys, map(_VERSION, stored), values))
 
-    def _keys(self, stored: Sequence[bytes]) -> tuple[Iterable[str | None], list[K]]:
+    def page_keys(self, page: StoredPage) -> PageItems[TableKey[K]]:
+        """Return the keys of a page that is not empty."""
+        families, keys = self._split(page.keys)
+        versions = page.versions
+        return PageItems(
+            len(keys),
+            lambda: map(_new, repeat(TableKey), zip(families, keys, map(KeyVersion, versions), strict=False)),
+        )
+
+    def page_entries(self, page: StoredPage) -> PageItems[TableEntry[K, V]]:
+        """Return the entries of a page that is not empty."""
+        families, keys = self._split(page.keys)
         try:
-            families, serialised = split_table_keys(stored)
+            values = list(self._decode_values(page.values))  # type: ignore[arg-type]  # values were requested
+        except Exception:  # noqa: BLE001 - raised again, with the key that it is about
+            values = list(map(self._read, page.keys, page.values))
+        return PageItems(len(keys), lambda: _table_entries(families, keys, page.versions, values))
+
+    def _split(self, stored: Sequence[bytes]) -> tuple[Iterable[str | None], list[K]]:
+        try:
+            families, serialized = split_table_keys(stored)
         except (struct.error, UnicodeDecodeError) as error:
-            raise SerializationError(
-                f"key-value table {self.table}: among {len(stored):,} stored keys one is no table key ({error}): "
-                "something else has written it.",
-                "Look for it in the store, between the last key that was read and the next, and remove it there.",
-                scope=self.table.scope,
-                table=self.table.name,
+            raise self.table.error(
+                SerializationError,
+                f"one of {len(stored):,} stored keys is not a table key ({error}): something else wrote it.",
+                "Find it in the store, between the last key that was read and the next, and remove it there.",
             ) from error
         try:
-            return families, list(self._keys_of(serialised))
-        except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
-            return families, list(map(self._read_key, serialised))
+            return families, list(self._decode_keys(serialized))
+        except Exception:  # noqa: BLE001 - raised again, with the key that it is about
+            return families, list(map(self._read_key, serialized))
 
-    def _values(self, page: StoredPage) -> list[V]:
+    def _read_key(self, serialized: bytes) -> K:
         try:
-            return list(self._values_of(page.values))  # type: ignore[arg-type]  # they were asked for
-        except Exception:  # noqa: BLE001 - it is raised again, with the key that it is about
-            return list(map(self._read, page.keys, page.values))
-
-    def _read_key(self, serialised: bytes) -> K:
-        try:
-            return self._key.from_bytes(serialised)
+            return self.key_serializer.from_bytes(serialized)
         except Exception as error:
-            raise self._failed(f"a stored key, {serialised!r:.60}, can't be read", error, self._key) from error
+            what = f"a stored key, {serialized!r:.60}, can't be read"
+            raise self._failed(what, error, self.key_serializer) from error
 
     def _read(self, key: bytes, value: bytes | None) -> V:
         try:
             return self._value.from_bytes(value or b"")
         except Exception as error:
-            family, serialised = split_table_key(key)
+            family, serialized = split_table_key(key)
             of_family = "" if family is None else f" of the family {family!r:.60}"
-            what = f"the value of the stored key {serialised!r:.60}{of_family} can't be read"
+            what = f"the value of the stored key {serialized!r:.60}{of_family} can't be read"
             failed = self._failed(what, error, self._value)
             raise (failed.of_family(family) if isinstance(failed, KeyValueTableError) else failed) from error
 
-    def _too_long(self, what: str, most: int, size: int, prefix: bytes) -> NoReturn:
-        raise KeyTooLongError(
-            f"key-value table {self.table}: {what}; at most {most:,} are taken.",
-            "Use a shorter one, such as a hash of it.",
-            scope=self.table.scope,
-            table=self.table.name,
-            size=size,
-        ).of_family(_family(prefix))
+    def _named(self, error: KeyValueTableError) -> KeyValueTableError:
+        """Return an error that names this table."""
+        if error.table is not None:
+            return error
+        names = {"scope": self.table.scope, "table": self.table.name}
+        return error.reworded(f"key-value table {self.table}: {error.problem}", error.next_step, **names)
 
-    def _no_bytes(self, what: str, stored: object, serializer: object) -> NoReturn:
-        raise SerializationError(
-            f"key-value table {self.table}: the serializer made {type(stored).__name__} of a {what}: expected bytes.",
+    def _too_long(self, what: str, most: int, size: int, prefix: bytes) -> NoReturn:
+        problem, next_step = f"{what}; at most {most:,} are allowed.", "Use a shorter one, such as a hash of it."
+        raise self.table.error(KeyTooLongError, problem, next_step, size=size).of_family(_family_of(prefix))
+
+    def _not_bytes(self, what: str, stored: object, serializer: object) -> NoReturn:
+        raise self.table.error(
+            SerializationError,
+            f"the serializer returned {type(stored).__name__} for a {what}: expected bytes.",
             "Correct its to_bytes.",
-            scope=self.table.scope,
-            table=self.table.name,
             serializer=type(serializer).__name__,
         )
 
     def _failed(self, what: str, error: Exception, serializer: object) -> AdjunctError:
+        name = type(serializer).__name__
         if isinstance(error, KeyValueTableError):
-            table = self.table
-            problem = f"key-value table {table}: {what}: {error.problem}"
-            of = {"serializer": type(serializer).__name__} if isinstance(error, SerializationError) else {}
-            return error.reworded(problem, error.next_step, scope=table.scope, table=table.name, **of)
+            about = {"serializer": name} if isinstance(error, SerializationError) else {}
+            return self._named(error.reworded(f"{what}: {error.problem}", error.next_step, table=None, **about))
         if isinstance(error, AdjunctError):
             return error
-        return SerializationError(
-            f"key-value table {self.table}: {what}: {type(error).__name__}: {error}.",
-            "Correct the serializer, or give what it takes.",
-            scope=self.table.scope,
-            table=self.table.name,
-            serializer=type(serializer).__name__,
+        return self.table.error(
+            SerializationError,
+            f"{what}: {type(error).__name__}: {error}.",
+            "Correct the serializer, or pass what it accepts.",
+            serializer=name,
         )
 
 
-def _serializer(table: TableId, name: str, given: S) -> S:
-    """Return a serializer that is one. Raises ConfigurationError, before a first write stumbles over something else."""
-    if isinstance(given, type) or not all(
-        callable(getattr(given, method, None)) for method in ("to_bytes", "from_bytes")
-    ):
+def _require_serializer(table: TableId, name: str, given: S) -> S:
+    """Return a serializer that is one. Raises ConfigurationError, before the first write fails with something else."""
+    if isinstance(given, type) or not all(callable(getattr(given, way, None)) for way in ("to_bytes", "from_bytes")):
         class_name = given.__name__ if isinstance(given, type) and given.__name__.endswith("Serializer") else ""
-        raise ConfigurationError(
-            f"key-value table {table}: {name} is {given!r:.80}: expected a serializer, an object.",
-            f"Write {class_name}(…)." if class_name else "Give one, such as TextSerializer() or JsonSerializer().",
+        raise argument_error(
+            f"key-value table {table}: {name} is {given!r:.80}",
+            "a serializer, an object",
+            f"Write {class_name}(…)." if class_name else "Pass one, such as TextSerializer() or JsonSerializer().",
             argument=name,
         )
     return given
-
-
-def _table_keys(families: Iterable[str | None], keys: Iterable[K], versions: Iterable[bytes]) -> Iterable[TableKey[K]]:
-    return map(_new, repeat(TableKey), zip(families, keys, map(KeyVersion, versions), strict=False))
 
 
 def _table_entries(
@@ -430,104 +400,83 @@ def _table_entries(
     return map(_new, repeat(TableEntry), zip(families, keys, versions, values, strict=False))
 
 
-def with_table(table: TableId, error: KeyValueTableError) -> KeyValueTableError:
-    """Return an error that does not know its table as one that names it."""
-    return error.reworded(
-        f"key-value table {table}: {error.problem}", error.next_step, scope=table.scope, table=table.name
-    )
-
-
-def _family(prefix: bytes) -> str | None:
-    """Return the family whose table keys begin so; None for the empty prefix of those without one."""
+def _family_of(prefix: bytes) -> str | None:
     return prefix[2:].decode() if prefix else None
 
 
-def _least(first: Any, *others: int | None) -> Any:
-    known = [limit for limit in (first, *others) if limit is not None]
-    return min(known, default=None)
+def _smallest(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 T = TypeVar("T")
 
 
 def require_list(table: TableId, name: str, given: Iterable[T]) -> list[T]:
-    """Return several values as a list. A text is one value, and refused."""
+    """Return several values as a list. Text is one value, and rejected."""
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise ConfigurationError(
-            f"key-value table {table}: {name} is {given!r:.80}: expected several.", "Give a list.", argument=name
-        )
+        raise argument_error(f"key-value table {table}: {name} is {given!r:.80}", "a list", argument=name)
     return list(given)
 
 
 def require_pairs(table: TableId, name: str, given: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Return pairs of key and value as a list."""
-    given_pairs = require_list(table, name, given)
-    for pair in given_pairs:
+    pairs = require_list(table, name, given)
+    for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2:
-            raise ConfigurationError(
-                f"key-value table {table}: {pair!r:.80} is among {name}: expected pairs of key and value.",
-                "Give tuples of two; a dictionary has them as its items().",
+            raise argument_error(
+                f"key-value table {table}: {pair!r:.80} is among {name}",
+                "pairs of key and value",
+                "Pass tuples of two, such as the items() of a dictionary.",
                 argument=name,
             )
-    return given_pairs
+    return pairs
 
 
 def check_family(table: TableId, family: str | None) -> None:
-    """Raise KeyValueTableError where something that is within one family has none."""
+    """Raise KeyValueTableError if an operation within one family has none."""
     if family is None:
-        raise KeyValueTableError(
-            f"key-value table {table}: family is None: batches and iterators are within one family.",
-            "Give its name; keys without a family are written one by one, and iterated with the whole table.",
-            scope=table.scope,
-            table=table.name,
+        raise table.error(
+            KeyValueTableError,
+            "family is None: batches and iterators are within one family.",
+            "Pass its name; keys without a family are written one by one, and iterated with the whole table.",
         )
 
 
 def encode_key_prefix(table: TableId, prefix: str | bytes | None, keys: Serializer[Any]) -> bytes:
-    """Return what the bytes of keys are to begin with; a text stands for its UTF-8, where keys are such."""
+    """Return the bytes that keys must start with; text stands for its UTF-8, if keys are text."""
     if prefix is None or isinstance(prefix, bytes):
         return prefix or b""
     try:
         stored = prefix.encode()
     except (AttributeError, UnicodeEncodeError):
-        raise ConfigurationError(
-            f"key-value table {table}: prefix is {prefix!r:.80}: expected bytes, or a text that UTF-8 can hold.",
-            "Give what the serialised keys begin with.",
-            argument="prefix",
-        ) from None
+        found = f"key-value table {table}: prefix is {prefix!r:.80}"
+        expected = "bytes, or text that UTF-8 can encode"
+        raise argument_error(found, expected, "Pass the start of serialized keys.", argument="prefix") from None
     if prefix and isinstance(keys, JsonSerializer | ModelSerializer | AvroSerializer | IntegerSerializer):
-        raise ConfigurationError(
-            f"key-value table {table}: prefix is the text {prefix!r:.60}, which no key need begin with where "
-            f"{type(keys).__name__} writes them: expected bytes.",
-            "Give what the serialised keys begin with; a text in JSON begins with a quotation mark.",
+        raise argument_error(
+            f"key-value table {table}: prefix is the text {prefix!r:.60}, but keys are written by "
+            f"{type(keys).__name__}",
+            "bytes",
+            "Pass the start of serialized keys; text in JSON starts with a quotation mark.",
             argument="prefix",
         )
     return stored
 
 
 def resolve_partitions(table: TableId, count: int, given: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the partitions to iterate over: those given, else all."""
+    """Return the partitions to iterate over: the given ones, or all."""
     if given is None:
         return tuple(range(count))
     chosen = tuple(require_list(table, "partitions", given))
     if not all(type(number) is int and 0 <= number < count for number in chosen) or len({*chosen}) < len(chosen):
-        raise ConfigurationError(
-            f"key-value table {table} has no such partitions: {list(chosen)!r:.80}.",
-            f"Give different numbers from 0 to {count - 1}.",
-            argument="partitions",
-        )
+        found = f"key-value table {table}: partitions is {list(chosen)!r:.80}"
+        raise argument_error(found, f"different numbers from 0 to {count - 1}", argument="partitions")
     return chosen
-
-
-def validate_page_size(page_size: int) -> int:
-    """Return the most items that a page is to have."""
-    check_whole_number(page_size, f"page_size={page_size!r}", "a whole number from 1 on", argument="page_size")
-    return page_size
 
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest(Generic[K]):
-    """Changes of one segment, with the keys as the caller gave them, for what is said of them."""
+    """Changes of one segment, with the keys as the caller passed them, for errors."""
 
     family: str | None
     keys: Sequence[K]
@@ -536,162 +485,127 @@ class WriteRequest(Generic[K]):
 
     @property
     def versions(self) -> list[KeyVersion | None]:
-        """The new versions in the order of the changes, None for what is removed or only guarded."""
+        """The new versions in the order of the changes, None for removed and guarded keys."""
         return [None if change.value is None else KeyVersion(change.version) for change in self.changes]
 
 
 def segment_change(coder: EntryCoder[K, V], prefix: bytes, change: TableChange[K, V], version: bytes) -> SegmentChange:
-    """Return a change as its segment takes it."""
-    if isinstance(change, Put):
-        return SegmentChange(coder.table_key(prefix, change.key), coder.value(change.value), version, ANYTHING)
-    if isinstance(change, Insert):
-        return SegmentChange(coder.table_key(prefix, change.key), coder.value(change.value), version, ABSENT)
-    if isinstance(change, Replace):
-        expected: Expected | bytes = version_bytes(coder.table, change.version)
-        return SegmentChange(coder.table_key(prefix, change.key), coder.value(change.value), version, expected)
-    if isinstance(change, Remove):
-        expected = ANYTHING if change.version is None else version_bytes(coder.table, change.version)
-        return SegmentChange(coder.table_key(prefix, change.key), None, version, expected)
-    if isinstance(change, MustBeAbsent | MustHaveVersion):
-        expected = ABSENT if isinstance(change, MustBeAbsent) else version_bytes(coder.table, change.version)
-        return SegmentChange(coder.table_key(prefix, change.key), None, version, expected, is_guard=True)
-    raise ConfigurationError(
-        f"key-value table {coder.table}: {change!r:.80} is no change.",
-        "Give Insert, Put, Replace, Remove, MustBeAbsent and MustHaveVersion objects.",
-        argument="changes",
-    )
+    """Return a change in the form of its segment."""
+    is_guard = isinstance(change, _GUARDS)
+    if not is_guard and not isinstance(change, (*_WITH_VALUE, Remove)):
+        raise argument_error(
+            f"key-value table {coder.table}: {change!r:.80} is among changes",
+            "Insert, Put, Replace, Remove, MustBeAbsent and MustHaveVersion objects",
+            argument="changes",
+        )
+    key = coder.table_key(prefix, change.key)
+    if isinstance(change, Insert | MustBeAbsent):
+        expected: Any = ABSENT
+    elif isinstance(change, Put) or (isinstance(change, Remove) and change.version is None):
+        expected = ANYTHING
+    else:
+        expected = version_bytes(coder.table, change.version)  # type: ignore[arg-type]
+    value = coder.value(change.value) if isinstance(change, _WITH_VALUE) else None
+    return SegmentChange(key, value, version, expected, is_guard)
 
 
 def build_batch(
     coder: EntryCoder[K, V], family: str, changes: Iterable[TableChange[K, V]], token: bytes
 ) -> WriteRequest[K]:
-    """Return the request of a batch. Raises KeyValueTableError for a missing family and a key that is there twice."""
+    """Return the request of a batch. Raises KeyValueTableError for a missing family and a repeated key."""
     check_family(coder.table, family)
     prefix = coder.prefix(family)
     given = require_list(coder.table, "changes", changes)
-    made = [segment_change(coder, prefix, change, make_version(token, place)) for place, change in enumerate(given)]
-    if len({change.key for change in made}) != len(made):
-        raise _twice(coder.table, family, given, made)
-    return WriteRequest(family, [change.key for change in given], made, token)
+    encoded = [segment_change(coder, prefix, change, make_version(token, place)) for place, change in enumerate(given)]
+    if len({change.key for change in encoded}) != len(encoded):
+        first: dict[bytes, int] = {}
+        place = next(place for place, change in enumerate(encoded) if first.setdefault(change.key, place) != place)
+        raise coder.table.error(
+            KeyValueTableError,
+            f"the key {given[place].key!r:.60} of family {family!r:.60} is twice in a batch, at indexes "
+            f"{first[encoded[place].key]} and {place}.",
+            "Write each key once in a batch.",
+        )
+    return WriteRequest(family, [change.key for change in given], encoded, token)
 
 
 def check_limits(table: TableId, changes: Sequence[SegmentChange], limits: SegmentLimits) -> None:
-    """Raise BatchTooLargeError where a backend does not take so much at once."""
-    if limits.changes is not None and len(changes) > limits.changes:
-        raise BatchTooLargeError(
-            f"key-value table {table}: a batch has {len(changes):,} changes; its backend applies "
-            f"{limits.changes:,} at once.",
-            "Split it; each part is atomic by itself only.",
-            scope=table.scope,
-            table=table.name,
-            changes=len(changes),
-        )
-    if limits.request is not None:
-        size = sum(len(change.key) + len(change.value or b"") for change in changes)
-        if size > limits.request:
-            raise BatchTooLargeError(
-                f"key-value table {table}: keys and values of a write have {size:,} bytes; its backend applies "
-                f"{limits.request:,} at once.",
-                "Split it; each part is atomic by itself only.",
-                scope=table.scope,
-                table=table.name,
-                changes=len(changes),
-                size=size,
-            )
+    """Raise BatchTooLargeError if the backend does not accept so much at once."""
+    size = 0 if limits.request is None else sum(len(change.key) + len(change.value or b"") for change in changes)
+    too_many = limits.changes is not None and len(changes) > limits.changes
+    if too_many:
+        problem = f"a batch has {len(changes):,} changes; its backend applies {limits.changes:,} at once."
+    elif limits.request is not None and size > limits.request:
+        problem = f"a write has {size:,} bytes of keys and values; its backend applies {limits.request:,} at once."
+    else:
+        return
+    about = {"changes": len(changes), "size": None if too_many else size}
+    raise table.error(BatchTooLargeError, problem, "Split it. Each part is atomic, all of them are not.", **about)
 
 
 def conditions_error(table: TableId, request: WriteRequest[K], failed: ConditionsFailed) -> ConditionsNotMetError:
-    """Return the error that tells each key whose condition does not hold, with the version found."""
-    failures = tuple(
-        FailedCondition(
-            request.family, request.keys[place], _expected(request.changes[place]), _version(failed.found[place])
-        )
-        for place in sorted(failed.found)
+    """Return the error with each key whose condition does not hold, and the version found."""
+    failures = []
+    for place, found in sorted(failed.found.items()):
+        expected = request.changes[place].expected
+        wanted = KeyVersion(expected) if isinstance(expected, bytes) else None
+        current = None if found is None else KeyVersion(found)
+        failures.append(FailedCondition(request.family, request.keys[place], wanted, current))
+    described = "; ".join(
+        f"{failure.key!r:.60}: expected {_describe_version(failure.expected)}, found {_describe_version(failure.found)}"
+        for failure in failures[:5]
     )
-    told = "; ".join(_told(failure) for failure in failures[:5])
     more = f"; and {len(failures) - 5:,} more" if len(failures) > 5 else ""
     family = "" if request.family is None else f" of family {request.family!r:.60}"
-    return ConditionsNotMetError(
-        f"key-value table {table}: nothing was written, as conditions on keys{family} do not hold: {told}{more}.",
-        "Read them again and decide again.",
-        scope=table.scope,
-        table=table.name,
-        failures=failures,
+    return table.error(
+        ConditionsNotMetError,
+        f"nothing was written, because conditions on keys{family} do not hold: {described}{more}.",
+        "Read the keys again and decide again.",
+        failures=tuple(failures),
     )
+
+
+def _describe_version(version: Any) -> str:
+    return f"version {version}" if version else "no such key"
 
 
 def to_replace(table: TableId, family: str, entry: Any) -> Replace[Any, Any]:
-    """Return the change that a `TableEntry`, or (key, value, version), asks `replace_all` for."""
+    """Return the change that `replace_all` makes for a `TableEntry`, or (key, value, version)."""
     if isinstance(entry, TableEntry):
-        _check_same(table, family, entry.key)
-        return Replace(entry.key.key, entry.value, entry.key.version)  # type: ignore[arg-type]  # checked when it is made
+        _check_same_family(table, family, entry.key)
+        return Replace(entry.key.key, entry.value, entry.key.version)  # type: ignore[arg-type]  # checked when encoded
     if isinstance(entry, tuple) and len(entry) == 3:
         return Replace(*entry)
-    raise ConfigurationError(
-        f"key-value table {table}: {entry!r:.80} can't replace anything.",
-        "Give TableEntry objects, or tuples of key, value and version.",
-        argument="entries",
-    )
+    expected = "TableEntry objects, or tuples of key, value and version"
+    raise argument_error(f"key-value table {table}: {entry!r:.80} is among entries", expected, argument="entries")
 
 
 def to_remove(table: TableId, family: str, key: Any) -> Remove[Any]:
-    """Return the change that a key asks `remove_all` for: conditional where it is a `TableKey` with a version."""
+    """Return the change that `remove_all` makes for a key: conditional for a `TableKey` with a version."""
     if isinstance(key, TableKey):
-        _check_same(table, family, key)
+        _check_same_family(table, family, key)
         return Remove(key.key, key.version)
     return Remove(key)
 
 
 def version_bytes(table: TableId, version: KeyVersion) -> bytes:
-    """Return the bytes of a version that a caller gave."""
-    is_one = isinstance(version, KeyVersion)
-    stored = version.to_bytes() if is_one else version
-    # Bytes that no write has given could be taken for no condition at all.
-    if not is_one or type(stored) is not bytes or len(stored) != VERSION_BYTES:
-        raise KeyValueTableError(
-            f"key-value table {table}: {stored!r:.60} is no version of a key: expected a KeyVersion of {VERSION_BYTES} "
-            "bytes.",
-            "Give the version that a write returned, or that an entry was read with.",
-            scope=table.scope,
-            table=table.name,
+    """Return the bytes of a version that a caller passed."""
+    is_version = isinstance(version, KeyVersion)
+    stored = version.to_bytes() if is_version else version
+    # Other bytes could be taken for no condition at all.
+    if not is_version or type(stored) is not bytes or len(stored) != VERSION_BYTES:
+        raise table.error(
+            KeyValueTableError,
+            f"{stored!r:.60} is not a version of a key: expected a KeyVersion of {VERSION_BYTES} bytes.",
+            "Pass the version that a write returned, or that an entry was read with.",
         )
     return stored
 
 
-def _check_same(table: TableId, family: str | None, key: TableKey[Any]) -> None:
+def _check_same_family(table: TableId, family: str | None, key: TableKey[Any]) -> None:
     if key.family != family:
-        raise KeyValueTableError(
-            f"key-value table {table}: the key {key.key!r:.60} is of family {key.family!r:.60}, in a batch of "
-            f"{family!r:.60}.",
-            "Write the keys of each family by themselves.",
-            scope=table.scope,
-            table=table.name,
+        raise table.error(
+            KeyValueTableError,
+            f"the key {key.key!r:.60} is of family {key.family!r:.60}, in a batch of {family!r:.60}.",
+            "Write the keys of each family separately.",
         )
-
-
-def _twice(
-    table: TableId, family: str, changes: Sequence[TableChange[Any, Any]], made: Sequence[SegmentChange]
-) -> KeyValueTableError:
-    first: dict[bytes, int] = {}
-    place = next(place for place, change in enumerate(made) if first.setdefault(change.key, place) != place)
-    return KeyValueTableError(
-        f"key-value table {table}: the key {changes[place].key!r:.60} of family {family!r:.60} is in a batch twice, "
-        f"at places {first[made[place].key]} and {place}.",
-        "Write each key once in a batch.",
-        scope=table.scope,
-        table=table.name,
-    )
-
-
-def _expected(change: SegmentChange) -> KeyVersion | None:
-    return KeyVersion(change.expected) if isinstance(change.expected, bytes) else None
-
-
-def _version(stored: bytes | None) -> KeyVersion | None:
-    return None if stored is None else KeyVersion(stored)
-
-
-def _told(failure: FailedCondition) -> str:
-    expected = f"version {failure.expected}" if failure.expected else "no such key"
-    actual = f"version {failure.found}" if failure.found else "no such key"
-    return f"{failure.key!r:.60}: expected {expected}, found {actual}"

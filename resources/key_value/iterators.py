@@ -1,7 +1,7 @@
-"""`IteratorState`: where an iteration stands, for another process to go on from.
+"""Iterating over a table: `TablePages`, and `IteratorState`, from which another process can continue.
 
-| format | kind | incarnation | what is iterated, hashed | partition | key handed out last | checksum |
-| 1      | 1    | 8           | 16                       | 4         | any                 | 8        |   bytes
+| format | kind | incarnation | hash of what is iterated | partition | last key returned | checksum |
+| 1      | 1    | 8           | 16                       | 4         | any               | 8        |   bytes
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _CHECK_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class IteratorState:
-    """The place behind a page's last item. It is good for the same table (not for one that was created anew), kind,
-    family, range and partitions; the page size may be another one."""
+    """The position after a page. It is valid for the same table (not one that was created again), kind of iteration,
+    family, range and partitions; the page size may differ."""
 
     _bytes: bytes
 
@@ -34,26 +34,23 @@ class IteratorState:
 
     @staticmethod
     def from_bytes(stored: bytes) -> IteratorState:
-        """Return what `to_bytes` gave. Raises IteratorStateError for anything else."""
+        """Return the state that `to_bytes` returned. Raises IteratorStateError for anything else."""
         if (
             not isinstance(stored, bytes)
             or len(stored) < _BEFORE_KEY + _CHECK_BYTES
             or _checksum(stored[:-_CHECK_BYTES]) != stored[-_CHECK_BYTES:]
         ):
-            raise IteratorStateError(
-                f"{stored!r:.60} is no state of an iterator, or was damaged.", "Give what to_bytes() returned, or None."
-            )
+            problem = f"{stored!r:.60} is not an iterator state, or is damaged."
+            raise IteratorStateError(problem, "Pass what to_bytes() returned, or None.")
         if stored[0] != _FORMAT:
-            raise IteratorStateError(
-                f"the state of an iterator has format {stored[0]}; this release reads {_FORMAT}.",
-                "Go on with the release that wrote it, or begin anew.",
-            )
+            problem = f"an iterator state has format {stored[0]}; this release reads {_FORMAT}."
+            raise IteratorStateError(problem, "Continue with the release that wrote it, or start again.")
         return IteratorState(stored)
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """What is iterated: `values` says entries, else keys; segments in the order of `partitions`, a range of each."""
+    """What is iterated: entries (`values`) or keys, in a range of each of the `partitions`, in this order."""
 
     table: TableId
     values: bool
@@ -62,53 +59,45 @@ class Iteration:
 
     @property
     def head(self) -> bytes:
-        """What all states of the iteration begin with; `state_behind` takes it."""
-        return _HEAD.pack(_FORMAT, self._kind, bytes.fromhex(self.table.incarnation), self._hash())
+        """The start of all states of the iteration, for `make_iterator_state`."""
+        end = b"-" if self.within.end is None else b"+" + self.within.end
+        parts = (self.within.start, end, ",".join(map(str, self.partitions)).encode())
+        content = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        iterated = hashlib.blake2b(content, digest_size=16).digest()
+        return _HEAD.pack(_FORMAT, b"e" if self.values else b"k", bytes.fromhex(self.table.incarnation), iterated)
 
-    def resumed(self, state: IteratorState) -> tuple[int, KeyRange]:
-        """Return the place among `partitions` to go on at, and what is left of its range.
+    def resume(self, state: IteratorState) -> tuple[int, KeyRange]:
+        """Return the index of the partition to continue with, and the rest of its range.
 
-        Raises IteratorStateError for the state of anything else.
+        Raises IteratorStateError for the state of another iteration.
         """
         if not isinstance(state, IteratorState):
-            raise IteratorStateError(
-                f"key-value table {self.table}: {state!r:.60} is no state of an iterator.",
-                "Give the state of a page, or None; IteratorState.from_bytes reads a stored one.",
-                scope=self.table.scope,
-                table=self.table.name,
+            raise self.table.error(
+                IteratorStateError,
+                f"{state!r:.60} is not an iterator state.",
+                "Pass the state of a page, or None; IteratorState.from_bytes reads a stored one.",
             )
         stored = IteratorState.from_bytes(state.to_bytes()).to_bytes()
         _, kind, incarnation, iterated = _HEAD.unpack_from(stored)
+        _, expected_kind, expected_incarnation, expected = _HEAD.unpack_from(self.head)
         partition = int.from_bytes(stored[_HEAD.size : _BEFORE_KEY], "big")
-        if incarnation != bytes.fromhex(self.table.incarnation):
-            self._refuse("of another table, or of one that was deleted since")
-        if kind != self._kind:
-            self._refuse(f"of an iterator over {'keys' if self.values else 'entries'}")
-        if iterated != self._hash() or partition not in self.partitions:
-            self._refuse("of another family or range, or of other partitions")
-        return self.partitions.index(partition), self.within.after(stored[_BEFORE_KEY:-_CHECK_BYTES])
-
-    @property
-    def _kind(self) -> bytes:
-        return b"e" if self.values else b"k"
-
-    def _hash(self) -> bytes:
-        end = b"-" if self.within.end is None else b"+" + self.within.end
-        partitions = ",".join(map(str, self.partitions)).encode()
-        parts = (self.within.start, end, partitions)
-        return hashlib.blake2b(b"".join(len(part).to_bytes(4, "big") + part for part in parts), digest_size=16).digest()
-
-    def _refuse(self, why: str) -> None:
-        raise IteratorStateError(
-            f"key-value table {self.table}: the state is {why}.",
-            "Give it to the same iterator over the same table, family and range, or begin anew with None.",
-            scope=self.table.scope,
-            table=self.table.name,
+        if incarnation != expected_incarnation:
+            origin = "another table, or one that was deleted since"
+        elif kind != expected_kind:
+            origin = f"an iterator over {'keys' if self.values else 'entries'}"
+        elif iterated != expected or partition not in self.partitions:
+            origin = "another family or range, or other partitions"
+        else:
+            return self.partitions.index(partition), self.within.after(stored[_BEFORE_KEY:-_CHECK_BYTES])
+        raise self.table.error(
+            IteratorStateError,
+            f"the iterator state is of {origin}.",
+            "Pass it to the same iterator over the same table, family and range, or start again with None.",
         )
 
 
 def make_iterator_state(head: bytes, partition: int, key: bytes) -> IteratorState:
-    """Return the state of a page of the iteration with this head; its last item is this table key."""
+    """Return the state of a page whose last item is this table key; `head` is that of its iteration."""
     stored = head + partition.to_bytes(4, "big") + key
     return IteratorState(stored + _checksum(stored))
 
@@ -121,23 +110,23 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class PageItems(Sequence[T_co]):
-    """A list in all but its time: iterating makes the items one by one and keeps none.
+    """A sequence that makes its items one by one on each iteration and keeps none.
 
-    To hold thousands of new objects at once, page after page, costs more than to make them: Python's collector looks at
-    the whole process again and again.
+    Keeping thousands of new objects, page after page, costs more than making them, because Python's garbage collector
+    scans the whole process again and again.
     """
 
-    __slots__ = ("_count", "_items", "_made")
+    __slots__ = ("_count", "_items", "_list")
 
     def __init__(self, count: int, items: Callable[[], Iterable[T_co]]) -> None:
         self._count, self._items = count, items
-        self._made: list[T_co] | None = None
+        self._list: list[T_co] | None = None
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[T_co]:
-        return iter(self._items() if self._made is None else self._made)
+        return iter(self._items() if self._list is None else self._list)
 
     @overload
     def __getitem__(self, place: int) -> T_co: ...
@@ -146,9 +135,9 @@ class PageItems(Sequence[T_co]):
     def __getitem__(self, place: slice) -> list[T_co]: ...
 
     def __getitem__(self, place: int | slice) -> Any:
-        if self._made is None:
-            self._made = list(self._items())
-        return self._made[place]
+        if self._list is None:
+            self._list = list(self._items())
+        return self._list[place]
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, PageItems | list) else NotImplemented
@@ -159,20 +148,20 @@ class PageItems(Sequence[T_co]):
         return repr(list(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _held, (list(self),)
+        return _page_items, (list(self),)
 
 
-def _held(items: list[Any]) -> PageItems[Any]:
+def _page_items(items: list[Any]) -> PageItems[Any]:
     return PageItems(len(items), items.__iter__)
 
 
 T = TypeVar("T")
 ReadPage = Callable[[int, KeyRange, int, bool], Awaitable[StoredPage]]
-"""Reads from a partition the first entries of a range: at most so many, with values or without."""
+"""Reads the first entries of a range of a partition: at most so many, with values or without."""
 
 
 class IteratorPage(NamedTuple, Generic[T]):
-    """Items in order, at least one and at most as many as were asked for; `state` is the place behind the last."""
+    """At least one item and at most the page size, in order; `state` is the position after the last."""
 
     items: Sequence[T]
     state: IteratorState
@@ -181,9 +170,9 @@ class IteratorPage(NamedTuple, Generic[T]):
 class TablePages(Generic[T]):
     """An asynchronous iterator over `IteratorPage`s.
 
-    While others write, each key is met at most once, in the order of (partition, key); an entry that is there from the
-    first page to the last is met, with a version that it had when its page was read: since the page before the last one
-    was asked for, where the store reads ahead.
+    While others write, each key is returned at most once, ordered by (partition, key). An entry that exists throughout
+    the iteration is returned, with a version that it had when its page was read. A store that reads ahead may have read
+    a page right after the previous one was requested.
     """
 
     def __init__(
@@ -199,10 +188,9 @@ class TablePages(Generic[T]):
         self._head = iteration.head
         self._family = family
         try:
-            self._place, self._within = (0, iteration.within) if state is None else iteration.resumed(state)
+            self._place, self._within = (0, iteration.within) if state is None else iteration.resume(state)
         except KeyValueTableError as error:
-            error.of_family(family)
-            raise
+            raise error.of_family(family) from None
 
     def __aiter__(self) -> TablePages[T]:
         return self
@@ -214,25 +202,22 @@ class TablePages(Generic[T]):
         return page
 
     async def next_page(self) -> IteratorPage[T] | None:
-        """Return the next page; None behind the last one."""
+        """Return the next page, None after the last one."""
+        iteration = self._iteration
         try:
-            return await self._next()
+            while self._place < len(iteration.partitions):
+                partition, within = iteration.partitions[self._place], self._within
+                page = StoredPage(is_last=True)
+                if not within.is_empty:
+                    page = await self._read(partition, within, self._page_size, iteration.values)
+                # After its last page a partition is done: later entries are not of the moment of that page.
+                if page.is_last or not page:
+                    self._place, self._within = self._place + 1, iteration.within
+                else:
+                    self._within = iteration.within.after(page.keys[-1])
+                if page:
+                    return IteratorPage(self._make(page), make_iterator_state(self._head, partition, page.keys[-1]))
+            return None
         except KeyValueTableError as error:
             error.of_family(self._family)
             raise
-
-    async def _next(self) -> IteratorPage[T] | None:
-        iteration = self._iteration
-        while self._place < len(iteration.partitions):
-            partition = iteration.partitions[self._place]
-            if not self._within.is_empty:
-                page = await self._read(partition, self._within, self._page_size, iteration.values)
-                if page:
-                    last = page.keys[-1]
-                    self._within = iteration.within.after(last)
-                    if page.is_last:  # what comes there from now on is not of the moment at which this was read
-                        self._place, self._within = self._place + 1, iteration.within
-                    return IteratorPage(self._make(page), make_iterator_state(self._head, partition, last))
-            self._place += 1
-            self._within = iteration.within
-        return None

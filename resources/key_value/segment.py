@@ -476,10 +476,6 @@ class KeyVersion:
         return self._bytes.hex()
 
 
-# Retries of requests that had no effect, or whose effect is unknown. The caller makes the first attempt, without any
-# of this; only a failed one is passed on.
-
-
 T = TypeVar("T")
 Pause = Callable[[float], Awaitable[None]]
 
@@ -504,23 +500,26 @@ def run_without_loop(operation: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("a backend with waits=False has suspended")
 
 
-async def retry_apply(
+async def apply_until_settled(
     table: TableId,
     segment: TableSegment,
     changes: Sequence[SegmentChange],
     token: bytes,
     *,
-    first: TransientError,
-    began: float,
     horizon: float,
     pause: Pause = asyncio.sleep,
+    retried: type[TransientError] = TransientError,
 ) -> None:
-    """Repeat a write whose first attempt, at the `time.monotonic()` of `began`, raised `first`, until it is settled.
+    """Apply changes; repeat the request after a lost reply, and after an error of `retried`, until it is settled.
 
     Raises OutcomeUnknownError if a reply was lost and time is up, or the table can't be asked any more. Otherwise
     raises what the last attempt raised, for example that the table is sealed.
     """
-    error = first
+    began = time.monotonic()
+    try:
+        return await segment.apply(changes, token)
+    except retried as first:
+        error: TransientError = first
     lost: ReplyLostError | None = None
     try:
         for seconds in _pauses():
@@ -547,11 +546,13 @@ async def retry_apply(
         ) from failed
 
 
-async def retry_read(
-    request: Callable[[], Awaitable[T]], *, first: TransientError, began: float, pause: Pause = asyncio.sleep
-) -> T:
-    """Repeat a read whose first attempt raised `first`."""
-    error = first
+async def read_with_retries(request: Callable[[], Awaitable[T]], pause: Pause = asyncio.sleep) -> T:
+    """Return the result of a read, which is repeated while the table is unreachable."""
+    began = time.monotonic()
+    try:
+        return await request()
+    except TransientError as first:
+        error = first
     for seconds in _pauses():
         if time.monotonic() + seconds - began > RETRY_SECONDS:
             break

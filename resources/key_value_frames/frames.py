@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -12,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, SchemaMismatchError, TransientError
+from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.key_value.entries import EntryCoder, TableEntry
 from dagster_adjunct.resources.key_value.segment import (
     SegmentBackend,
     SegmentChange,
     TableId,
     TableSegment,
+    apply_until_settled,
     make_version,
     new_token,
-    retry_apply,
     split_into_requests,
     split_table_key,
 )
@@ -121,20 +120,9 @@ class PartitionLoad:
         await asyncio.gather(*(self._apply(segment, part) for part in parts))
 
     async def _apply(self, segment: TableSegment, part: list[SegmentChange]) -> None:
-        token, began = new_token(), time.monotonic()
+        token = new_token()
         changes = [change._replace(version=make_version(token, place)) for place, change in enumerate(part)]
-        try:
-            await segment.apply(changes, token)
-        except TransientError as error:
-            await retry_apply(
-                self._table,
-                segment,
-                changes,
-                token,
-                first=error,
-                began=began,
-                horizon=self._backend.horizon,
-            )
+        await apply_until_settled(self._table, segment, changes, token, horizon=self._backend.horizon)
 
     def _changes(self, batches: Iterator[Any]) -> Iterator[SegmentChange]:
         """Yield a put for each key: that of its last row."""

@@ -49,11 +49,11 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredEntry,
     TableId,
     TableSegment,
+    apply_until_settled,
     backend_from,
     describe_backend,
     make_version,
     new_token,
-    retry_apply,
     split_into_requests,
 )
 from dagster_adjunct.resources.key_value.serializers import BytesSerializer, TextSerializer
@@ -99,19 +99,9 @@ class OpenPartition:
     async def apply(self, changes: Sequence[SegmentChange], token: bytes) -> None:
         """Apply all or nothing. Raises ConditionsFailed; OutcomeUnknownError where a reply was lost for good."""
         check_limits(self.table, changes, self.limits)
-        began = time.monotonic()
-        try:
-            await self.segment.apply(changes, token)
-        except ReplyLostError as lost:
-            await retry_apply(
-                self.table,
-                self.segment,
-                changes,
-                token,
-                first=lost,
-                began=began,
-                horizon=self.horizon,
-            )
+        await apply_until_settled(
+            self.table, self.segment, changes, token, horizon=self.horizon, retried=ReplyLostError
+        )
 
 
 class OpenTable:

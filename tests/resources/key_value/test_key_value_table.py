@@ -38,6 +38,7 @@ from dagster_adjunct.key_value import (
     TableKey,
     TextSerializer,
 )
+from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.key_value.segment import SegmentLimits, deleted_table_error
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 from tests.resources.key_value.scripted_segments import ID, ScriptedSegments
@@ -94,12 +95,13 @@ def test_a_condition_that_does_not_hold_tells_the_version_found(table: Table) ->
         (lambda: table.replace("k", "4", old, family="f"), old),
         (lambda: table.remove("k", version=version, family="f"), version),
     ):
-        with pytest.raises(ConditionsNotMetError, match=f"scope/table: .*'k'.* found version {newest}") as caught:
+        with pytest.raises(ConditionsNotMetError) as caught:
             write()
         assert caught.value.failures == (FailedCondition("f", "k", expected, newest),)
         assert (caught.value.scope, caught.value.table) == ("scope", "table")
-    with pytest.raises(ConditionsNotMetError, match="found no such key"):
+    with pytest.raises(ConditionsNotMetError) as caught:
         table.replace("gone", "4", old, family="f")
+    assert caught.value.failures == (FailedCondition("f", "gone", old, None),)
     assert table.get("k", family="f") == TableEntry(TableKey("f", "k", newest), "3")
 
 
@@ -180,73 +182,74 @@ def test_an_empty_batch_does_nothing(table: Table, backend: ScriptedSegments) ->
 
 
 @pytest.mark.parametrize(
-    ("write", "says"),
+    ("write", "error", "facts"),
     [
+        (lambda t: t.apply([Put("a", "1"), Remove("a")], family="f"), KeyValueTableError, {"table": "table"}),
+        (lambda t: t.apply([Put("a", "1")], family=None), KeyValueTableError, {"table": "table"}),
+        (lambda t: t.put_all([], family=None), KeyValueTableError, {"table": "table"}),
+        (lambda t: next(t.keys(None), None), KeyValueTableError, {"table": "table"}),
+        (lambda t: t.put("a", "1", family=""), SerializationError, {"table": "table"}),
+        (lambda t: t.put("a", "1", family="\ud800"), SerializationError, {"table": "table"}),
+        (lambda t: t.put("a", "1", family=5), SerializationError, {"table": "table"}),
+        (lambda t: t.put("a", "1", family=["f"]), SerializationError, {"table": "table"}),
+        (lambda t: t.put("\udfff", "1"), SerializationError, {"table": "table"}),
+        (lambda t: t.put("a", 5), SerializationError, {"table": "table"}),
+        (lambda t: t.put(None, "1"), SerializationError, {"table": "table"}),
+        (lambda t: t.replace("a", "1", None), KeyValueTableError, {"table": "table"}),
+        (lambda t: t.replace("a", "1", b"0" * 16), KeyValueTableError, {"table": "table"}),
+        (lambda t: t.remove("a", version="v"), KeyValueTableError, {"table": "table"}),
+        (lambda t: t.replace("a", "1", KeyVersion(b"")), KeyValueTableError, {"table": "table"}),
+        (lambda t: t.apply([Remove("a", KeyVersion(None))], family="f"), KeyValueTableError, {"table": "table"}),
         (
-            lambda t: t.apply([Put("a", "1"), Remove("a")], family="f"),
-            "'a' of family 'f' is in a batch twice, at places",
+            lambda t: t.replace_all([TableEntry(TableKey("f", "a"), "1")], family="f"),
+            KeyValueTableError,
+            {"table": "table"},
         ),
-        (lambda t: t.apply([Put("a", "1")], family=None), "family is None"),
-        (lambda t: t.put_all([], family=None), "family is None"),
-        (lambda t: next(t.keys(None), None), "family is None"),
-        (lambda t: t.put("a", "1", family=""), "a key family is empty"),
-        (lambda t: t.put("a", "1", family="\ud800"), "surrogate"),
-        (lambda t: t.put("a", "1", family=5), "a key family is 5"),
-        (lambda t: t.put("a", "1", family=["f"]), "a key family is"),
-        (lambda t: t.put("\udfff", "1"), "surrogate"),
-        (lambda t: t.put("a", 5), "5 is no text"),
-        (lambda t: t.put(None, "1"), "None is no text"),
-        (lambda t: t.replace("a", "1", None), "None is no version"),
-        (lambda t: t.replace("a", "1", b"0" * 16), "is no version"),
-        (lambda t: t.remove("a", version="v"), "'v' is no version"),
-        (lambda t: t.replace("a", "1", KeyVersion(b"")), "b'' is no version"),
-        (lambda t: t.apply([Remove("a", KeyVersion(None))], family="f"), "None is no version"),
-        (lambda t: t.replace_all([TableEntry(TableKey("f", "a"), "1")], family="f"), "None is no version"),
-        (lambda t: t.replace_all(["a"], family="f"), "'a' can't replace anything"),
-        (lambda t: t.remove_all([TableKey("g", "a")], family="f"), "'a' is of family 'g', in a batch of 'f'"),
-        (lambda t: t.apply(["a"], family="f"), "'a' is no change"),
-        (lambda t: t.apply([MustHaveVersion("a", None)], family="f"), "None is no version"),
-        (lambda t: t.apply([Put("a", "1"), MustBeAbsent("a")], family="f"), "'a' of family 'f' is in a batch twice"),
-        (lambda t: t.get_all("abc"), "keys is 'abc': expected several"),
-        (lambda t: t.put_all(["ab"], family="f"), "'ab' is among entries: expected pairs"),
-        (lambda t: next(t.keys("f", prefix=5), None), "prefix is 5"),
-        (lambda t: next(t.keys("f", prefix="\udfff"), None), "prefix is "),
-        (lambda t: next(t.keys("f", start=5), None), "5 is no text"),
-        (lambda t: next(t.keys("f", page_size=0), None), "page_size=0"),
-        (lambda t: next(t.all_keys(partitions=[4]), None), "no such partitions"),
-        (lambda t: next(t.all_keys(partitions=[1, 1]), None), "no such partitions"),
-        (lambda t: next(t.all_keys(partitions=[True]), None), "no such partitions"),
+        (lambda t: t.replace_all(["a"], family="f"), ConfigurationError, {"argument": "entries"}),
+        (lambda t: t.remove_all([TableKey("g", "a")], family="f"), KeyValueTableError, {"table": "table"}),
+        (lambda t: t.apply(["a"], family="f"), ConfigurationError, {"argument": "changes"}),
+        (lambda t: t.apply([MustHaveVersion("a", None)], family="f"), KeyValueTableError, {"table": "table"}),
+        (lambda t: t.apply([Put("a", "1"), MustBeAbsent("a")], family="f"), KeyValueTableError, {"table": "table"}),
+        (lambda t: t.get_all("abc"), ConfigurationError, {"argument": "keys"}),
+        (lambda t: t.put_all(["ab"], family="f"), ConfigurationError, {"argument": "entries"}),
+        (lambda t: next(t.keys("f", prefix=5), None), ConfigurationError, {"argument": "prefix"}),
+        (lambda t: next(t.keys("f", prefix="\udfff"), None), ConfigurationError, {"argument": "prefix"}),
+        (lambda t: next(t.keys("f", start=5), None), SerializationError, {"table": "table"}),
+        (lambda t: next(t.keys("f", page_size=0), None), ConfigurationError, {"argument": "page_size"}),
+        (lambda t: next(t.all_keys(partitions=[4]), None), ConfigurationError, {"argument": "partitions"}),
+        (lambda t: next(t.all_keys(partitions=[1, 1]), None), ConfigurationError, {"argument": "partitions"}),
+        (lambda t: next(t.all_keys(partitions=[True]), None), ConfigurationError, {"argument": "partitions"}),
     ],
 )
 def test_what_a_table_does_not_take_is_refused_before_it_is_sent(
-    backend: ScriptedSegments, write: Callable[[Table], object], says: str
+    backend: ScriptedSegments, write: Callable[[Table], object], error: type[AdjunctError], facts: dict[str, str]
 ) -> None:
-    with pytest.raises((KeyValueTableError, ConfigurationError), match=says) as caught:
+    with pytest.raises(error) as caught:
         write(BlockingKeyValueTable(backend.table()))
-    assert "page_size" in says or "scope/table" in str(caught.value)
+    assert facts.items() <= caught.value.facts.items()
     assert backend.asked == []
 
 
 @pytest.mark.parametrize(
-    ("limits", "declared", "write", "error", "says"),
+    ("limits", "declared", "write", "error", "facts"),
     [
-        ({"table_key": 12}, {}, lambda t: t.put("k" * 11, "v"), KeyTooLongError, "11 bytes; at most 10"),
-        ({"table_key": 12}, {}, lambda t: t.put("k" * 6, "v", family="fffff"), KeyTooLongError, "11 bytes; at most 10"),
-        ({"family_prefix": 6}, {}, lambda t: t.put("k", "v", family="fffff"), KeyTooLongError, "5 bytes; at most 4"),
-        ({"key": 3}, {}, lambda t: t.get("kkkk", family="f"), KeyTooLongError, "4 bytes; at most 3"),
-        ({}, {"longest_key": 3}, lambda t: t.exists("kkkk"), KeyTooLongError, "4 bytes; at most 3"),
-        ({"key": 5}, {"longest_key": 3}, lambda t: t.get_all(["kkkk"]), KeyTooLongError, "4 bytes; at most 3"),
-        ({}, {}, lambda t: t.put("k" * 8191, "v"), KeyTooLongError, "8,190 together"),
-        ({"value": 3}, {}, lambda t: t.put("k", "é" * 2), ValueTooLongError, "4 bytes; at most 3"),
-        ({"value": 5}, {"longest_value": 3}, lambda t: t.put("k", "vvvv"), ValueTooLongError, "4 bytes; at most 3"),
-        ({"changes": 2}, {}, lambda t: t.remove_all([*"abc"], family="f"), BatchTooLargeError, "3 changes.* 2 at once"),
-        ({"request": 9}, {}, lambda t: t.put("kkkk", "vvvv"), BatchTooLargeError, "10 bytes.* 9 at once"),
+        ({"table_key": 12}, {}, lambda t: t.put("k" * 11, "v"), KeyTooLongError, {"size": 11}),
+        ({"table_key": 12}, {}, lambda t: t.put("k" * 6, "v", family="fffff"), KeyTooLongError, {"size": 11}),
+        ({"family_prefix": 6}, {}, lambda t: t.put("k", "v", family="fffff"), KeyTooLongError, {"size": 5}),
+        ({"key": 3}, {}, lambda t: t.get("kkkk", family="f"), KeyTooLongError, {"size": 4}),
+        ({}, {"longest_key": 3}, lambda t: t.exists("kkkk"), KeyTooLongError, {"size": 4}),
+        ({"key": 5}, {"longest_key": 3}, lambda t: t.get_all(["kkkk"]), KeyTooLongError, {"size": 4}),
+        ({}, {}, lambda t: t.put("k" * 8191, "v"), KeyTooLongError, {"size": 8191}),
+        ({"value": 3}, {}, lambda t: t.put("k", "é" * 2), ValueTooLongError, {"size": 4}),
+        ({"value": 5}, {"longest_value": 3}, lambda t: t.put("k", "vvvv"), ValueTooLongError, {"size": 4}),
+        ({"changes": 2}, {}, lambda t: t.remove_all([*"abc"], family="f"), BatchTooLargeError, {"changes": 3}),
+        ({"request": 9}, {}, lambda t: t.put("kkkk", "vvvv"), BatchTooLargeError, {"size": 10}),
         (
             {"request": 20},
             {},
             lambda t: t.put_all([("a", "vvvvvvv"), ("b", "vvvvvv")], family="f"),
             BatchTooLargeError,
-            "21 bytes.* 20 at once",
+            {"size": 21},
         ),
     ],
 )
@@ -255,14 +258,15 @@ def test_what_is_larger_than_a_limit_is_refused_and_what_is_as_large_is_not(
     declared: dict[str, int],
     write: Callable[[Table], object],
     error: type[KeyValueTableError],
-    says: str,
+    facts: dict[str, int],
 ) -> None:
     backend = ScriptedSegments(limits=SegmentLimits(**limits))
-    with pytest.raises(error, match=says) as caught:
+    with pytest.raises(error) as caught:
         write(BlockingKeyValueTable(backend.table(**declared)))
     assert (caught.value.scope, caught.value.table, backend.asked) == ("scope", "table", [])
+    assert facts.items() <= caught.value.facts.items()
     one_more = SegmentLimits(**{name: limit + 1 for name, limit in limits.items()})
-    if "8,190" not in says:
+    if limits or declared:
         more = {name: limit + 1 for name, limit in declared.items()}
         write(BlockingKeyValueTable(ScriptedSegments(limits=one_more).table(**more)))
 
@@ -386,32 +390,33 @@ def test_a_serializer_that_fails_or_makes_no_bytes_is_told_with_the_table(backen
     def broken(value: Any) -> Any:
         raise ZeroDivisionError("by zero")
 
-    for write, says in ((broken, "ZeroDivisionError: by zero"), (str, "made str of a key: expected bytes")):
+    for write in (broken, str):
         table = KeyValueTable(
             ID, KeyValueTableConfiguration(4), backend, FunctionSerializer(write, bytes.decode), TextSerializer()
         )
-        with pytest.raises(SerializationError, match=says) as caught:
+        with pytest.raises(SerializationError) as caught:
             BlockingKeyValueTable(table).get("k")
-        assert caught.value.table == "table"
+        assert (caught.value.table, caught.value.serializer) == ("table", "FunctionSerializer")
     BlockingKeyValueTable(backend.table()).put("k", "v", family="f")
     text = TextSerializer()
     unread = KeyValueTable(ID, KeyValueTableConfiguration(4), backend, text, FunctionSerializer(str.encode, broken))
-    with pytest.raises(SerializationError, match=r"value of the stored key .* can't be read: ZeroDivisionError"):
+    with pytest.raises(SerializationError) as caught:
         BlockingKeyValueTable(unread).get("k", family="f")
+    assert (caught.value.serializer, caught.value.family) == ("FunctionSerializer", "f")
 
 
 @pytest.mark.parametrize("wrong", [TextSerializer, str, "text", None])
 def test_what_is_no_serializer_is_refused_when_the_table_is_opened(backend: ScriptedSegments, wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match="expected a serializer, an object") as caught:
+    with pytest.raises(ConfigurationError) as caught:
         KeyValueTable(ID, KeyValueTableConfiguration(4), backend, TextSerializer(), wrong)
     assert caught.value.argument == "value"
 
 
 def test_an_error_of_a_serializer_says_whether_it_is_about_the_key_or_the_value(backend: ScriptedSegments) -> None:
     table = BlockingKeyValueTable(backend.table())
-    with pytest.raises(SerializationError, match="the key 1 can't be serialised: 1 is no text"):
+    with pytest.raises(SerializationError, match="the key 1 can't be serialized: 1 is no text"):
         table.put(1, "v")  # type: ignore[arg-type]
-    with pytest.raises(SerializationError, match="a value can't be serialised: 1 is no text"):
+    with pytest.raises(SerializationError, match="a value can't be serialized: 1 is no text"):
         table.put("k", 1)  # type: ignore[arg-type]
     table.put("k", "v", family="f")
     whole = KeyValueTable(ID, KeyValueTableConfiguration(4), backend, TextSerializer(), IntegerSerializer())
@@ -433,7 +438,7 @@ def test_a_version_travels_as_bytes() -> None:
     assert KeyVersion.from_bytes(version.to_bytes()) == version
     assert pickle.loads(pickle.dumps(version)) == version
     for other in (b"", version.to_bytes() + b"0", "text", None):
-        with pytest.raises(KeyValueTableError, match="version of a key"):
+        with pytest.raises(KeyValueTableError):
             KeyVersion.from_bytes(other)  # type: ignore[arg-type]
 
 

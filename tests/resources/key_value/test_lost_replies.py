@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any, cast
 
 import pytest
@@ -87,22 +86,20 @@ def test_nothing_is_asked_beyond_the_horizon_though_a_pause_was_too_long() -> No
     asked: list[bool] = []
 
     class Segment:
-        async def apply(self, changes: Any, token: bytes, *, repeated: bool) -> None:
+        async def apply(self, changes: Any, token: bytes, *, repeated: bool = False) -> None:
             asked.append(repeated)
+            raise ReplyLostError("the line is cut.", "")
 
     async def slow(seconds: float) -> None:
         await asyncio.sleep(0.3)
 
     async def repeat() -> None:
-        first, began = ReplyLostError("the line is cut.", ""), time.monotonic()
         table = TableId("scope", "table", "1")
-        await repeating.retry_apply(
-            table, cast(Any, Segment()), [], b"token", first=first, began=began, horizon=0.2, pause=slow
-        )
+        await repeating.apply_until_settled(table, cast(Any, Segment()), [], b"token", horizon=0.2, pause=slow)
 
     with pytest.raises(OutcomeUnknownError, match="the line is cut"):
         asyncio.run(repeat())
-    assert asked == []
+    assert asked == [False]
 
 
 def test_so_it_is_where_the_table_is_out_of_reach_after_a_reply_was_lost(backend: Any, table: Any) -> None:

@@ -159,29 +159,30 @@ def test_a_text_is_no_prefix_of_keys_that_are_not_written_as_texts(serializer: A
     one_partition = KeyValueTableConfiguration(1)
     table = BlockingKeyValueTable(KeyValueTable(ID, one_partition, ScriptedSegments(), serializer, TextSerializer()))
     table.put(key, "v", family="f")
-    with pytest.raises(ConfigurationError, match=r"the text 'log/'.*expected bytes"):
+    with pytest.raises(ConfigurationError) as caught:
         next(table.keys("f", prefix="log/"), None)
+    assert caught.value.argument == "prefix"
     assert [item.key for page in table.keys("f", prefix=prefix) for item in page.items] == [key]
 
 
 @pytest.mark.parametrize(
-    ("use", "says"),
+    "use",
     [
-        (lambda t, s: t.entries("f", page_size=1, state=s), "over keys"),
-        (lambda t, s: t.keys("g", state=s), "another family or range"),
-        (lambda t, s: t.keys("f", prefix="a", state=s), "another family or range"),
-        (lambda t, s: t.keys("f", end="z", state=s), "another family or range"),
-        (lambda t, s: t.keys("f", start="\x00", state=s), "another family or range"),
-        (lambda t, s: t.all_keys(state=s), "another family or range"),
-        (lambda t, s: t.keys("f", state=IteratorState(s.to_bytes()[:-1] + b"?")), "no state of an iterator"),
-        (lambda t, s: t.keys("f", state=s.to_bytes()), "no state of an iterator"),
-        (lambda t, s: t.keys("f", state="here"), "no state of an iterator"),
+        lambda t, s: t.entries("f", page_size=1, state=s),
+        lambda t, s: t.keys("g", state=s),
+        lambda t, s: t.keys("f", prefix="a", state=s),
+        lambda t, s: t.keys("f", end="z", state=s),
+        lambda t, s: t.keys("f", start="\x00", state=s),
+        lambda t, s: t.all_keys(state=s),
+        lambda t, s: t.keys("f", state=IteratorState(s.to_bytes()[:-1] + b"?")),
+        lambda t, s: t.keys("f", state=s.to_bytes()),
+        lambda t, s: t.keys("f", state="here"),
     ],
 )
-def test_a_state_is_refused_by_any_other_iteration(use: Callable[[Any, IteratorState], Any], says: str) -> None:
+def test_a_state_is_refused_by_any_other_iteration(use: Callable[[Any, IteratorState], Any]) -> None:
     table = filled([("f", "a"), ("f", "b")])
     state = next(table.keys("f", page_size=1)).state
-    with pytest.raises(IteratorStateError, match=says):
+    with pytest.raises(IteratorStateError):
         next(use(table, state), None)
     assert [key.key for page in table.keys("f", page_size=9, state=state) for key in page.items] == ["b"]
 
@@ -190,10 +191,10 @@ def test_a_state_is_refused_by_other_partitions_and_by_a_table_that_was_created_
     backend = ScriptedSegments()
     table = filled([(None, f"{n}") for n in range(20)], backend)
     state = next(table.all_entries(page_size=1)).state
-    with pytest.raises(IteratorStateError, match="other partitions"):
+    with pytest.raises(IteratorStateError):
         next(table.all_entries(partitions=[0, 1], state=state))
     anew = backend.table(id=TableId(ID.scope, ID.name, "00000000000000a2"))
-    with pytest.raises(IteratorStateError, match="deleted since"):
+    with pytest.raises(IteratorStateError):
         next(BlockingKeyValueTable(anew).all_entries(state=state))
 
 
@@ -222,5 +223,6 @@ def test_what_somebody_else_stored_as_a_key_is_told_with_the_table(stored: bytes
     table = filled([("f", "a"), (None, "b")], backend)
     backend.stored[0] = {stored: StoredEntry(stored, b"v" * 16, b"value")}
     for pages in (table.all_keys(partitions=[0]), table.all_entries(partitions=[0])):
-        with pytest.raises(SerializationError, match="scope/table: among 1 stored keys one is no table key"):
+        with pytest.raises(SerializationError) as caught:
             next(pages)
+        assert (caught.value.scope, caught.value.table) == ("scope", "table")
