@@ -11,16 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dagster import (
-    AssetCheckEvaluation,
-    AssetCheckResult,
-    AssetCheckSeverity,
-    AssetCheckSpec,
-    AssetExecutionContext,
-    AssetKey,
-    AssetSpec,
-    MetadataValue,
-)
+import dagster as dg
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import Validator
@@ -46,7 +37,7 @@ _log = logging.getLogger("adjunct.run")
 class OpRun:
     """One run of an asset's op, with the lake and the stream systems that it reads."""
 
-    context: AssetExecutionContext
+    context: dg.AssetExecutionContext
     lake: Lake
     systems: Mapping[str, StreamSystem]
 
@@ -59,17 +50,17 @@ class OpRun:
 BOOTSTRAPPED = "bootstrapped"
 
 
-def bootstrap_check_specs(dataset: AdjunctDataset, key: AssetKey) -> list[AssetCheckSpec]:
+def bootstrap_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
     """Return the check `bootstrapped` of an unbounded dataset with bootstrap=True, else an empty list."""
     if not dataset.follows_changes or not dataset.bootstrap:
         return []
     text = "The table has read its stream up to the ends at the start of its bootstrap; downstream assets wait for it."
-    return [AssetCheckSpec(BOOTSTRAPPED, asset=key, description=text, blocking=True)]
+    return [dg.AssetCheckSpec(BOOTSTRAPPED, asset=key, description=text, blocking=True)]
 
 
 def bootstrap_check_results(
-    run: OpRun, key: AssetKey, manifest: DatasetManifest | None, report: AdvanceReport | None
-) -> Iterator[AssetCheckResult]:
+    run: OpRun, key: dg.AssetKey, manifest: DatasetManifest | None, report: AdvanceReport | None
+) -> Iterator[dg.AssetCheckResult]:
     """Yield the result of `bootstrapped` if it is selected; `report` is None if nothing advanced."""
     if BOOTSTRAPPED not in selected_checks(run.context, key):
         return
@@ -78,19 +69,19 @@ def bootstrap_check_results(
     decision = report.decision if report is not None else table.decision if table is not None else None
     stale = decision is not None and decision.action == "serve-stale"
     served = table is not None and table.version is not None
-    yield AssetCheckResult(
+    yield dg.AssetCheckResult(
         asset_key=key,
         check_name=BOOTSTRAPPED,
         passed=served and not stale,
         # A stale table that is served by declaration only warns its readers.
-        severity=AssetCheckSeverity.WARN if served else AssetCheckSeverity.ERROR,
+        severity=dg.AssetCheckSeverity.WARN if served else dg.AssetCheckSeverity.ERROR,
         description=_describe_bootstrap(progress, decision),
         metadata=_bootstrap_metadata(progress, decision, report),
     )
 
 
 @contextmanager
-def report_unfinished_bootstrap(run: OpRun, datasets: Mapping[str, AssetKey]) -> Iterator[None]:
+def report_unfinished_bootstrap(run: OpRun, datasets: Mapping[str, dg.AssetKey]) -> Iterator[None]:
     """Report `bootstrapped` as failed if an error ends the bootstrap early, and re-raise the error."""
     try:
         yield
@@ -101,7 +92,7 @@ def report_unfinished_bootstrap(run: OpRun, datasets: Mapping[str, AssetKey]) ->
         raise
 
 
-def _log_unfinished_bootstrap(run: OpRun, dataset: str, key: AssetKey, error: Exception) -> None:
+def _log_unfinished_bootstrap(run: OpRun, dataset: str, key: dg.AssetKey, error: Exception) -> None:
     table, progress, unknown_progress = None, None, ""
     try:
         manifest = StoredVersions(run.lake, dataset).manifest()
@@ -116,17 +107,17 @@ def _log_unfinished_bootstrap(run: OpRun, dataset: str, key: AssetKey, error: Ex
         log_failed_check(run.context, key, BOOTSTRAPPED, text, metadata=metadata, blocking=True)
 
 
-def log_failed_check(context: AssetExecutionContext, key: AssetKey, name: str, text: str, **options: Any) -> None:
+def log_failed_check(context: dg.AssetExecutionContext, key: dg.AssetKey, name: str, text: str, **options: Any) -> None:
     """Log a failed check as an event, because a failing step has no outputs."""
-    severity = AssetCheckSeverity.ERROR
+    severity = dg.AssetCheckSeverity.ERROR
     context.log_event(
-        AssetCheckEvaluation(
+        dg.AssetCheckEvaluation(
             asset_key=key, check_name=name, passed=False, severity=severity, description=text, **options
         )
     )
 
 
-def selected_checks(context: AssetExecutionContext, key: AssetKey) -> set[str]:
+def selected_checks(context: dg.AssetExecutionContext, key: dg.AssetKey) -> set[str]:
     """Return the names of an asset's checks that this run evaluates."""
     return {check.name for check in context.selected_asset_check_keys if check.asset_key == key}
 
@@ -148,9 +139,9 @@ def _bootstrap_metadata(
     if progress is not None:
         metadata["adjunct/per_cent"] = progress.per_cent
         metadata["adjunct/seconds"] = round(progress.seconds, 3)
-        metadata["adjunct/bootstrap"] = MetadataValue.json(progress.to_json())
+        metadata["adjunct/bootstrap"] = dg.MetadataValue.json(progress.to_json())
     if decision is not None:
-        metadata["adjunct/decision"] = MetadataValue.json(decision.model_dump(mode="json"))
+        metadata["adjunct/decision"] = dg.MetadataValue.json(decision.model_dump(mode="json"))
     if report is not None and report.action == "bootstrapped":
         metadata["adjunct/records"] = report.counters.get("read", 0) + report.counters.get("loaded", 0)
     return metadata
@@ -159,7 +150,7 @@ def _bootstrap_metadata(
 _BY_TIME = {"before_history": "were older than its history", "null_times": "had no time"}
 
 
-def join_check_specs(app: Application, outputs: Mapping[LineageNode, AssetSpec]) -> dict[str, AssetCheckSpec]:
+def join_check_specs(app: Application, outputs: Mapping[LineageNode, dg.AssetSpec]) -> dict[str, dg.AssetCheckSpec]:
     """Return the check of each join by the join's id, on the first output that its records reach."""
     checks = {}
     joins = find_output_joins(app)
@@ -170,7 +161,7 @@ def join_check_specs(app: Application, outputs: Mapping[LineageNode, AssetSpec])
         demanded = "no minimum is declared" if least is None else f"at least {least:.1%} must match"
         named = operator.split("-", 2)[2]
         twice = [join for join in joins if join.split("-", 2)[2] == named][1:]
-        checks[operator] = AssetCheckSpec(
+        checks[operator] = dg.AssetCheckSpec(
             to_dagster_name(f"match_rate_{operator if operator in twice else named}"),
             asset=outputs[node].key,
             description=f"Share of a run's records that match an entry of {match.node.name} ({operator}): {demanded}.",
@@ -180,11 +171,11 @@ def join_check_specs(app: Application, outputs: Mapping[LineageNode, AssetSpec])
 
 
 def join_check_results(
-    context: AssetExecutionContext,
+    context: dg.AssetExecutionContext,
     app: Application,
-    checks: Mapping[str, AssetCheckSpec],
+    checks: Mapping[str, dg.AssetCheckSpec],
     counters: Mapping[str, Mapping[str, int]],
-) -> Iterator[AssetCheckResult]:
+) -> Iterator[dg.AssetCheckResult]:
     """Yield the result of each selected check whose join processed records in this run."""
     for operator, check in checks.items():
         counted, match = counters.get(operator, {}), app.operator(operator).spec.match
@@ -195,11 +186,11 @@ def join_check_results(
         by_time = {name: counted[name] for name in _BY_TIME if name in counted}
         demanded = "" if least is None else f"; at least {least:.1%} is required"
         demanded += "".join(f"; {count:,} {_BY_TIME[name]}" for name, count in by_time.items() if count)
-        yield AssetCheckResult(
+        yield dg.AssetCheckResult(
             asset_key=check.asset_key,
             check_name=check.name,
             passed=least is None or rate >= least,
-            severity=AssetCheckSeverity.ERROR,
+            severity=dg.AssetCheckSeverity.ERROR,
             description=f"{rate:.2%} of {rows:,} records matched an entry of {match.node.name}{demanded}",
             metadata={
                 "adjunct/match_rate": rate,
@@ -223,7 +214,7 @@ class VersionVerdicts:
     verdicts: Sequence[Verdict]
 
 
-def validator_check_specs(dataset: AdjunctDataset, key: AssetKey) -> list[AssetCheckSpec]:
+def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
     """Return the checks of a bounded dataset: whether its newest version was accepted, and one for each validator.
 
     A version can be rejected without a validator, for example because of a null key.
@@ -232,7 +223,7 @@ def validator_check_specs(dataset: AdjunctDataset, key: AssetKey) -> list[AssetC
         return []
     accepted = "The newest delivered version is published. If it is rejected, the previous one stays served."
     validators = [
-        AssetCheckSpec(
+        dg.AssetCheckSpec(
             validator.name,
             asset=key,
             description=f"{describe_rule(validator)}: evaluated before a version is published; a failure "
@@ -241,7 +232,7 @@ def validator_check_specs(dataset: AdjunctDataset, key: AssetKey) -> list[AssetC
         )
         for validator in dataset.validators
     ]
-    return [AssetCheckSpec(ACCEPTED, asset=key, description=accepted), *validators]
+    return [dg.AssetCheckSpec(ACCEPTED, asset=key, description=accepted), *validators]
 
 
 def newest_verdicts(
@@ -266,8 +257,8 @@ def newest_verdicts(
 
 
 def validator_check_results(
-    context: AssetExecutionContext, dataset: AdjunctDataset, key: AssetKey, judged: VersionVerdicts | None
-) -> Iterator[AssetCheckResult]:
+    context: dg.AssetExecutionContext, dataset: AdjunctDataset, key: dg.AssetKey, judged: VersionVerdicts | None
+) -> Iterator[dg.AssetCheckResult]:
     """Yield the results of the selected checks that were evaluated for this version."""
     if judged is None:
         return
@@ -275,22 +266,22 @@ def validator_check_results(
     version: dict[str, Any] = {"adjunct/version": ref.id, "adjunct/name": ref.name or ""}
     if ACCEPTED in selected:
         passed = ref.state != "rejected"
-        yield AssetCheckResult(
+        yield dg.AssetCheckResult(
             asset_key=key, check_name=ACCEPTED, passed=passed, description=ref.reason or None, metadata=version
         )
     declared = {validator.name: validator for validator in dataset.validators}
     for verdict in judged.verdicts:
         if verdict.name in declared and verdict.name in selected:  # its validator may no longer be declared
-            yield AssetCheckResult(
+            yield dg.AssetCheckResult(
                 asset_key=key,
                 check_name=verdict.name,
                 passed=verdict.passed,
-                severity=AssetCheckSeverity.WARN if verdict.severity == "warn" else AssetCheckSeverity.ERROR,
+                severity=dg.AssetCheckSeverity.WARN if verdict.severity == "warn" else dg.AssetCheckSeverity.ERROR,
                 description=verdict.message or None,
                 metadata={
                     **version,
                     **_rule_metadata(declared[verdict.name]),
-                    "adjunct/facts": MetadataValue.json(dict(verdict.facts)),
+                    "adjunct/facts": dg.MetadataValue.json(dict(verdict.facts)),
                     **_numbers(verdict.facts),
                 },
             )
@@ -311,7 +302,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
 
 
 @contextmanager
-def report_validator_errors(context: AssetExecutionContext, keys: Mapping[str, AssetKey]) -> Iterator[None]:
+def report_validator_errors(context: dg.AssetExecutionContext, keys: Mapping[str, dg.AssetKey]) -> Iterator[None]:
     """Report the check of a validator that can't be evaluated as failed, and re-raise the error.
 
     `keys` maps dataset names to assets.
@@ -334,7 +325,7 @@ def rejection_metadata(ref: VersionRef, served: str | None) -> dict[str, Any]:
         "adjunct/name": ref.name or "",
         "adjunct/reason": ref.reason,
         "adjunct/served": served or "none",
-        "adjunct/verdicts": MetadataValue.json(failed),
+        "adjunct/verdicts": dg.MetadataValue.json(failed),
     }
 
 
@@ -351,14 +342,16 @@ def rejection_warning(dataset: str, ref: VersionRef, served: str | None) -> str:
     return f"{rejected} Look at it: {look}. Publish it all the same: {accept}; or remove it: {remove}"
 
 
-def watermark_check_specs(app: Application, outputs: Mapping[LineageNode, AssetSpec]) -> dict[str, AssetCheckSpec]:
+def watermark_check_specs(
+    app: Application, outputs: Mapping[LineageNode, dg.AssetSpec]
+) -> dict[str, dg.AssetCheckSpec]:
     """Return the check of each input stream that declares `max_watermark_lag`, on the application's first output."""
     first = next(iter(outputs.values()), None)
     checks = {}
     for name, source in app.inputs.items():
         declared = source.event_time
         if first is not None and declared is not None and declared.max_lag is not None:
-            checks[name] = AssetCheckSpec(
+            checks[name] = dg.AssetCheckSpec(
                 to_dagster_name(f"watermark_lag_{name}"),
                 asset=first.key,
                 description=f"The watermark of {name} is at most {declared.max_lag} behind the clock.",
@@ -368,8 +361,8 @@ def watermark_check_specs(app: Application, outputs: Mapping[LineageNode, AssetS
 
 
 def watermark_check_results(
-    context: AssetExecutionContext, checks: Mapping[str, AssetCheckSpec], inputs: Sequence[InputTimes]
-) -> Iterator[AssetCheckResult]:
+    context: dg.AssetExecutionContext, checks: Mapping[str, dg.AssetCheckSpec], inputs: Sequence[InputTimes]
+) -> Iterator[dg.AssetCheckResult]:
     """Yield the result of each selected check whose input had a record."""
     for times in inputs:
         check = checks.get(times.stream)
@@ -380,11 +373,11 @@ def watermark_check_results(
             metadata["adjunct/watermark_lag_seconds"] = times.lag.total_seconds()
         if times.held_by is not None:
             metadata["adjunct/held_back_by"] = times.held_by
-        yield AssetCheckResult(
+        yield dg.AssetCheckResult(
             asset_key=check.asset_key,
             check_name=check.name,
             passed=not times.exceeds,
-            severity=AssetCheckSeverity.WARN,
+            severity=dg.AssetCheckSeverity.WARN,
             description=f"{times.words()}; {times.max_lag} is allowed",
             metadata=metadata,
         )

@@ -4,31 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dagster import (
-    AssetCheckEvaluation,
-    AssetCheckResult,
-    AssetExecutionContext,
-    AssetKey,
-    AssetMaterialization,
-    AssetObservation,
-    AssetsDefinition,
-    AssetSpec,
-    BackfillPolicy,
-    Config,
-    DagsterInstance,
-    DailyPartitionsDefinition,
-    DataVersion,
-    DynamicPartitionsDefinition,
-    MaterializeResult,
-    MetadataValue,
-    OpExecutionContext,
-    Output,
-    PartitionsDefinition,
-    StaticPartitionsDefinition,
-    define_asset_job,
-    in_process_executor,
-    multi_asset,
-)
+import dagster as dg
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
@@ -45,18 +21,7 @@ from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
-from dagster_adjunct.orchestration.code_location.checks import (
-    OpRun,
-    bootstrap_check_results,
-    bootstrap_check_specs,
-    newest_verdicts,
-    rejection_metadata,
-    rejection_warning,
-    report_unfinished_bootstrap,
-    report_validator_errors,
-    validator_check_results,
-    validator_check_specs,
-)
+from dagster_adjunct.orchestration.code_location import checks
 from dagster_adjunct.orchestration.code_location.metadata import (
     DATA_VERSION_TAG,
     column_schema,
@@ -79,10 +44,10 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.session import SparkResource
 
-AssetEvent = MaterializeResult[Any] | AssetMaterialization | Output[None]
+AssetEvent = dg.MaterializeResult[Any] | dg.AssetMaterialization | dg.Output[None]
 
 
-def last_data_version(context: AssetExecutionContext | OpExecutionContext, key: AssetKey) -> str | None:
+def last_data_version(context: dg.AssetExecutionContext | dg.OpExecutionContext, key: dg.AssetKey) -> str | None:
     """Return the data version of the asset's newest materialization, None before the first."""
     known = context.instance.get_latest_materialization_event(key)
     tags = known.asset_materialization.tags if known and known.asset_materialization else None
@@ -90,8 +55,8 @@ def last_data_version(context: AssetExecutionContext | OpExecutionContext, key: 
 
 
 def report_version(
-    context: AssetExecutionContext,
-    key: AssetKey,
+    context: dg.AssetExecutionContext,
+    key: dg.AssetKey,
     version: str,
     metadata: Mapping[str, Any],
     description: str,
@@ -106,38 +71,39 @@ def report_version(
     selected = key in context.selected_asset_keys
     if not always and last_data_version(context, key) == version:
         context.log_event(
-            AssetObservation(key, description=description, metadata=metadata, tags={DATA_VERSION_TAG: version})
+            dg.AssetObservation(key, description=description, metadata=metadata, tags={DATA_VERSION_TAG: version})
         )
         if selected:
             yield output_without_materialization(context, key)
     elif selected:
-        yield MaterializeResult(asset_key=key, metadata=metadata, data_version=DataVersion(version))
+        yield dg.MaterializeResult(asset_key=key, metadata=metadata, data_version=dg.DataVersion(version))
     else:
         # Not selected, but built together with a selected asset, like members of a version set.
-        yield AssetMaterialization(key, metadata=metadata, tags={DATA_VERSION_TAG: version})
+        yield dg.AssetMaterialization(key, metadata=metadata, tags={DATA_VERSION_TAG: version})
 
 
-def output_without_materialization(context: AssetExecutionContext, key: AssetKey) -> Output[None]:
+def output_without_materialization(context: dg.AssetExecutionContext, key: dg.AssetKey) -> dg.Output[None]:
     """Return an asset's output without a materialization, so that downstream assets of the run are not skipped.
 
     Dagster creates a materialization for each output, except for those with the mark of observable source assets.
     """
     name = context.assets_def.get_output_name_for_asset_key(key)
-    return Output(None, output_name=name, metadata={SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION: True})
+    return dg.Output(None, output_name=name, metadata={SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION: True})
 
 
 def missing_check_outputs(
-    context: AssetExecutionContext, evaluated: set[tuple[AssetKey | None, str | None]]
-) -> Iterator[Output[None]]:
-    """Yield outputs for selected checks that were not evaluated, because Dagster expects one for each."""
+    context: dg.AssetExecutionContext, results: Iterable[object] = ()
+) -> Iterator[dg.Output[None]]:
+    """Yield outputs for selected checks without a result, because Dagster expects one for each."""
+    evaluated = {(one.asset_key, one.check_name) for one in results if isinstance(one, dg.AssetCheckResult)}
     for check in context.selected_asset_check_keys:
         if (check.asset_key, check.name) not in evaluated:
-            yield Output(None, output_name=context.assets_def.get_output_name_for_asset_check_key(check))
+            yield dg.Output(None, output_name=context.assets_def.get_output_name_for_asset_check_key(check))
 
 
 # After a conflict with a faster run, less or nothing is left to do, so the op decides again.
 RETRYABLE = (TransientError, CommitConflictError)
-Results = Iterator[AssetEvent | AssetCheckResult]
+Results = Iterator[AssetEvent | dg.AssetCheckResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +114,16 @@ class DatasetAsset:
     """
 
     dataset: AdjunctDataset
-    spec: AssetSpec
-    streams: Mapping[str, AssetKey]
+    spec: dg.AssetSpec
+    streams: Mapping[str, dg.AssetKey]
     preview_rows: int = 0
 
     @property
-    def key(self) -> AssetKey:
+    def key(self) -> dg.AssetKey:
         return self.spec.key
 
 
-def dataset_assets(unit: Sequence[DatasetAsset], applications: Sequence[Application] = ()) -> AssetsDefinition:
+def dataset_assets(unit: Sequence[DatasetAsset], applications: Sequence[Application] = ()) -> dg.AssetsDefinition:
     """Return the asset, or the assets of a version set, that one op brings up to date with their input.
 
     Without a version nothing is materialized: the run logs which markers are awaited, and downstream assets are
@@ -167,34 +133,28 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: Sequence[Applicat
     reported again. Startpoints of the `applications` for a dataset's stream are applied first.
     """
     datasets = tuple(member.dataset for member in unit)
-    checks = [
-        spec
-        for member in unit
-        for spec in (
-            *validator_check_specs(member.dataset, member.key),
-            *bootstrap_check_specs(member.dataset, member.key),
-        )
-    ]
+    specs = [spec for member in unit for spec in checks.validator_check_specs(member.dataset, member.key)]
+    specs += [spec for member in unit for spec in checks.bootstrap_check_specs(member.dataset, member.key)]
     set_name = datasets[0].version_set
     kind, name = ("version_set", set_name) if set_name else ("dataset", datasets[0].name)
 
-    @multi_asset(
+    @dg.multi_asset(
         name=to_dagster_name(f"{kind}_{name}"),
         specs=[member.spec.replace_attributes(skippable=True) for member in unit],
-        check_specs=checks,
+        check_specs=specs,
         # Makes the checks' outputs optional: a run may validate no version.
-        can_subset=bool(checks),
+        can_subset=bool(specs),
         pool=f"adjunct/{kind.replace('_', '-')}/{name}",
     )
-    def advance(context: AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> Results:
+    def advance(context: dg.AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> Results:
         keys = {member.dataset.name: member.key for member in unit}
-        with translate_errors(context, retry=RETRYABLE), report_validator_errors(context, keys):
+        with translate_errors(context, retry=RETRYABLE), checks.report_validator_errors(context, keys):
             lake = adjunct_lake.open()
-            run = OpRun(context, lake, open_dataset_systems(datasets, lake))
+            run = checks.OpRun(context, lake, open_dataset_systems(datasets, lake))
             reports: dict[str, AdvanceReport] = {}
             if context.selected_asset_keys:
                 observe_streams(run, {name: key for member in unit for name, key in member.streams.items()})
-                with report_unfinished_bootstrap(run, keys):
+                with checks.report_unfinished_bootstrap(run, keys):
                     runtime = Runtime(lake, run.systems, session_factory(adjunct_spark.starter), by=context.run.run_id)
                     for app in applications:
                         apply_startpoints(
@@ -206,28 +166,29 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: Sequence[Applicat
                     done = advance_unit(runtime, datasets, on_stage=run.log_event)
                 reports = {report.dataset: report for report in done}
             results = [
-                result for member in unit for result in _dataset_results(run, member, reports.get(member.dataset.name))
+                one for member in unit for one in _dataset_results(run, member, reports.get(member.dataset.name))
             ]
         yield from results
-        checked = [result for result in results if isinstance(result, AssetCheckResult)]
-        yield from missing_check_outputs(context, {(result.asset_key, result.check_name) for result in checked})
+        yield from missing_check_outputs(context, results)
 
     return advance
 
 
-def _dataset_results(run: OpRun, member: DatasetAsset, report: AdvanceReport | None) -> Results:
+def _dataset_results(run: checks.OpRun, member: DatasetAsset, report: AdvanceReport | None) -> Results:
     store = StoredVersions(run.lake, member.dataset)
     manifest = store.manifest()
     if report is not None:
         log_rejected_versions(run.context, member, report, manifest)
         yield from _dataset_events(run, member, report, manifest)
-    yield from bootstrap_check_results(run, member.key, manifest, report)
+    yield from checks.bootstrap_check_results(run, member.key, manifest, report)
     if manifest is not None and not member.dataset.follows_changes:
-        yield from validator_check_results(run.context, member.dataset, member.key, newest_verdicts(store, manifest))
+        yield from checks.validator_check_results(
+            run.context, member.dataset, member.key, checks.newest_verdicts(store, manifest)
+        )
 
 
 def _dataset_events(
-    run: OpRun, member: DatasetAsset, report: AdvanceReport, manifest: DatasetManifest | None
+    run: checks.OpRun, member: DatasetAsset, report: AdvanceReport, manifest: DatasetManifest | None
 ) -> Results:
     """Report the version served after this run, whoever chose it: a rollback by hand shows with the next run.
 
@@ -242,7 +203,7 @@ def _dataset_events(
             metadata |= lag_metadata(StreamPosition.of(run.systems, table).lags(run.lake.now()))
     if report.version is None:
         context.log.warning(report.summary())
-        context.log_event(AssetObservation(member.key, description=report.summary(), metadata=metadata))
+        context.log_event(dg.AssetObservation(member.key, description=report.summary(), metadata=metadata))
         if not member.dataset.bootstrap and member.key in context.selected_asset_keys:
             yield output_without_materialization(context, member.key)
         return
@@ -251,7 +212,7 @@ def _dataset_events(
     yield from report_version(context, member.key, report.version, metadata, report.summary(), always=always)
 
 
-def display_metadata(run: OpRun, member: DatasetAsset, manifest: DatasetManifest | None) -> dict[str, Any]:
+def display_metadata(run: checks.OpRun, member: DatasetAsset, manifest: DatasetManifest | None) -> dict[str, Any]:
     """Return metadata for display: columns with descriptions and lineage, and some entries."""
     dataset, version = member.dataset, manifest.version if manifest else None
     if version is None:
@@ -273,7 +234,7 @@ def display_metadata(run: OpRun, member: DatasetAsset, manifest: DatasetManifest
 
 
 def log_rejected_versions(
-    context: AssetExecutionContext,
+    context: dg.AssetExecutionContext,
     member: DatasetAsset,
     report: AdvanceReport,
     manifest: DatasetManifest | None,
@@ -284,22 +245,22 @@ def log_rejected_versions(
     for version in report.rejected:
         ref = manifest.ref(version) if manifest else None
         if ref is not None:
-            text = rejection_warning(report.dataset, ref, report.version)
+            text = checks.rejection_warning(report.dataset, ref, report.version)
             context.log.warning(text)
-            metadata = rejection_metadata(ref, report.version)
+            metadata = checks.rejection_metadata(ref, report.version)
             partition = ref.name if member.dataset.versions is not None else None
-            context.log_event(AssetObservation(member.key, partition=partition, description=text, metadata=metadata))
+            context.log_event(dg.AssetObservation(member.key, partition=partition, description=text, metadata=metadata))
 
 
-def observe_streams(run: OpRun, streams: Mapping[str, AssetKey]) -> None:
+def observe_streams(run: checks.OpRun, streams: Mapping[str, dg.AssetKey]) -> None:
     """Log an observation of what each stream holds now."""
     for name, key in streams.items():
         metadata = stream_metadata(run.lake, run.systems, name)
         if metadata is not None:
-            run.context.log_event(AssetObservation(key, metadata=metadata))
+            run.context.log_event(dg.AssetObservation(key, metadata=metadata))
 
 
-def report_served_version(run: OpRun, dataset: AdjunctDataset, key: AssetKey) -> None:
+def report_served_version(run: checks.OpRun, dataset: AdjunctDataset, key: dg.AssetKey) -> None:
     """Report the version that a dataset serves if it differs from the one that Dagster knows."""
     manifest = StoredVersions(run.lake, dataset).manifest()
     if manifest is None or manifest.version is None:
@@ -307,7 +268,7 @@ def report_served_version(run: OpRun, dataset: AdjunctDataset, key: AssetKey) ->
     if last_data_version(run.context, key) != manifest.version.id:
         tags = {DATA_VERSION_TAG: manifest.version.id}
         metadata = served_metadata(manifest, dataset_uri(run.lake, dataset))
-        run.context.log_event(AssetMaterialization(key, metadata=metadata, tags=tags))
+        run.context.log_event(dg.AssetMaterialization(key, metadata=metadata, tags=tags))
 
 
 def dataset_uri(lake: Lake, dataset: AdjunctDataset) -> str:
@@ -315,7 +276,7 @@ def dataset_uri(lake: Lake, dataset: AdjunctDataset) -> str:
     return f"{lake.url}/{lake.dataset_prefix(dataset.name)}"
 
 
-def dagster_partitions(dataset: AdjunctDataset) -> PartitionsDefinition[str]:
+def dagster_partitions(dataset: AdjunctDataset) -> dg.PartitionsDefinition[str]:
     """Return the partitions of a dataset that declares them. Days begin at midnight UTC.
 
     Versions without a declared list are dynamic partitions, `adjunct/<dataset>`; runs add what they publish.
@@ -325,17 +286,17 @@ def dagster_partitions(dataset: AdjunctDataset) -> PartitionsDefinition[str]:
     if declared.by == "day":
         assert declared.start is not None
         # Reference data of a day is often delivered on that day, so the current day is a partition too.
-        return DailyPartitionsDefinition(start_date=declared.start, end_offset=1)
+        return dg.DailyPartitionsDefinition(start_date=declared.start, end_offset=1)
     if declared.names:
-        return StaticPartitionsDefinition(sorted(declared.names, key=natural_sort_key))
-    return DynamicPartitionsDefinition(name=f"adjunct/{dataset.name}")
+        return dg.StaticPartitionsDefinition(sorted(declared.names, key=natural_sort_key))
+    return dg.DynamicPartitionsDefinition(name=f"adjunct/{dataset.name}")
 
 
-def ensure_partitions(dataset: AdjunctDataset, instance: DagsterInstance, names: Iterable[str]) -> list[str]:
+def ensure_partitions(dataset: AdjunctDataset, instance: dg.DagsterInstance, names: Iterable[str]) -> list[str]:
     """Return the version names that are partitions; dynamic partitions are created for new names."""
     partitions = dagster_partitions(dataset)
     wanted = list(dict.fromkeys(names))
-    if not isinstance(partitions, DynamicPartitionsDefinition):
+    if not isinstance(partitions, dg.DynamicPartitionsDefinition):
         there = set(partitions.get_partition_keys())
         return [name for name in wanted if name in there]
     there = set(instance.get_dynamic_partitions(str(partitions.name)))
@@ -348,13 +309,13 @@ def ensure_partitions(dataset: AdjunctDataset, instance: DagsterInstance, names:
 PartitionResults = Iterator[AssetEvent]
 
 
-class PartitionRun(Config):
+class PartitionRun(dg.Config):
     """Run configuration of a dataset whose versions are partitions."""
 
     make_current: bool = Field(default=False, description="Serve what is built, even if a newer version is served.")
 
 
-def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
+def partitioned_dataset_asset(member: DatasetAsset) -> dg.AssetsDefinition:
     """Return the asset of a dataset whose versions are partitions.
 
     A backfill is one run, which builds its partitions in order of their names and reports each as soon as it is
@@ -365,25 +326,28 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
     dataset = member.dataset
     partitions = dagster_partitions(dataset)
 
-    @multi_asset(
+    @dg.multi_asset(
         name=to_dagster_name(f"dataset_{dataset.name}"),
         specs=[member.spec.replace_attributes(skippable=True)],
-        check_specs=validator_check_specs(dataset, member.key),
+        check_specs=checks.validator_check_specs(dataset, member.key),
         can_subset=True,
         partitions_def=partitions,
-        backfill_policy=BackfillPolicy.single_run(),
+        backfill_policy=dg.BackfillPolicy.single_run(),
         pool=f"adjunct/dataset/{dataset.name}",
     )
     def advance(
-        context: AssetExecutionContext,
+        context: dg.AssetExecutionContext,
         config: PartitionRun,
         adjunct_lake: LakeResource,
         adjunct_spark: SparkResource,
     ) -> PartitionResults:
         wanted = sorted(context.partition_keys, key=natural_sort_key)
-        with translate_errors(context, retry=RETRYABLE), report_validator_errors(context, {dataset.name: member.key}):
+        with (
+            translate_errors(context, retry=RETRYABLE),
+            checks.report_validator_errors(context, {dataset.name: member.key}),
+        ):
             lake = adjunct_lake.open()
-            run = OpRun(context, lake, open_dataset_systems([dataset], lake))
+            run = checks.OpRun(context, lake, open_dataset_systems([dataset], lake))
             build = _PartitionBuild(run, member, adjunct_spark, StoredVersions(lake, dataset), config)
             try:
                 if context.selected_asset_keys:
@@ -392,7 +356,7 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
                     build.evaluate_checks(wanted)
             finally:
                 build.report_checks()
-            yield from missing_check_outputs(context, set())
+            yield from missing_check_outputs(context)
 
     return advance
 
@@ -400,11 +364,11 @@ def partitioned_dataset_asset(member: DatasetAsset) -> AssetsDefinition:
 def partition_job(member: DatasetAsset) -> UnresolvedAssetJobDefinition:
     """Return the job that materializes partitions of one dataset."""
     name = to_dagster_name(member.dataset.name)
-    return define_asset_job(
+    return dg.define_asset_job(
         f"{name}_versions",
         selection=[member.key],
         description=f"Builds versions of the dataset {member.dataset.name}.",
-        executor_def=in_process_executor,
+        executor_def=dg.in_process_executor,
     )
 
 
@@ -412,12 +376,12 @@ def partition_job(member: DatasetAsset) -> UnresolvedAssetJobDefinition:
 class _PartitionBuild:
     """One run that builds partitions, with the check results of each partition so far."""
 
-    op: OpRun
+    op: checks.OpRun
     member: DatasetAsset
     spark: SparkResource
     store: StoredVersions
     config: PartitionRun
-    results: dict[str, list[AssetCheckResult]] = field(default_factory=dict)
+    results: dict[str, list[dg.AssetCheckResult]] = field(default_factory=dict)
     has_output: bool = False
 
     def run(self, wanted: list[str]) -> PartitionResults:
@@ -426,12 +390,21 @@ class _PartitionBuild:
         asked: list[str | None] = [None] if dataset.stream else [*wanted]
         done: list[str] = []
         for partition in asked:
-            report = self._advance(partition)
+            report = advance_dataset(
+                dataset,
+                lake=self.op.lake,
+                systems=self.op.systems,
+                spark=self.spark.starter,
+                by=context.run.run_id,
+                partition=partition,
+                make_current=self.config.make_current,
+                on_stage=self.op.log_event,
+            )
             manifest = self.store.require_manifest()
             log_rejected_versions(context, self.member, report, manifest)
             context.log.info(report.summary())
             for name in self._published(report, manifest, wanted if partition is None else [partition]):
-                result = self._materialised(name, report, manifest, alone=len(wanted) == 1 and name in wanted)
+                result = self._materialize(name, report, manifest, alone=len(wanted) == 1 and name in wanted)
                 if result is not None:
                     done.append(name)
                     yield result
@@ -439,29 +412,32 @@ class _PartitionBuild:
         if done and not self.has_output:
             yield output_without_materialization(context, self.member.key)
         for name in set(wanted) - set(done):
-            context.log.warning(f"Partition {name} of {dataset.name} is not materialized: {self._why_not(name)}.")
+            ref = _newest_version(self.store.require_manifest(), name)
+            delivered = ref and f"its version {ref.id} is {ref.state}: {ref.reason}"
+            why = delivered or "it is not completely delivered yet"
+            context.log.warning(f"Partition {name} of {dataset.name} is not materialized: {why}.")
 
     def evaluate_checks(self, names: list[str]) -> None:
         manifest = self.store.require_manifest()
         for name in names:
-            judgement = newest_verdicts(self.store, manifest, name)
-            results = validator_check_results(self.op.context, self.member.dataset, self.member.key, judgement)
+            judgement = checks.newest_verdicts(self.store, manifest, name)
+            results = checks.validator_check_results(self.op.context, self.member.dataset, self.member.key, judgement)
             self.results[name] = list(results)
 
     def report_checks(self) -> None:
         """Log one result for each check, over all partitions that this run built."""
-        checks = {result.check_name: result for results in self.results.values() for result in results}
-        for check, any_result in checks.items():
+        shown_by = {result.check_name: result for results in self.results.values() for result in results}
+        for check, any_result in shown_by.items():
             by_partition = {name: r for name, results in self.results.items() for r in results if r.check_name == check}
             failed = {name: result for name, result in by_partition.items() if not result.passed}
             shown = next(iter(failed.values()), any_result)
             failures = "; ".join(f"{name}: {result.description}" for name, result in failed.items())
             metadata = {
                 **shown.metadata,
-                "adjunct/partitions": MetadataValue.json(sorted(by_partition, key=natural_sort_key)),
+                "adjunct/partitions": dg.MetadataValue.json(sorted(by_partition, key=natural_sort_key)),
             }
             self.op.context.log_event(
-                AssetCheckEvaluation(
+                dg.AssetCheckEvaluation(
                     asset_key=self.member.key,
                     check_name=str(check),
                     passed=not failed,
@@ -470,18 +446,6 @@ class _PartitionBuild:
                     metadata=metadata,
                 )
             )
-
-    def _advance(self, partition: str | None) -> AdvanceReport:
-        return advance_dataset(
-            self.member.dataset,
-            lake=self.op.lake,
-            systems=self.op.systems,
-            spark=self.spark.starter,
-            by=self.op.context.run.run_id,
-            partition=partition,
-            make_current=self.config.make_current,
-            on_stage=self.op.log_event,
-        )
 
     def _published(self, report: AdvanceReport, manifest: DatasetManifest, wanted: list[str]) -> list[str]:
         """Return the partitions to report: the requested ones, and others that the stream delivered."""
@@ -493,19 +457,18 @@ class _PartitionBuild:
             self.op.context.log.warning(f"dataset {dataset}: {others} were delivered but are not among its partitions.")
         return sorted({*wanted, *known}, key=natural_sort_key)
 
-    def _materialised(
+    def _materialize(
         self, name: str, report: AdvanceReport, manifest: DatasetManifest, *, alone: bool
-    ) -> MaterializeResult[Any] | AssetMaterialization | None:
-        ref = _sealed_version(manifest, name)
+    ) -> dg.MaterializeResult[Any] | dg.AssetMaterialization | None:
+        ref = _newest_version(manifest, name, "sealed")
         metadata = dataset_metadata(report, dataset_uri(self.op.lake, self.member.dataset)) | version_metadata(manifest)
         metadata |= display_metadata(self.op, self.member, manifest)
-        refused = {rejected.name for rejected in map(manifest.ref, report.rejected) if rejected is not None}
-        if ref is None or (name in refused and ref.id not in report.sealed):
+        rejected = {one.name for one in map(manifest.ref, report.rejected) if one is not None}
+        if ref is None or (name in rejected and ref.id not in report.sealed):
             metadata["adjunct/version"] = ref.id if ref else "none"
-            observed = AssetObservation(
-                self.member.key, partition=name, metadata=metadata, description=report.summary()
-            )
-            self.op.context.log_event(observed)
+            text = report.summary()
+            observation = dg.AssetObservation(self.member.key, partition=name, metadata=metadata, description=text)
+            self.op.context.log_event(observation)
             return None
         metadata |= {"adjunct/version": ref.id, "adjunct/name": name, "adjunct/served": report.version or "none"}
         metadata.pop("dagster/row_count", None)
@@ -514,23 +477,14 @@ class _PartitionBuild:
         if alone:
             # In a backfill of several partitions one result would give all of them the same data version.
             self.has_output = True
-            return MaterializeResult(asset_key=self.member.key, metadata=metadata, data_version=DataVersion(ref.id))
+            return dg.MaterializeResult(
+                asset_key=self.member.key, metadata=metadata, data_version=dg.DataVersion(ref.id)
+            )
         tags = {DATA_VERSION_TAG: ref.id}
-        return AssetMaterialization(self.member.key, partition=name, metadata=metadata, tags=tags)
-
-    def _why_not(self, name: str) -> str:
-        ref = max(
-            (listed for listed in self.store.require_manifest().listed if listed.name == name),
-            key=lambda listed: listed.number,
-            default=None,
-        )
-        return (
-            "it is not completely delivered yet"
-            if ref is None
-            else f"its version {ref.id} is {ref.state}: {ref.reason}"
-        )
+        return dg.AssetMaterialization(self.member.key, partition=name, metadata=metadata, tags=tags)
 
 
-def _sealed_version(manifest: DatasetManifest, name: str) -> VersionRef | None:
-    sealed = [ref for ref in manifest.listed if ref.name == name and ref.state == "sealed"]
-    return max(sealed, key=lambda ref: ref.number, default=None)
+def _newest_version(manifest: DatasetManifest, name: str, state: str | None = None) -> VersionRef | None:
+    """Return the newest version of this name, and in this state if one is given."""
+    refs = [ref for ref in manifest.listed if ref.name == name and state in (None, ref.state)]
+    return max(refs, key=lambda ref: ref.number, default=None)

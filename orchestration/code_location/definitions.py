@@ -1,50 +1,48 @@
-"""Build Dagster definitions from applications: assets, jobs, schedules, sensors and resources."""
+"""Build Dagster definitions from applications: their asset graph, jobs, schedules, sensors and resources."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from dagster import (
-    AssetKey,
-    Definitions,
-    JobDefinition,
-    ScheduleDefinition,
-    SensorDefinition,
-    define_asset_job,
-    in_process_executor,
-)
+import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
+    dataset_source,
     describe_partitions,
+    find_lookup_tables,
+    find_outputs,
+    find_sources,
+    find_unjoined_datasets,
+    group_datasets,
     is_advanced_by_partition,
     to_dagster_name,
 )
-from dagster_adjunct.orchestration.code_location.asset_graph import AssetGraph
-from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, partition_job
-from dagster_adjunct.orchestration.code_location.jobs import (
-    compact_job,
-    discard_job,
-    iceberg_jobs,
-    startpoint_job,
-    upkeep_schedule,
-    version_job,
+from dagster_adjunct.orchestration.code_location import jobs, sensors
+from dagster_adjunct.orchestration.code_location.dataset_assets import (
+    DatasetAsset,
+    dataset_assets,
+    partition_job,
+    partitioned_dataset_asset,
 )
-from dagster_adjunct.orchestration.code_location.metadata import MAX_PREVIEW_ROWS
-from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator
+from dagster_adjunct.orchestration.code_location.metadata import MAX_PREVIEW_ROWS, code_references
+from dagster_adjunct.orchestration.code_location.nodes import (
+    NODE_KINDS,
+    AdjunctTranslator,
+    asset_subject,
+    find_declaration,
+    freshness_policy,
+)
+from dagster_adjunct.orchestration.code_location.output_assets import outputs_asset
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob
-from dagster_adjunct.orchestration.code_location.sensors import (
-    LaunchWhen,
-    delivered_sensors,
-    launch_rules,
-    new_records_sensor,
-    new_versions_sensor,
-    restart_sensor,
-    startpoint_sensor,
-)
+from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.file_errors import translate_file_errors
 from dagster_adjunct.resources.spark.session import SparkResource
@@ -57,10 +55,10 @@ def build_definitions(
     lake: str | None = None,
     spark: SparkResource | None = None,
     iceberg: Mapping[str, IcebergTable] | None = None,
-    launch_when: LaunchWhen | Mapping[str, LaunchWhen] | None = None,
+    launch_when: sensors.LaunchWhen | Mapping[str, sensors.LaunchWhen] | None = None,
     preview_rows: int = 0,
     link_code: bool = False,
-) -> Definitions:
+) -> dg.Definitions:
     """Return the Dagster definitions of one or more applications, without opening or planning anything.
 
     Each dataset is an asset, all outputs of an application are one multi-asset, and streams that none of
@@ -91,7 +89,7 @@ def build_definitions(
     """
     apps = (app, *more)
     _reject_duplicate_names(apps)
-    rules = launch_rules(launch_when, tuple(application.name for application in apps))
+    rules = sensors.launch_rules(launch_when, tuple(application.name for application in apps))
     if isinstance(preview_rows, bool) or not isinstance(preview_rows, int) or not 0 <= preview_rows <= MAX_PREVIEW_ROWS:
         raise ConfigurationError(
             f"build_definitions(): preview_rows must be an integer from 0 to {MAX_PREVIEW_ROWS}, not {preview_rows!r}.",
@@ -105,21 +103,21 @@ def build_definitions(
     launched.append(_partition_jobs(graph))
     stored = {application.name: graph.stored_datasets(application.name) for application in apps}
     upkeep = [scheduled for application in apps for scheduled in _upkeep_jobs(application, stored[application.name])]
-    upkeep += [(job, upkeep_schedule("iceberg", job)) for job in iceberg_jobs(stored, iceberg or {})]
+    upkeep += [(job, jobs.upkeep_schedule("iceberg", job)) for job in jobs.iceberg_jobs(stored, iceberg or {})]
     lake_resource, spark_resource = _resources(lake)
-    return Definitions(
+    return dg.Definitions(
         assets=[*graph.external_specs(), *graph.built_assets()],
-        jobs=[*(job for jobs, _ in launched for job in jobs), *(job for job, _ in upkeep)],
+        jobs=[*(job for found, _ in launched for job in found), *(job for job, _ in upkeep)],
         schedules=[schedule for _, schedule in upkeep if schedule is not None],
-        sensors=[sensor for _, sensors in launched for sensor in sensors],
+        sensors=[sensor for _, found in launched for sensor in found],
         resources={"adjunct_lake": lake_resource, "adjunct_spark": spark or spark_resource},
-        executor=in_process_executor,
+        executor=dg.in_process_executor,
     )
 
 
 def _launched_jobs(
-    graph: AssetGraph, app: Application, own: list[AssetKey], rule: LaunchWhen
-) -> tuple[list[LaunchedJob], list[SensorDefinition]]:
+    graph: AssetGraph, app: Application, own: list[dg.AssetKey], rule: sensors.LaunchWhen
+) -> tuple[list[LaunchedJob], list[dg.SensorDefinition]]:
     """Return the jobs that run an application and set its startpoints, with their sensors.
 
     `own` are the assets that its main job materializes. Without any, an application has only partitioned datasets, so
@@ -129,48 +127,51 @@ def _launched_jobs(
         return [], []
     job = _application_job(app, own)
     followed = any(member.dataset.follows_changes for member in graph.stored_datasets(app.name))
-    sensors = [new_records_sensor(app, job, own, rule), restart_sensor(app, job, own, graph.output_keys(app.name))]
-    sensors += delivered_sensors(app.name, graph.delivered_groups(app.name), job)
+    launching = [
+        sensors.new_records_sensor(app, job, own, rule),
+        sensors.restart_sensor(app, job, own, graph.output_keys(app.name)),
+    ]
+    launching += sensors.delivered_sensors(app.name, graph.delivered_groups(app.name), job)
     if not app.inputs and not followed:
-        return [job], sensors
+        return [job], launching
     if app.startpoints:
-        sensors.append(startpoint_sensor(app, job, own))
-    return [job, startpoint_job(app)], sensors
+        launching.append(sensors.startpoint_sensor(app, job, own))
+    return [job, jobs.startpoint_job(app)], launching
 
 
 def _upkeep_jobs(
     app: Application, members: Sequence[DatasetAsset]
-) -> Iterator[tuple[JobDefinition, ScheduleDefinition | None]]:
+) -> Iterator[tuple[dg.JobDefinition, dg.ScheduleDefinition | None]]:
     """Yield the jobs that maintain an application's stored datasets, with their schedules."""
     if members:
-        job = discard_job(app.name, members)
-        yield job, upkeep_schedule("discard", job)
+        job = jobs.discard_job(app.name, members)
+        yield job, jobs.upkeep_schedule("discard", job)
     if followed := [member for member in members if member.dataset.follows_changes]:
-        job = compact_job(app.name, followed)
-        yield job, upkeep_schedule("compact", job)
+        job = jobs.compact_job(app.name, followed)
+        yield job, jobs.upkeep_schedule("compact", job)
     if bounded := [member for member in members if not member.dataset.follows_changes]:
-        yield version_job(app.name, bounded), None
+        yield jobs.version_job(app.name, bounded), None
 
 
-def _partition_jobs(graph: AssetGraph) -> tuple[list[LaunchedJob], list[SensorDefinition]]:
+def _partition_jobs(graph: AssetGraph) -> tuple[list[LaunchedJob], list[dg.SensorDefinition]]:
     """Return the jobs of the datasets whose versions are partitions, with their sensors."""
-    jobs: list[LaunchedJob] = []
-    sensors = []
+    partition_jobs: list[LaunchedJob] = []
+    launching = []
     for member in graph.partitioned_datasets():
-        jobs.append(partition_job(member))
+        partition_jobs.append(partition_job(member))
         if not is_advanced_by_partition(member.dataset):
-            sensors.append(new_versions_sensor(member, jobs[-1]))
-    return jobs, sensors
+            launching.append(sensors.new_versions_sensor(member, partition_jobs[-1]))
+    return partition_jobs, launching
 
 
-def _application_job(app: Application, own: list[AssetKey]) -> UnresolvedAssetJobDefinition:
+def _application_job(app: Application, own: list[dg.AssetKey]) -> UnresolvedAssetJobDefinition:
     """Return the job that runs a whole application in one process."""
     description = "\n\n".join(filter(None, [app.description, *map(describe_partitions, app.datasets)]))
-    return define_asset_job(
+    return dg.define_asset_job(
         to_dagster_name(app.name),
         selection=own,
         description=description or None,
-        executor_def=in_process_executor,
+        executor_def=dg.in_process_executor,
         tags={"adjunct/application": app.name},
     )
 
@@ -225,3 +226,162 @@ def prepare_dagster_home(folder: Path) -> Path:
         if not config.exists():
             config.write_text(_CONFIG, encoding="utf-8")
     return home
+
+
+class AssetGraph:
+    """The assets of several applications; shared streams and datasets appear once."""
+
+    def __init__(self, names: AdjunctTranslator, preview_rows: int, link_code: bool) -> None:
+        self._nodes: dict[dg.AssetKey, LineageNode] = {}
+        self._names, self._preview_rows, self._link_code = names, preview_rows, link_code
+        self._datasets: dict[str, tuple[DatasetAsset, str]] = {}
+        self._declared_by: dict[str, list[Application]] = {}
+        self._writers: dict[dg.AssetKey, str] = {}
+        self._written: dict[str, list[dg.AssetKey]] = {}
+        self._made: dict[str, list[dg.AssetKey]] = {}
+        self._read: dict[dg.AssetKey, dg.AssetSpec] = {}
+        self._outputs: list[dg.AssetsDefinition] = []
+
+    def add(self, app: Application) -> list[dg.AssetKey]:
+        """Add an application; return the keys that its job materializes: its outputs and datasets.
+
+        Datasets whose versions are partitions are excluded, because all assets of a job must share their partitions.
+        So are datasets of one run, which the application's step builds.
+        """
+        for source in find_sources(app):
+            spec = self._spec(app, source, external=True)
+            self._read.setdefault(spec.key, spec)
+        datasets = {dataset.name: self._add_dataset(app, dataset) for dataset in app.datasets}
+        stored = [dataset for dataset in app.datasets if dataset.versions is None and _has_own_asset(dataset)]
+        keys = [datasets[dataset.name] for dataset in stored]
+        outputs = {
+            output.node: self._spec(app, output.node, [*output.upstream, *find_unjoined_datasets(app)])
+            for output in find_outputs(app)
+        }
+        for node, spec in outputs.items():
+            writer = self._writers.setdefault(spec.key, app.name)
+            if writer != app.name:
+                raise ConfigurationError(
+                    f"applications {writer!r} and {app.name!r} both write {node.kind} {node.name!r}, which is one "
+                    f"asset, {spec.key.to_user_string()}; only one application may write an asset.",
+                    "Let one of them write it, or deploy them in two code locations with different asset keys.",
+                    application=app.name,
+                )
+        self._written[app.name] = [spec.key for spec in outputs.values()]
+        if outputs:
+            inputs = {stream: self._key(app, LineageNode("stream", stream)) for stream in app.inputs}
+            tables = {node.name: self._key(app, node) for node in find_lookup_tables(app)}
+            self._outputs.append(outputs_asset(app, outputs, inputs, datasets, tables, self._preview_rows))
+        self._made[app.name] = [*keys, *self._written[app.name]]
+        return self._made[app.name]
+
+    def external_specs(self) -> list[dg.AssetSpec]:
+        """Return the assets that Dagster shows but does not build: streams, files and tables that none of the
+        applications writes, and datasets of one run.
+        """
+        passing = [asset.spec for asset, _ in self._datasets.values() if not _has_own_asset(asset.dataset)]
+        return [spec for spec in (*self._read.values(), *passing) if spec.key not in self._writers]
+
+    def built_assets(self) -> list[dg.AssetsDefinition]:
+        """Return the assets that are built here: datasets (each version set as one) and the applications' outputs."""
+        made = []
+        for members in self._groups():
+            if not _has_own_asset(members[0].dataset):
+                continue
+            if members[0].dataset.versions is not None:
+                made.append(partitioned_dataset_asset(members[0]))
+            else:
+                declaring = {app.name: app for one in members for app in self._declared_by[one.dataset.name]}
+                made.append(dataset_assets(members, tuple(declaring.values())))
+        return [*made, *self._outputs]
+
+    def _groups(self) -> list[list[DatasetAsset]]:
+        """Return the datasets, the members of a version set together."""
+        units = group_datasets((asset.dataset for asset, _ in self._datasets.values()), "build_definitions")
+        return [[self._datasets[dataset.name][0] for dataset in unit] for unit in units]
+
+    def partitioned_datasets(self) -> list[DatasetAsset]:
+        """Return the datasets whose versions are partitions."""
+        return [asset for asset, _ in self._datasets.values() if asset.dataset.versions is not None]
+
+    def output_keys(self, application: str) -> list[dg.AssetKey]:
+        """Return the outputs of an application."""
+        return self._written[application]
+
+    def delivered_groups(self, application: str) -> list[list[DatasetAsset]]:
+        """Return groups of bounded datasets that are delivered by markers or folders; a version set is one group.
+
+        Only groups that this application's job is the first to build are returned.
+        """
+        groups = []
+        for members in self._groups():
+            keys = {member.key for member in members}
+            first = next((name for name, made in self._made.items() if keys <= {*made}), None)
+            if first == application and all(sensors.has_delivered_versions(member.dataset) for member in members):
+                groups.append(members)
+        return groups
+
+    def stored_datasets(self, application: str) -> list[DatasetAsset]:
+        """Return the stored datasets that this application is the first to declare."""
+        mine = [asset for asset, owner in self._datasets.values() if owner == application]
+        return [asset for asset in mine if asset.dataset.following.persistent]
+
+    def _add_dataset(self, app: Application, dataset: AdjunctDataset) -> dg.AssetKey:
+        source = dataset_source(dataset)
+        streams = (
+            {} if dataset.stream is None else {dataset.stream: self._key(app, LineageNode("stream", dataset.stream))}
+        )
+        spec = self._spec(app, LineageNode("dataset", dataset.name), [source] if source else [])
+        known, owner = self._datasets.setdefault(
+            dataset.name, (DatasetAsset(dataset, spec, streams, self._preview_rows), app.name)
+        )
+        if known.dataset != dataset:
+            raise ConfigurationError(
+                f"applications {owner!r} and {app.name!r} declare dataset {dataset.name!r} differently.",
+                "Declare it once and pass that object to both.",
+                dataset=dataset.name,
+            )
+        self._declared_by.setdefault(dataset.name, []).append(app)
+        return known.key
+
+    def _key(self, app: Application, node: LineageNode) -> dg.AssetKey:
+        key = self._names.get_asset_key(asset_subject(app, node))
+        known = self._nodes.setdefault(key, node)
+        if known != node:
+            raise ConfigurationError(
+                f"{known.kind} {known.name!r} and {node.kind} {node.name!r} both have the asset key "
+                f"{key.to_user_string()}.",
+                "Return different keys from the translator's get_asset_key, or rename one.",
+                application=app.name,
+            )
+        return key
+
+    def _spec(
+        self, app: Application, node: LineageNode, upstream: Iterable[LineageNode] = (), *, external: bool = False
+    ) -> dg.AssetSpec:
+        """Return the asset of a node. An external one does not depend on the application, because Definitions.merge
+        accepts several assets of one key only if they are equal.
+        """
+        names, subject = self._names, asset_subject(app, node)
+        metadata = NODE_KINDS[node.kind].declared(app, node.name)
+        if external:
+            subject = replace(subject, owners=(), external=True)
+        elif self._link_code:
+            metadata |= code_references(find_declaration(app, node))
+        owners = names.get_owners(subject)
+        return dg.AssetSpec(
+            key=self._key(app, node),
+            deps=[self._key(app, parent) for parent in upstream],
+            group_name=names.get_group_name(subject),
+            owners=[owners] if isinstance(owners, str) else list(owners),
+            description=names.get_description(subject),
+            kinds=names.get_kinds(subject),
+            tags=dict(names.get_tags(subject)),
+            metadata=metadata,
+            freshness_policy=freshness_policy(app, node),
+        )
+
+
+def _has_own_asset(dataset: AdjunctDataset) -> bool:
+    """Whether the dataset has its own asset; an application's step builds local tables and datasets of one run."""
+    return dataset.following.persistent and not dataset.is_local

@@ -6,20 +6,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any
 
-from dagster import (
-    AssetMaterialization,
-    AssetObservation,
-    Config,
-    DefaultScheduleStatus,
-    JobDefinition,
-    JsonMetadataValue,
-    MetadataValue,
-    OpExecutionContext,
-    ScheduleDefinition,
-    in_process_executor,
-    job,
-    op,
-)
+import dagster as dg
 from pydantic import Field
 
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable, publish_to_iceberg
@@ -48,16 +35,16 @@ _SCHEDULES = {
 }
 
 
-def op_job(application: str, what: str, description: str) -> Callable[[Callable[..., None]], JobDefinition]:
+def op_job(application: str, what: str, description: str) -> Callable[[Callable[..., None]], dg.JobDefinition]:
     """Turn a function into the op of a job `<application>_<what>`; scheduled jobs of an application share a pool."""
 
-    def decorate(act: Callable[..., None]) -> JobDefinition:
+    def decorate(act: Callable[..., None]) -> dg.JobDefinition:
         pool = f"adjunct/{what}/{application}" if what in _SCHEDULES else None
-        only = op(name=to_dagster_name(f"{what}_{application}"), pool=pool)(act)
+        only = dg.op(name=to_dagster_name(f"{what}_{application}"), pool=pool)(act)
 
-        @job(
+        @dg.job(
             name=to_dagster_name(f"{application}_{what}"),
-            executor_def=in_process_executor,
+            executor_def=dg.in_process_executor,
             description=description,
             tags={"adjunct/application": application},
         )
@@ -69,15 +56,15 @@ def op_job(application: str, what: str, description: str) -> Callable[[Callable[
     return decorate
 
 
-def upkeep_schedule(what: str, upkeep: JobDefinition) -> ScheduleDefinition:
+def upkeep_schedule(what: str, upkeep: dg.JobDefinition) -> dg.ScheduleDefinition:
     """Return the schedule of a job, off by default."""
     every, cron, description = _SCHEDULES[what]
-    return ScheduleDefinition(
+    return dg.ScheduleDefinition(
         name=f"{upkeep.name}_{every}",
         job=upkeep,
         cron_schedule=cron,
         execution_timezone="UTC",
-        default_status=DefaultScheduleStatus.STOPPED,
+        default_status=dg.DefaultScheduleStatus.STOPPED,
         description=description,
     )
 
@@ -92,7 +79,7 @@ class ActionReport:
 
 
 def run_on_datasets(
-    context: OpExecutionContext,
+    context: dg.OpExecutionContext,
     resource: LakeResource,
     members: Sequence[DatasetAsset],
     act: Callable[["Lake", DatasetAsset], ActionReport | None],
@@ -104,7 +91,7 @@ def run_on_datasets(
     A change is logged as an observation under the key `report_as`. If a dataset fails, the others are still processed,
     and the first error is raised at the end with notes about the rest.
     """
-    reports: dict[str, JsonMetadataValue] = {}
+    reports: dict[str, dg.JsonMetadataValue] = {}
     errors: list[AdjunctError] = []
     with translate_errors(context):
         lake = resource.open()
@@ -117,15 +104,15 @@ def run_on_datasets(
             if acted is None:
                 continue
             context.log.info(acted.summary)
-            report = reports[member.dataset.name] = MetadataValue.json(acted.report)
+            report = reports[member.dataset.name] = dg.MetadataValue.json(acted.report)
             if acted.changed:
                 metadata = {report_as: report}
-                context.log_event(AssetObservation(member.key, description=acted.summary, metadata=metadata))
+                context.log_event(dg.AssetObservation(member.key, description=acted.summary, metadata=metadata))
         raise_first(errors)
     context.add_output_metadata(reports)
 
 
-def select_advanced(context: OpExecutionContext, lake: Lake, members: Sequence[DatasetAsset]) -> list[DatasetAsset]:
+def select_advanced(context: dg.OpExecutionContext, lake: Lake, members: Sequence[DatasetAsset]) -> list[DatasetAsset]:
     """Return the datasets that exist in the lake; log the others."""
     there = set(list_datasets(lake))
     for member in members:
@@ -142,7 +129,7 @@ class CompactionLevel(Enum):
     major = "major"
 
 
-class CompactConfig(Config):
+class CompactConfig(dg.Config):
     """Run configuration of the compaction job."""
 
     level: CompactionLevel = Field(
@@ -151,7 +138,7 @@ class CompactConfig(Config):
     )
 
 
-def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
+def compact_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefinition:
     """Return the job that compacts these unbounded datasets by their policies; its reports are the op's metadata.
 
     A compaction is logged as an observation, because the content does not change.
@@ -159,7 +146,7 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
 
     @op_job(application, "compact", "Merges the deltas of change streams' tables, so that reading them stays cheap.")
     def compact(
-        context: OpExecutionContext, config: CompactConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
+        context: dg.OpExecutionContext, config: CompactConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> None:
         def compact_one(lake: Lake, member: DatasetAsset) -> ActionReport:
             report = compact_dataset(
@@ -177,7 +164,9 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
     return compact
 
 
-def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mapping[str, IcebergTable]) -> JobDefinition:
+def iceberg_job(
+    application: str, members: Sequence[DatasetAsset], tables: Mapping[str, IcebergTable]
+) -> dg.JobDefinition:
     """Return the job that registers the served versions of these datasets in their Iceberg tables.
 
     An unbounded dataset with deltas is compacted first. A new snapshot is logged as an observation of the dataset's
@@ -185,7 +174,7 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
     """
 
     @op_job(application, "iceberg", "Registers the served versions of datasets in their Iceberg tables.")
-    def publish(context: OpExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> None:
+    def publish(context: dg.OpExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> None:
         def publish_one(lake: Lake, member: DatasetAsset) -> ActionReport | None:
             dataset, table = member.dataset.name, tables[member.dataset.name]
             try:
@@ -204,7 +193,7 @@ def iceberg_job(application: str, members: Sequence[DatasetAsset], tables: Mappi
 
 def iceberg_jobs(
     datasets: Mapping[str, Sequence[DatasetAsset]], tables: Mapping[str, IcebergTable]
-) -> list[JobDefinition]:
+) -> list[dg.JobDefinition]:
     """Return a job for each application whose datasets have Iceberg tables.
 
     Raises ConfigurationError for a table of a dataset that no application stores.
@@ -254,7 +243,7 @@ class Versions(Enum):
     recorded = "recorded"
 
 
-class StartpointConfig(Config):
+class StartpointConfig(dg.Config):
     """Run configuration of the startpoint job."""
 
     action: StartpointAction = Field(default=StartpointAction.set, description="Set or clear startpoints.")
@@ -288,7 +277,7 @@ class StartpointConfig(Config):
     dry_run: bool = Field(default=False, description="Only show what would happen.")
 
 
-def startpoint_job(app: Application) -> JobDefinition:
+def startpoint_job(app: Application) -> dg.JobDefinition:
     """Return the job that sets or clears startpoints of an application.
 
     The effect of each is in the op's metadata and the run's log. The next run of the application applies them; the
@@ -296,7 +285,7 @@ def startpoint_job(app: Application) -> JobDefinition:
     """
 
     @op_job(app.name, "startpoint", f"Sets or clears startpoints of {app.name}.")
-    def act(context: OpExecutionContext, config: StartpointConfig, adjunct_lake: LakeResource) -> None:
+    def act(context: dg.OpExecutionContext, config: StartpointConfig, adjunct_lake: LakeResource) -> None:
         with translate_errors(context):
             startpoints = Startpoints(app, lake=adjunct_lake.open())
             do = _cancel_startpoints if config.action is StartpointAction.clear else _request_startpoints
@@ -306,7 +295,7 @@ def startpoint_job(app: Application) -> JobDefinition:
 
 
 def _request_startpoints(
-    context: OpExecutionContext, startpoints: Startpoints, config: StartpointConfig, by: str
+    context: dg.OpExecutionContext, startpoints: Startpoints, config: StartpointConfig, by: str
 ) -> None:
     if config.position is None:
         raise ConfigurationError(
@@ -345,11 +334,11 @@ def _request_startpoints(
     lines += [*asked.notes, outcome]
     for line in lines:
         context.log.info(line)
-    context.add_output_metadata({"adjunct/startpoints": MetadataValue.json(asked.to_json())})
+    context.add_output_metadata({"adjunct/startpoints": dg.MetadataValue.json(asked.to_json())})
 
 
 def _cancel_startpoints(
-    context: OpExecutionContext, startpoints: Startpoints, config: StartpointConfig, by: str
+    context: dg.OpExecutionContext, startpoints: Startpoints, config: StartpointConfig, by: str
 ) -> None:
     if config.dry_run:
         raise ConfigurationError(
@@ -366,7 +355,7 @@ def _cancel_startpoints(
         context.log.info(f"replay stopped: {replay.ssp} at offset {replay.next} of {replay.until}")
     for text in taken.left:
         context.log.warning(f"not removed: {text}")
-    context.add_output_metadata({"adjunct/startpoints": MetadataValue.json(taken.to_json())})
+    context.add_output_metadata({"adjunct/startpoints": dg.MetadataValue.json(taken.to_json())})
 
 
 class VersionAction(Enum):
@@ -380,7 +369,7 @@ class VersionAction(Enum):
     remove = "remove"
 
 
-class VersionActionConfig(Config):
+class VersionActionConfig(dg.Config):
     """Run configuration of the version job."""
 
     dataset: str = Field(description="The dataset's name.")
@@ -395,13 +384,13 @@ class VersionActionConfig(Config):
     make_current: bool = Field(default=False, description="For accept: serve it even if a newer version is served.")
 
 
-class DiscardConfig(Config):
+class DiscardConfig(dg.Config):
     """Run configuration of the discard job."""
 
     dry_run: bool = Field(default=False, description="Only list what would be deleted, and why.")
 
 
-def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
+def discard_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefinition:
     """Return the job that deletes versions of these datasets by their retention policies."""
     declared = {member.dataset.name: member.dataset for member in members}
 
@@ -410,19 +399,19 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
         "discard",
         "Deletes versions that the retention policies no longer keep, and what failed builds left.",
     )
-    def discard(context: OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource) -> None:
+    def discard(context: dg.OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource) -> None:
         with translate_errors(context):
             lake = adjunct_lake.open()
             names = [member.dataset.name for member in select_advanced(context, lake, members)]
             reports = discard_all(lake, declared, by=context.run.run_id, datasets=names, dry_run=config.dry_run)
         for report in reports:
             context.log.info(report.summary())
-        context.add_output_metadata({report.dataset: MetadataValue.json(report.to_json()) for report in reports})
+        context.add_output_metadata({report.dataset: dg.MetadataValue.json(report.to_json()) for report in reports})
 
     return discard
 
 
-def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinition:
+def version_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefinition:
     """Return the job that pins, unpins, rolls back, revokes, accepts or removes one version.
 
     It also reports the version served afterwards on the dataset's asset.
@@ -434,7 +423,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> JobDefinit
         "version_action",
         "Pins, unpins, rolls back, revokes, accepts or removes a version of a dataset.",
     )
-    def act(context: OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
+    def act(context: dg.OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
         with translate_errors(context):
             if config.dataset not in known:
                 raise ConfigurationError(
@@ -484,8 +473,8 @@ def _apply_action(store: StoredVersions, config: VersionActionConfig, *, by: str
 
 
 def _served_event(
-    context: OpExecutionContext, member: DatasetAsset, manifest: DatasetManifest, uri: str
-) -> AssetMaterialization | AssetObservation:
+    context: dg.OpExecutionContext, member: DatasetAsset, manifest: DatasetManifest, uri: str
+) -> dg.AssetMaterialization | dg.AssetObservation:
     """Return the event that reports the served version: an observation if Dagster knows the version already.
 
     For a partitioned dataset it is always an observation, because its partitions did not change.
@@ -493,5 +482,5 @@ def _served_event(
     metadata: dict[str, Any] = served_metadata(manifest, uri)
     partitioned = member.dataset.versions is not None
     if manifest.version is None or partitioned or last_data_version(context, member.key) == manifest.version.id:
-        return AssetObservation(member.key, metadata=metadata)
-    return AssetMaterialization(member.key, metadata=metadata, tags={DATA_VERSION_TAG: manifest.version.id})
+        return dg.AssetObservation(member.key, metadata=metadata)
+    return dg.AssetMaterialization(member.key, metadata=metadata, tags={DATA_VERSION_TAG: manifest.version.id})

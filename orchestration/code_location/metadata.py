@@ -6,28 +6,11 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from dagster import (
-    AssetExecutionContext,
-    AssetKey,
-    CodeReferencesMetadataValue,
-    DagsterInstance,
-    DagsterRun,
-    DagsterRunStatus,
-    Failure,
-    LocalFileCodeReference,
-    MetadataValue,
-    OpExecutionContext,
-    RetryRequested,
-    RunsFilter,
-    TableColumn,
-    TableColumnDep,
-    TableColumnLineage,
-    TableRecord,
-    TableSchema,
-)
+import dagster as dg
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
@@ -71,19 +54,19 @@ from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, 
 DATA_VERSION_TAG = "dagster/data_version"
 
 
-def column_schema(schema: Schema, descriptions: Mapping[str, str] | None = None) -> MetadataValue:
+def column_schema(schema: Schema, descriptions: Mapping[str, str] | None = None) -> dg.MetadataValue:
     """Return a schema as metadata, with Spark's type names and column descriptions."""
     return _table_schema({field.name: field.type for field in schema.fields}, descriptions or {})
 
 
-def lineage_metadata(made: ColumnSources, key_of: Callable[[LineageNode], AssetKey | None]) -> dict[str, Any]:
+def lineage_metadata(made: ColumnSources, key_of: Callable[[LineageNode], dg.AssetKey | None]) -> dict[str, Any]:
     """Return the column lineage as metadata, empty if it is unknown."""
     deps = {
-        name: [TableColumnDep(key, column) for node, column in sources if (key := key_of(node)) is not None]
+        name: [dg.TableColumnDep(key, column) for node, column in sources if (key := key_of(node)) is not None]
         for name, sources in made.items()
     }
     known = {name: sources for name, sources in deps.items() if sources}
-    return {"dagster/column_lineage": TableColumnLineage(known)} if known else {}
+    return {"dagster/column_lineage": dg.TableColumnLineage(known)} if known else {}
 
 
 def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
@@ -91,76 +74,76 @@ def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
 
     Rows are omitted if deltas would have to be merged to count them.
     """
-    metadata: dict[str, Any] = {
-        "adjunct/action": report.action,
-        "adjunct/version": report.version or "none",
-        "adjunct/offsets": MetadataValue.json(dict(report.offsets)),
-        "adjunct/counters": MetadataValue.json(dict(report.counters)),
-        **{f"adjunct/records_{name}": count for name, count in report.counters.items()},
-        **_timing_metadata(report.seconds),
-        "dagster/uri": uri,
-        "dagster/storage_kind": "parquet",
-    }
-    if report.rows is not None:
-        metadata["dagster/row_count"] = report.rows
-    if report.waiting:
-        metadata["adjunct/waiting"] = MetadataValue.json(list(report.waiting))
-    if report.waiting_since is not None:
-        metadata["adjunct/waiting_since"] = MetadataValue.timestamp(report.waiting_since)
-    if report.decision is not None:
-        metadata["adjunct/decision"] = MetadataValue.json(report.decision.model_dump(mode="json"))
-    if report.note:
-        metadata["adjunct/note"] = report.note
-    if report.warnings:
-        metadata["adjunct/warnings"] = MetadataValue.json(list(report.warnings))
-    if report.schema is not None:
-        metadata["dagster/column_schema"] = column_schema(report.schema)
-    return metadata
+    json = dg.MetadataValue.json
+    return _known(
+        {
+            "adjunct/action": report.action,
+            "adjunct/version": report.version or "none",
+            "adjunct/offsets": json(dict(report.offsets)),
+            "adjunct/counters": json(dict(report.counters)),
+            **{f"adjunct/records_{name}": count for name, count in report.counters.items()},
+            **_timing_metadata(report.seconds),
+            "dagster/uri": uri,
+            "dagster/storage_kind": "parquet",
+            "dagster/row_count": report.rows,
+            "adjunct/waiting": json(list(report.waiting)) if report.waiting else None,
+            "adjunct/waiting_since": report.waiting_since and dg.MetadataValue.timestamp(report.waiting_since),
+            "adjunct/decision": report.decision and json(report.decision.model_dump(mode="json")),
+            "adjunct/note": report.note or None,
+            "adjunct/warnings": json(list(report.warnings)) if report.warnings else None,
+            "dagster/column_schema": None if report.schema is None else column_schema(report.schema),
+        }
+    )
+
+
+def _known(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata without values that are None."""
+    return {name: value for name, value in metadata.items() if value is not None}
 
 
 def version_metadata(manifest: DatasetManifest) -> dict[str, Any]:
     """Return the metadata of listed versions: retained, pinned and rejected ones, and the head."""
     if manifest.versions_are_commits:
         return {}
-    sealed = [ref for ref in manifest.listed if ref.state == "sealed"]
-    rejected = [ref for ref in manifest.listed if ref.state == "rejected"]
-    metadata: dict[str, Any] = {"adjunct/retained": len(sealed)}
+    rejected = [
+        {"id": ref.id, "name": ref.name, "reason": ref.reason} for ref in manifest.listed if ref.state == "rejected"
+    ]
     served = manifest.ref(manifest.version.id) if manifest.version else None
-    if served is not None and served.name is not None:
-        metadata["adjunct/name"] = served.name
-    if manifest.pin is not None:
-        metadata["adjunct/pin"] = MetadataValue.json(manifest.pin.model_dump(mode="json"))
-    if manifest.head is not None and (served is None or manifest.head != served.id):
-        metadata["adjunct/head"] = manifest.head
-    if rejected:
-        listed = [{"id": ref.id, "name": ref.name, "reason": ref.reason} for ref in rejected]
-        metadata["adjunct/rejected"] = MetadataValue.json(listed)
-    return metadata
+    return _known(
+        {
+            "adjunct/retained": sum(ref.state == "sealed" for ref in manifest.listed),
+            "adjunct/name": served and served.name,
+            "adjunct/pin": manifest.pin and dg.MetadataValue.json(manifest.pin.model_dump(mode="json")),
+            "adjunct/head": None if served and manifest.head == served.id else manifest.head,
+            "adjunct/rejected": dg.MetadataValue.json(rejected) if rejected else None,
+        }
+    )
 
 
 def lag_metadata(lags: Mapping[SystemStreamPartition, PartitionLag]) -> dict[str, Any]:
     """Return how far an unbounded dataset is behind its stream: by partition, and totals that Dagster plots."""
     seconds = [lag.seconds for lag in lags.values() if lag.seconds is not None]
-    metadata: dict[str, Any] = {
-        "adjunct/lag": MetadataValue.json({str(ssp): lag.to_json() for ssp, lag in lags.items()}),
-        "adjunct/lag_records": sum(lag.records for lag in lags.values()),
-    }
-    if lost := sum(lag.lost for lag in lags.values()):
-        metadata["adjunct/lost_offsets"] = lost
-    return metadata | ({"adjunct/lag_seconds": round(max(seconds), 1)} if len(seconds) == len(lags) else {})
+    return _known(
+        {
+            "adjunct/lag": dg.MetadataValue.json({str(ssp): lag.to_json() for ssp, lag in lags.items()}),
+            "adjunct/lag_records": sum(lag.records for lag in lags.values()),
+            "adjunct/lost_offsets": sum(lag.lost for lag in lags.values()) or None,
+            "adjunct/lag_seconds": round(max(seconds), 1) if len(seconds) == len(lags) else None,
+        }
+    )
 
 
 def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:
     """Return the metadata of the version that a dataset serves, without the report of an advance."""
-    version = manifest.version
-    metadata: dict[str, Any] = {"adjunct/version": version.id if version else "none", "dagster/uri": uri}
-    if version is not None:
-        metadata["dagster/column_schema"] = column_schema(version.columns)
-        if version.rows is not None:
-            metadata["dagster/row_count"] = version.rows
-    if manifest.change is not None:
-        metadata["adjunct/change"] = MetadataValue.json(manifest.change.model_dump(mode="json"))
-    return metadata | version_metadata(manifest)
+    version, change = manifest.version, manifest.change
+    facts = {
+        "adjunct/version": version.id if version else "none",
+        "dagster/uri": uri,
+        "dagster/column_schema": version and column_schema(version.columns),
+        "dagster/row_count": version and version.rows,
+        "adjunct/change": change and dg.MetadataValue.json(change.model_dump(mode="json")),
+    }
+    return _known(facts) | version_metadata(manifest)
 
 
 def stream_metadata(
@@ -175,56 +158,52 @@ def stream_metadata(
         return None
     ssps = system.partitions(stream)
     oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)
-    metadata: dict[str, Any] = {
-        "adjunct/oldest": MetadataValue.json({str(ssp): offset for ssp, offset in oldest.items()}),
-        "adjunct/upcoming": MetadataValue.json({str(ssp): offset for ssp, offset in upcoming.items()}),
-    }
-    if system.counts_unread:
-        whole = {ssp: OffsetRange(oldest[ssp], upcoming[ssp]) for ssp in ssps}
-        metadata["dagster/row_count"] = system.records_between(whole)
-    if system_name == "lake":
-        metadata["dagster/uri"] = f"{lake.url}/{lake.stream_prefix(stream)}"
-    if info.schema is not None:
-        metadata["dagster/column_schema"] = column_schema(info.schema, descriptions)
-    return metadata
+    whole = {ssp: OffsetRange(oldest[ssp], upcoming[ssp]) for ssp in ssps}
+    return _known(
+        {
+            "adjunct/oldest": dg.MetadataValue.json({str(ssp): offset for ssp, offset in oldest.items()}),
+            "adjunct/upcoming": dg.MetadataValue.json({str(ssp): offset for ssp, offset in upcoming.items()}),
+            "dagster/row_count": system.records_between(whole) if system.counts_unread else None,
+            "dagster/uri": f"{lake.url}/{lake.stream_prefix(stream)}" if system_name == "lake" else None,
+            "dagster/column_schema": None if info.schema is None else column_schema(info.schema, descriptions),
+        }
+    )
 
 
 def declared_metadata(dataset: AdjunctDataset) -> dict[str, Any]:
     """Return the metadata of a dataset's declaration: key, input and partitioning."""
     by = ", ".join(dataset.partition_by)
-    spread = "one broadcast copy" if dataset.broadcast else f"{dataset.partitions} by {by}"
-    metadata: dict[str, Any] = {
-        "adjunct/kind": dataset.kind,
-        "adjunct/key": MetadataValue.json(list(dataset.key)),
-        "adjunct/input": str(dataset.input),
-        "adjunct/partitioning": spread,
-        "adjunct/holds_back": dataset.bootstrap,
-    }
-    if dataset.partitions is not None:
-        metadata["adjunct/partitions"] = dataset.partitions
-    if dataset.columns is not None:
-        metadata["adjunct/columns"] = MetadataValue.json(list(dataset.columns))
-    if dataset.version_set is not None:
-        metadata["adjunct/version_set"] = dataset.version_set
-    return metadata
+    return _known(
+        {
+            "adjunct/kind": dataset.kind,
+            "adjunct/key": dg.MetadataValue.json(list(dataset.key)),
+            "adjunct/input": str(dataset.input),
+            "adjunct/partitioning": "one broadcast copy" if dataset.broadcast else f"{dataset.partitions} by {by}",
+            "adjunct/holds_back": dataset.bootstrap,
+            "adjunct/partitions": dataset.partitions,
+            "adjunct/columns": None if dataset.columns is None else dg.MetadataValue.json(list(dataset.columns)),
+            "adjunct/version_set": dataset.version_set,
+        }
+    )
 
 
 def output_stream_metadata(output: OutputStream) -> dict[str, Any]:
     """Return the declared key and partitions of an output stream."""
-    return {"adjunct/key": MetadataValue.json(list(output.key)), "adjunct/partitions": output.partitions}
+    return {"adjunct/key": dg.MetadataValue.json(list(output.key)), "adjunct/partitions": output.partitions}
 
 
 def table_metadata(table: KeyedTable, descriptions: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the declared key, location and columns of a remote table."""
     declared = _describe_table(table)
-    metadata: dict[str, Any] = {"adjunct/key": MetadataValue.json(list(table.key))}
-    if declared.get("columns"):
-        metadata["dagster/column_schema"] = _table_schema(declared["columns"], descriptions or {})
-    if declared.get("table"):
-        metadata["dagster/table_name"] = ".".join(filter(None, [declared.get("schema"), declared["table"]]))
-    if declared.get("backend"):
-        metadata["dagster/storage_kind"] = declared["backend"]
-    return metadata
+    columns, name = declared.get("columns"), declared.get("table")
+    return _known(
+        {
+            "adjunct/key": dg.MetadataValue.json(list(table.key)),
+            "dagster/column_schema": _table_schema(columns, descriptions or {}) if columns else None,
+            "dagster/table_name": ".".join(filter(None, [declared.get("schema"), name])) if name else None,
+            "dagster/storage_kind": declared.get("backend") or None,
+        }
+    )
 
 
 def backend_name(table: KeyedTable) -> str:
@@ -236,21 +215,16 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
     """Return the metadata that all outputs of a step share: batches, versions, checkpoint, joins, startpoints."""
     joins = {name: counts for name, counts in report.counters.items() if "unmatched" in counts}
     lost = sum(counts.get("lost_offsets", 0) for counts in report.counters.values())
+    plotted = ("unmatched", "before_history", "null_times")
     return {
         "adjunct/batches": report.batches,
         "adjunct/few_batches": report.few_batches,
         "adjunct/last_batch": report.state.batch,
         "adjunct/caught_up": report.caught_up,
-        "adjunct/versions": MetadataValue.json(report.versions),
-        "adjunct/checkpoint": MetadataValue.json({str(ssp): at for ssp, at in report.state.checkpoint.items()}),
-        "adjunct/joins": MetadataValue.json(joins),
-        **{f"adjunct/unmatched/{name}": counts["unmatched"] for name, counts in joins.items()},
-        **{
-            f"adjunct/{counted}/{name}": counts[counted]
-            for name, counts in joins.items()
-            for counted in ("before_history", "null_times")
-            if counted in counts
-        },
+        "adjunct/versions": dg.MetadataValue.json(report.versions),
+        "adjunct/checkpoint": dg.MetadataValue.json({str(ssp): at for ssp, at in report.state.checkpoint.items()}),
+        "adjunct/joins": dg.MetadataValue.json(joins),
+        **{f"adjunct/{what}/{name}": of[what] for name, of in joins.items() for what in plotted if what in of},
         **_timing_metadata(report.seconds),
         **({"adjunct/lost_offsets": lost} if lost else {}),
         **startpoint_metadata(report),
@@ -260,21 +234,18 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
 
 def watermark_metadata(report: StepReport) -> dict[str, Any]:
     """Return watermarks of inputs and operators, the largest lag of an input in seconds, and state sizes."""
-    metadata: dict[str, Any] = {}
-    if report.watermarks:
-        metadata["adjunct/watermarks"] = MetadataValue.json(
-            [input_times.to_json() for input_times in report.watermarks]
-        )
-        lags = [input_times.lag.total_seconds() for input_times in report.watermarks if input_times.lag is not None]
-        if len(lags) == len(report.watermarks):
-            metadata["adjunct/watermark_lag_seconds"] = round(max(lags), 1)
-    if operators := report.state.times.operators:
-        shown = {name: mark.isoformat() for name, mark in operators.items()}
-        metadata["adjunct/operator_watermarks"] = MetadataValue.json(shown)
+    lags = [times.lag.total_seconds() for times in report.watermarks if times.lag is not None]
+    is_known = report.watermarks and len(lags) == len(report.watermarks)
+    operators = {name: mark.isoformat() for name, mark in report.state.times.operators.items()}
+    times = [times.to_json() for times in report.watermarks]
+    metadata = {
+        "adjunct/watermarks": dg.MetadataValue.json(times) if times else None,
+        "adjunct/watermark_lag_seconds": round(max(lags), 1) if is_known else None,
+        "adjunct/operator_watermarks": dg.MetadataValue.json(operators) if operators else None,
+    }
     for name, size in report.state_sizes.items():
-        metadata |= {f"adjunct/state/{name}/rows": size.rows, f"adjunct/state/{name}/bytes": size.bytes}
-        metadata[f"adjunct/state/{name}/kept_for"] = size.kept_for
-    return metadata
+        metadata |= {f"adjunct/state/{name}/{fact}": value for fact, value in asdict(size).items()}
+    return _known(metadata)
 
 
 def startpoint_metadata(report: StepReport) -> dict[str, Any]:
@@ -286,7 +257,7 @@ def startpoint_metadata(report: StepReport) -> dict[str, Any]:
         "epochs": {str(ssp): epoch for ssp, epoch in offsets.epochs.items()},
         "replays": replays,
     }
-    return {f"adjunct/{name}": MetadataValue.json(value) for name, value in values.items() if value}
+    return {f"adjunct/{name}": dg.MetadataValue.json(value) for name, value in values.items() if value}
 
 
 def output_metadata(report: StepReport, name: str) -> dict[str, Any]:
@@ -294,20 +265,20 @@ def output_metadata(report: StepReport, name: str) -> dict[str, Any]:
 
     For a remote table also its measurements in this run, with durations in seconds.
     """
-    counters: dict[str, int | float] = {**report.counters.get(name, {})}
-    if (measured := report.measured.get(name)) is not None:
-        counters = {**measured.to_dict(), **counters}
-    metadata: dict[str, Any] = {
-        f"adjunct/{counter}": round(value, 6) if isinstance(value, float) else value
-        for counter, value in counters.items()
-    }
-    return metadata | {"adjunct/totals": MetadataValue.json(dict(report.state.totals.get(name, {})))}
+    measured = report.measured.get(name)
+    counters = ({} if measured is None else measured.to_dict()) | report.counters.get(name, {})
+    totals = dg.MetadataValue.json(dict(report.state.totals.get(name, {})))
+    return {f"adjunct/{counter}": _rounded(value) for counter, value in counters.items()} | {"adjunct/totals": totals}
+
+
+def _rounded(value: float) -> float:
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def lookup_metadata(report: StepReport, tables: Iterable[str]) -> dict[str, Any]:
     """Return the counters and measurements of lookup tables in this run, by table."""
     return {
-        f"adjunct/lookups/{name}/{counter}": round(value, 6) if isinstance(value, float) else value
+        f"adjunct/lookups/{name}/{counter}": _rounded(value)
         for name in tables
         if name in report.measured
         for counter, value in report.measured[name].to_dict().items()
@@ -324,25 +295,25 @@ def _describe_table(table: KeyedTable) -> dict[str, Any]:
         return {"columns": columns} if isinstance(columns, Mapping) else {}
 
 
-def _table_schema(columns: Mapping[str, str], descriptions: Mapping[str, str]) -> MetadataValue:
+def _table_schema(columns: Mapping[str, str], descriptions: Mapping[str, str]) -> dg.MetadataValue:
     texts = {name.lower(): text for name, text in descriptions.items()}
-    shown = [TableColumn(name, kind, texts.get(name.lower())) for name, kind in columns.items()]
-    return MetadataValue.table_schema(TableSchema(shown))
+    shown = [dg.TableColumn(name, kind, texts.get(name.lower())) for name, kind in columns.items()]
+    return dg.MetadataValue.table_schema(dg.TableSchema(shown))
 
 
 def _timing_metadata(seconds: Mapping[str, float]) -> dict[str, Any]:
     """Return wall time by stage, as one document and as numbers that Dagster plots."""
     rounded = {stage: round(value, 3) for stage, value in seconds.items()}
     plotted = {f"adjunct/seconds/{stage}": value for stage, value in rounded.items()}
-    return {"adjunct/seconds": MetadataValue.json(rounded), **plotted}
+    return {"adjunct/seconds": dg.MetadataValue.json(rounded), **plotted}
 
 
 def code_references(place: CodeLine | None) -> dict[str, Any]:
     """Return the metadata that links to a line of a local file, empty for an unknown place."""
     if place is None:
         return {}
-    reference = LocalFileCodeReference(file_path=place.file, line_number=place.line, label="declared here")
-    return {"dagster/code_references": CodeReferencesMetadataValue(code_references=[reference])}
+    reference = dg.LocalFileCodeReference(file_path=place.file, line_number=place.line, label="declared here")
+    return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[reference])}
 
 
 # Errors after which a new run can succeed, but a retry within this run can't.
@@ -353,7 +324,9 @@ _RETRY_SECONDS = 5.0
 
 @contextmanager
 def translate_errors(
-    context: AssetExecutionContext | OpExecutionContext, *, retry: tuple[type[AdjunctError], ...] = (TransientError,)
+    context: dg.AssetExecutionContext | dg.OpExecutionContext,
+    *,
+    retry: tuple[type[AdjunctError], ...] = (TransientError,),
 ) -> Iterator[None]:
     """Turn AdjunctErrors into Dagster failures with a next step; errors in `retry` are retried first.
 
@@ -369,10 +342,10 @@ def translate_errors(
         again = isinstance(ours, retry) and not isinstance(ours, ApplicationBusyError)
         if again and context.retry_number < MAX_RETRIES:
             context.log.warning(f"{type(ours).__name__}, retrying in {_RETRY_SECONDS:g} s: {ours}")
-            raise RetryRequested(max_retries=MAX_RETRIES, seconds_to_wait=_RETRY_SECONDS) from error
+            raise dg.RetryRequested(max_retries=MAX_RETRIES, seconds_to_wait=_RETRY_SECONDS) from error
         for note in getattr(ours, "__notes__", ()):  # errors of other datasets that failed too
             context.log.error(note)
-        raise Failure(
+        raise dg.Failure(
             description=str(ours),
             metadata={
                 "error": type(ours).__name__,
@@ -391,9 +364,9 @@ def plan_metadata(planned: ExecutionPlan) -> dict[str, Any]:
     text, document = planned.render(), planned.to_json()
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
     shown = text if len(text) <= MAX_PLAN_LENGTH else f"{text[:MAX_PLAN_LENGTH]}\n…\n"
-    metadata: dict[str, Any] = {"adjunct/plan": MetadataValue.md(f"{fence}text\n{shown}{fence}")}
+    metadata: dict[str, Any] = {"adjunct/plan": dg.MetadataValue.md(f"{fence}text\n{shown}{fence}")}
     if len(json.dumps(document)) <= MAX_PLAN_LENGTH:
-        metadata["adjunct/plan_document"] = MetadataValue.json(document)
+        metadata["adjunct/plan_document"] = dg.MetadataValue.json(document)
     return metadata
 
 
@@ -434,11 +407,11 @@ def _preview_table(
 ) -> dict[str, Any]:
     hidden = {name.lower() for name in sensitive}
     records = [
-        TableRecord({name: MASKED if name.lower() in hidden else _preview_value(entry.get(name)) for name in names})
+        dg.TableRecord({name: MASKED if name.lower() in hidden else _preview_value(entry.get(name)) for name in names})
         for entry in entries
     ]
-    schema = TableSchema([TableColumn(name) for name in names])
-    return {"adjunct/preview": MetadataValue.table(records, schema)} if records else {}
+    schema = dg.TableSchema([dg.TableColumn(name) for name in names])
+    return {"adjunct/preview": dg.MetadataValue.table(records, schema)} if records else {}
 
 
 def _preview_value(value: object) -> str | int | float | bool | None:
@@ -449,26 +422,26 @@ def _preview_value(value: object) -> str | int | float | bool | None:
 
 
 ACTIVE = [
-    DagsterRunStatus.QUEUED,
-    DagsterRunStatus.NOT_STARTED,
-    DagsterRunStatus.STARTING,
-    DagsterRunStatus.STARTED,
-    DagsterRunStatus.CANCELING,
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
 ]
 
 
-def is_run_of(run: DagsterRun, job: str, assets: Collection[AssetKey]) -> bool:
+def is_run_of(run: dg.DagsterRun, job: str, assets: Collection[dg.AssetKey]) -> bool:
     """Whether a run belongs to this job or materializes one of these assets."""
     return run.job_name == job or any(key in assets for key in run.asset_selection or ())
 
 
-def has_active_run(instance: DagsterInstance, job: str, assets: Collection[AssetKey]) -> bool:
+def has_active_run(instance: dg.DagsterInstance, job: str, assets: Collection[dg.AssetKey]) -> bool:
     """Whether a run of this job or of one of these assets is queued or in progress."""
-    runs = instance.get_runs(RunsFilter(statuses=ACTIVE), limit=1000)
+    runs = instance.get_runs(dg.RunsFilter(statuses=ACTIVE), limit=1000)
     return any(is_run_of(run, job, assets) for run in runs)
 
 
-def has_ended(instance: DagsterInstance, run_id: str) -> bool:
+def has_ended(instance: dg.DagsterInstance, run_id: str) -> bool:
     """Whether a run has ended according to this instance; False for an unknown run."""
     run = instance.get_run_by_id(run_id)
     return run is not None and run.is_finished

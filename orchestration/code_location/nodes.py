@@ -9,26 +9,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from dagster import AssetKey, FreshnessPolicy
+import dagster as dg
 
 from dagster_adjunct.assets.declaration.sources import FileSource
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
-from dagster_adjunct.orchestration.code_location.metadata import (
-    backend_name,
-    column_schema,
-    dataset_preview,
-    declared_metadata,
-    inherited_descriptions,
-    masked_columns,
-    output_stream_metadata,
-    served_metadata,
-    stream_metadata,
-    stream_preview,
-    table_metadata,
-)
+from dagster_adjunct.orchestration.code_location import metadata
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, Kind, LineageNode
 from dagster_adjunct.orchestration.planner.plan import PlannedTable
 from dagster_adjunct.resources.common import CodeLine, split_stream_name
@@ -75,7 +63,7 @@ class NodeKind:
     the first run, `written` that of a run, given the sources of each column.
     """
 
-    key: Callable[[AssetSubject], AssetKey]
+    key: Callable[[AssetSubject], dg.AssetKey]
     icons: Callable[[AssetSubject], set[str]]
     subject: Callable[[Application, str], Mapping[str, Any]] = lambda app, name: {}
     declared: Callable[[Application, str], dict[str, Any]] = lambda app, name: {}
@@ -99,7 +87,7 @@ def find_declaration(app: Application, node: LineageNode) -> CodeLine | None:
     return app.dataset(node.name).declared_at if node.kind == "dataset" else app.declared_at
 
 
-def freshness_policy(app: Application, node: LineageNode) -> FreshnessPolicy | None:
+def freshness_policy(app: Application, node: LineageNode) -> dg.FreshnessPolicy | None:
     """Return a policy that fails if a dataset was not checked for changes within its declared window."""
     window = app.dataset(node.name).following.freshness if node.kind == "dataset" else None
     if window is None:
@@ -111,7 +99,7 @@ def freshness_policy(app: Application, node: LineageNode) -> FreshnessPolicy | N
             argument="freshness",
             dataset=node.name,
         )
-    return FreshnessPolicy.time_window(fail_window=window)
+    return dg.FreshnessPolicy.time_window(fail_window=window)
 
 
 def _dataset_subject(app: Application, name: str) -> dict[str, Any]:
@@ -129,18 +117,18 @@ def _written_local_table(outputs: RunOutputs, name: str, columns: ColumnSources)
     manifest = StoredVersions(outputs.lake, dataset).manifest()
     if manifest is None or manifest.version is None:
         return {}
-    shown = served_metadata(manifest, f"{outputs.lake.url}/{outputs.lake.dataset_prefix(name)}")
-    shown["dagster/column_schema"] = column_schema(manifest.version.columns, dict(dataset.column_descriptions))
+    shown = metadata.served_metadata(manifest, f"{outputs.lake.url}/{outputs.lake.dataset_prefix(name)}")
+    shown["dagster/column_schema"] = metadata.column_schema(manifest.version.columns, dict(dataset.column_descriptions))
     shown["adjunct/stored_rows"] = manifest.version.stored_rows
     if outputs.preview_rows:
         with open_dataset(outputs.lake, name, version=manifest.version.id, lease=False) as version:
-            shown |= dataset_preview(version, outputs.preview_rows, dataset.sensitive)
+            shown |= metadata.dataset_preview(version, outputs.preview_rows, dataset.sensitive)
     return shown | {VERSION_KEY: manifest.version.id}
 
 
-def _files_key(subject: AssetSubject) -> AssetKey:
+def _files_key(subject: AssetSubject) -> dg.AssetKey:
     path = subject.name.partition("://")[2] or subject.name
-    return AssetKey(["files", *(to_dagster_name(part) for part in path.split("/") if part not in ("", "."))])
+    return dg.AssetKey(["files", *(to_dagster_name(part) for part in path.split("/") if part not in ("", "."))])
 
 
 def _files_subject(app: Application, name: str) -> dict[str, Any]:
@@ -150,15 +138,15 @@ def _files_subject(app: Application, name: str) -> dict[str, Any]:
 
 def _written_table(outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
     sends = [table for table in outputs.tables if table.table == name]
-    return table_metadata(outputs.app.tables[name], inherited_descriptions(outputs.app, columns)) | {
+    return metadata.table_metadata(outputs.app.tables[name], metadata.inherited_descriptions(outputs.app, columns)) | {
         "adjunct/order": "; ".join(dict.fromkeys(f"{send.order}: {send.why}" for send in sends)),
         "adjunct/after_replay": "; ".join(dict.fromkeys(send.replay for send in sends)),
     }
 
 
-def _sink_key(subject: AssetSubject) -> AssetKey:
+def _sink_key(subject: AssetSubject) -> dg.AssetKey:
     application, _, function = subject.name.partition("/")
-    return AssetKey(["sinks", to_dagster_name(application), _NON_WORD.sub("_", function)])
+    return dg.AssetKey(["sinks", to_dagster_name(application), _NON_WORD.sub("_", function)])
 
 
 def _stream_icons(subject: AssetSubject) -> set[str]:
@@ -167,19 +155,21 @@ def _stream_icons(subject: AssetSubject) -> set[str]:
 
 
 def _written_stream(outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
-    held = stream_metadata(outputs.lake, outputs.systems, name, inherited_descriptions(outputs.app, columns))
+    held = metadata.stream_metadata(
+        outputs.lake, outputs.systems, name, metadata.inherited_descriptions(outputs.app, columns)
+    )
     if held is None:
         return {}
-    masked = partial(masked_columns, outputs.app, columns)
-    return held | stream_preview(outputs.systems, name, outputs.preview_rows, masked)
+    masked = partial(metadata.masked_columns, outputs.app, columns)
+    return held | metadata.stream_preview(outputs.systems, name, outputs.preview_rows, masked)
 
 
 NODE_KINDS: dict[Kind, NodeKind] = {
     "stream": NodeKind(
-        key=lambda subject: AssetKey([to_dagster_name(part) for part in split_stream_name(subject.name)]),
+        key=lambda subject: dg.AssetKey([to_dagster_name(part) for part in split_stream_name(subject.name)]),
         icons=_stream_icons,
         subject=lambda app, name: {"description": app.outputs[name].description} if name in app.outputs else {},
-        declared=lambda app, name: output_stream_metadata(app.outputs[name]) if name in app.outputs else {},
+        declared=lambda app, name: metadata.output_stream_metadata(app.outputs[name]) if name in app.outputs else {},
         written=_written_stream,
     ),
     "files": NodeKind(
@@ -189,17 +179,17 @@ NODE_KINDS: dict[Kind, NodeKind] = {
         declared=lambda app, name: {"dagster/uri": name},
     ),
     "dataset": NodeKind(
-        key=lambda subject: AssetKey(["datasets", f"{to_dagster_name(subject.name)}_dataset"]),
+        key=lambda subject: dg.AssetKey(["datasets", f"{to_dagster_name(subject.name)}_dataset"]),
         icons=lambda subject: {"spark", "parquet"},
         subject=_dataset_subject,
-        declared=lambda app, name: declared_metadata(app.dataset(name)),
+        declared=lambda app, name: metadata.declared_metadata(app.dataset(name)),
         written=_written_local_table,
     ),
     "table": NodeKind(
-        key=lambda subject: AssetKey(["tables", to_dagster_name(subject.name)]),
+        key=lambda subject: dg.AssetKey(["tables", to_dagster_name(subject.name)]),
         icons=lambda subject: {subject.storage or "table"},
-        subject=lambda app, name: {"storage": backend_name(app.tables[name])},
-        declared=lambda app, name: table_metadata(app.tables[name]),
+        subject=lambda app, name: {"storage": metadata.backend_name(app.tables[name])},
+        declared=lambda app, name: metadata.table_metadata(app.tables[name]),
         written=_written_table,
     ),
     "sink": NodeKind(key=_sink_key, icons=lambda subject: {"python"}),
@@ -218,7 +208,7 @@ class AdjunctTranslator:
     the group "inputs" and have no owners.
     """
 
-    def get_asset_key(self, subject: AssetSubject) -> AssetKey:
+    def get_asset_key(self, subject: AssetSubject) -> dg.AssetKey:
         return NODE_KINDS[subject.kind].key(subject)
 
     def get_group_name(self, subject: AssetSubject) -> str:

@@ -5,17 +5,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from dagster import (
-    AssetCheckResult,
-    AssetCheckSpec,
-    AssetExecutionContext,
-    AssetKey,
-    AssetsDefinition,
-    AssetSpec,
-    Config,
-    MetadataValue,
-    multi_asset,
-)
+import dagster as dg
 from pydantic import Field
 
 from dagster_adjunct.assets.writing.generation import Runtime
@@ -75,7 +65,7 @@ from dagster_adjunct.resources.spark.session import SparkResource
 _WAIT_SECONDS = 300.0
 
 
-class StepConfig(Config):
+class StepConfig(dg.Config):
     """Run configuration of the op that runs an application's batches."""
 
     take_over: bool = Field(
@@ -92,12 +82,12 @@ class StepConfig(Config):
 
 def outputs_asset(
     app: Application,
-    outputs: Mapping[LineageNode, AssetSpec],
-    inputs: Mapping[str, AssetKey],
-    datasets: Mapping[str, AssetKey],
-    tables: Mapping[str, AssetKey],
+    outputs: Mapping[LineageNode, dg.AssetSpec],
+    inputs: Mapping[str, dg.AssetKey],
+    datasets: Mapping[str, dg.AssetKey],
+    tables: Mapping[str, dg.AssetKey],
     preview_rows: int = 0,
-) -> AssetsDefinition:
+) -> dg.AssetsDefinition:
     """Return the multi-asset of an application's outputs, which one run of its step materializes.
 
     `inputs` are the assets of its input streams, `datasets` those of its datasets, whose served versions are reported,
@@ -107,7 +97,7 @@ def outputs_asset(
     checks = join_check_specs(app, outputs)
     lags = watermark_check_specs(app, outputs)
 
-    @multi_asset(
+    @dg.multi_asset(
         name=to_dagster_name(f"{app.name}_step"),
         specs=[spec.replace_attributes(skippable=True) for spec in outputs.values()],
         check_specs=[*checks.values(), *lags.values()],
@@ -117,8 +107,8 @@ def outputs_asset(
         description=app.description or None,
     )
     def step(
-        context: AssetExecutionContext, config: StepConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
-    ) -> Iterator[AssetEvent | AssetCheckResult]:
+        context: dg.AssetExecutionContext, config: StepConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
+    ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
         if not context.selected_asset_keys:
             yield from _reevaluate_checks(context, adjunct_lake, app, checks, lags)
             return
@@ -135,26 +125,20 @@ def outputs_asset(
             described = _describe_outputs(written, planned, outputs, {**inputs, **datasets, **tables})
         if not report.state.batch:
             context.log.warning(f"{app.name} has run no batch yet, because its inputs hold no records.")
-            yield from missing_check_outputs(context, set())
+            yield from missing_check_outputs(context)
             return
         version = hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16]
         description = f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
-        plan = plan_metadata(planned)
+        shared = step_metadata(report) | plan_metadata(planned) | lookup_metadata(report, tables)
+        if waiting:
+            shared["adjunct/left_out"] = dg.MetadataValue.json(waiting)
         for node, spec in outputs.items():
-            metadata = (
-                step_metadata(report)
-                | plan
-                | lookup_metadata(report, tables)
-                | output_metadata(report, node.name)
-                | described[node]
-            )
-            if waiting:
-                metadata["adjunct/left_out"] = MetadataValue.json(waiting)
+            metadata = shared | output_metadata(report, node.name) | described[node]
             yield from report_version(context, spec.key, metadata.pop(VERSION_KEY, version), metadata, description)
         results = [*join_check_results(context, app, checks, report.counters)]
         results += watermark_check_results(context, lags, report.watermarks)
         yield from results
-        yield from missing_check_outputs(context, {(result.asset_key, result.check_name) for result in results})
+        yield from missing_check_outputs(context, results)
 
     return step
 
@@ -191,19 +175,19 @@ def _run_batches(
             return run_step(step), planned
 
 
-def _report_datasets(op: OpRun, app: Application, datasets: Mapping[str, AssetKey]) -> None:
+def _report_datasets(op: OpRun, app: Application, datasets: Mapping[str, dg.AssetKey]) -> None:
     for dataset in app.datasets:
         if dataset.versions is None and not dataset.is_owned_by(app.name):
             report_served_version(op, dataset, datasets[dataset.name])
 
 
 def _reevaluate_checks(
-    context: AssetExecutionContext,
+    context: dg.AssetExecutionContext,
     adjunct_lake: LakeResource,
     app: Application,
-    checks: Mapping[str, AssetCheckSpec],
-    lags: Mapping[str, AssetCheckSpec],
-) -> Iterator[AssetEvent | AssetCheckResult]:
+    checks: Mapping[str, dg.AssetCheckSpec],
+    lags: Mapping[str, dg.AssetCheckSpec],
+) -> Iterator[AssetEvent | dg.AssetCheckResult]:
     """Yield the checks for the last batch, when only checks are selected and no batch runs."""
     with translate_errors(context):
         lake = adjunct_lake.open()
@@ -212,18 +196,18 @@ def _reevaluate_checks(
     results = [*join_check_results(context, app, checks, last.counters if last is not None else {})]
     results += watermark_check_results(context, lags, inputs)
     yield from results
-    yield from missing_check_outputs(context, {(result.asset_key, result.check_name) for result in results})
+    yield from missing_check_outputs(context, results)
 
 
 def _describe_outputs(
     written: RunOutputs,
     planned: ExecutionPlan,
-    outputs: Mapping[LineageNode, AssetSpec],
-    read: Mapping[str, AssetKey],
+    outputs: Mapping[LineageNode, dg.AssetSpec],
+    read: Mapping[str, dg.AssetKey],
 ) -> dict[LineageNode, dict[str, Any]]:
     """Return the metadata and lineage of each output; `read` maps inputs and datasets to assets."""
 
-    def key_of(node: LineageNode) -> AssetKey | None:
+    def key_of(node: LineageNode) -> dg.AssetKey | None:
         return outputs[node].key if node in outputs else read.get(node.name)
 
     made = output_columns(written.app, planned)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dagster import ConfigurableResource
+import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
@@ -18,7 +18,7 @@ from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 
 
-class KeyValueTableResource(ConfigurableResource):  # type: ignore[type-arg]
+class KeyValueTableResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """A key-value table of a lake, for the bodies of assets and ops: `with states.blocking() as table: …`.
 
     With `partitions` the table and its scope are created if they do not exist; without it, the table must exist.
@@ -108,7 +108,7 @@ class KeyValueRowsResource(TableResource):
         super().__init__(**settings)
 
 
-class LakeResource(ConfigurableResource):  # type: ignore[type-arg]
+class LakeResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """The lake with its streams, datasets and batch logs. Without a URL: `ADJUNCT_LAKE`, else `.adjunct/lake`.
 
     Nothing is opened before `open` is called, so loading a code location needs no network.

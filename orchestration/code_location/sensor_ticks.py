@@ -11,16 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from dagster import (
-    AssetKey,
-    DefaultSensorStatus,
-    JobDefinition,
-    RunRequest,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SkipReason,
-    sensor,
-)
+import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field as Default
 from pydantic import ValidationError
@@ -32,7 +23,7 @@ from dagster_adjunct.resources.common import StoredDocument, split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
-LaunchedJob = JobDefinition | UnresolvedAssetJobDefinition
+LaunchedJob = dg.JobDefinition | UnresolvedAssetJobDefinition
 
 
 class StreamFinding(StoredDocument):
@@ -224,7 +215,7 @@ def read_cursor(kind: type[C], text: str | None) -> tuple[C, str]:
 class Tick:
     """One evaluation of a sensor."""
 
-    context: SensorEvaluationContext
+    context: dg.SensorEvaluationContext
     job: str
     resource: LakeResource
 
@@ -244,7 +235,7 @@ class Tick:
         """Store the cursor for the next tick."""
         self.context.update_cursor(write_cursor(cursor))
 
-    def has_active_run(self, assets: Collection[AssetKey]) -> bool:
+    def has_active_run(self, assets: Collection[dg.AssetKey]) -> bool:
         """Whether a run of the job or of one of these assets is queued or in progress."""
         return has_active_run(self.context.instance, self.job, assets)
 
@@ -264,29 +255,29 @@ class Tick:
         """Return the holder of the application's run lease, "" if there is none or its Dagster run has ended."""
         return describe_runner(self.lake, application, partial(has_ended, self.context.instance))
 
-    def request_run(self, name: str, what: str, about: object, **options: Any) -> RunRequest | Skip:
+    def request_run(self, name: str, what: str, about: object, **options: Any) -> dg.RunRequest | Skip:
         """Return a run request with these `options`, or why to skip it (see `request_run`)."""
         decision = request_run(name, what, about, self.load_cursor(LastRequest), self.lake.now().timestamp())
         if isinstance(decision, Skip):
             return decision
         self.save_cursor(decision.asked)
-        return RunRequest(run_key=decision.run_key, **options)
+        return dg.RunRequest(run_key=decision.run_key, **options)
 
 
 def job_sensor(
-    name: str, job: LaunchedJob, description: str, evaluate: Callable[[Tick], RunRequest | Skip]
-) -> SensorDefinition:
+    name: str, job: LaunchedJob, description: str, evaluate: Callable[[Tick], dg.RunRequest | Skip]
+) -> dg.SensorDefinition:
     """Return a sensor that launches `job` as `evaluate` decides; it is off by default."""
 
-    @sensor(
+    @dg.sensor(
         name=name,
         job=job,
         minimum_interval_seconds=INTERVAL_SECONDS,
-        default_status=DefaultSensorStatus.STOPPED,
+        default_status=dg.DefaultSensorStatus.STOPPED,
         description=description,
     )
-    def tick(context: SensorEvaluationContext, adjunct_lake: LakeResource) -> RunRequest | SkipReason:
+    def tick(context: dg.SensorEvaluationContext, adjunct_lake: LakeResource) -> dg.RunRequest | dg.SkipReason:
         decision = evaluate(Tick(context, job.name, adjunct_lake))
-        return SkipReason(decision.reason) if isinstance(decision, Skip) else decision
+        return dg.SkipReason(decision.reason) if isinstance(decision, Skip) else decision
 
     return tick

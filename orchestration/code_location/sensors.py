@@ -11,17 +11,7 @@ from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import Any
 
-from dagster import (
-    AssetKey,
-    DagsterEventType,
-    DagsterInstance,
-    DagsterRun,
-    DagsterRunStatus,
-    RunRecord,
-    RunRequest,
-    RunsFilter,
-    SensorDefinition,
-)
+import dagster as dg
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import QuerySource
@@ -35,6 +25,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     application_state,
 )
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, ensure_partitions
+from dagster_adjunct.orchestration.code_location.metadata import ACTIVE
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Deadline,
     LastRequest,
@@ -57,17 +48,7 @@ from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_reques
 from dagster_adjunct.orchestration.startpoints.fan_out import Requests, describe_dropped, describe_unapplied
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
-from dagster_adjunct.orchestration.step.progress import (
-    describe_unfinished,
-    describe_waiting_datasets,
-    find_version_delivered_to_all,
-    ignore_disabled_startpoints,
-    list_dataset_streams,
-    measure_stream_progress,
-    position_to_json,
-    read_stream_ends,
-    snapshot_system,
-)
+from dagster_adjunct.orchestration.step import progress
 from dagster_adjunct.resources.common import StoredDocument, check_whole_number, subtract_span
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
@@ -174,15 +155,15 @@ def decide_launch(
 
 
 def new_records_sensor(
-    app: Application, job: LaunchedJob, assets: Collection[AssetKey], rule: LaunchWhen
-) -> SensorDefinition:
+    app: Application, job: LaunchedJob, assets: Collection[dg.AssetKey], rule: LaunchWhen
+) -> dg.SensorDefinition:
     """Return a sensor that launches `job` when input streams hold enough unread records.
 
     `assets` are those that the job materializes; while a run of one of them is in progress, none is launched.
     """
     own = frozenset(assets)
 
-    def evaluate(tick: Tick) -> RunRequest | Skip:
+    def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         if tick.has_active_run(own):
             return Skip("A run is already in progress.")
         cursor, lake = tick.load_cursor(NewRecordsCursor), tick.lake
@@ -192,7 +173,7 @@ def new_records_sensor(
         systems = systems_for(app, lake=lake)
         deadline = Deadline(time.monotonic() + TICK_SECONDS, time.monotonic)
         commit, stored = BatchLog(lake, app.name).read()
-        state = ignore_disabled_startpoints(app, stored)
+        state = progress.ignore_disabled_startpoints(app, stored)
         begun = cursor.look if cursor.look is not None and cursor.look.of == (commit.id if commit else "") else None
         look = begun or StreamScan(of=commit.id if commit else "")
         stock = measure_backlog(systems, app, state, look, rule, now, deadline)
@@ -204,10 +185,10 @@ def new_records_sensor(
             f"{app.name}:{lake.id}",
             cursor.asked,
             stock,
-            position_to_json(app, state),
+            progress.position_to_json(app, state),
             rule=rule,
-            unfinished=describe_unfinished(state),
-            waiting=partial(describe_waiting_datasets, lake, systems, app),
+            unfinished=progress.describe_unfinished(state),
+            waiting=partial(progress.describe_waiting_datasets, lake, systems, app),
             now=now.timestamp(),
         )
         asked = decision.asked if isinstance(decision, LaunchRequest) else cursor.asked
@@ -216,7 +197,7 @@ def new_records_sensor(
             # A mistyped URL looks like an empty lake.
             nowhere = "" if lake.exists() else f" There is no lake at {lake.url}."
             return Skip(f"{decision.reason}{nowhere}")
-        return RunRequest(run_key=decision.run_key, tags={"adjunct/lag": str(stock.look.lag)})
+        return dg.RunRequest(run_key=decision.run_key, tags={"adjunct/lag": str(stock.look.lag)})
 
     return job_sensor(
         f"{to_dagster_name(app.name)}_new_records",
@@ -236,15 +217,15 @@ def measure_backlog(
     deadline: Deadline,
 ) -> Backlog:
     """Continue a scan of the application's streams until it is complete or the deadline has passed."""
-    feeding = list_dataset_streams(app)
-    opened = cache(partial(snapshot_system, systems))
+    feeding = progress.list_dataset_streams(app)
+    opened = cache(partial(progress.snapshot_system, systems))
 
     def visit(stream: str) -> StreamFinding:
-        ends = digest(read_stream_ends(opened(stream), stream)) if stream in feeding else ""
+        ends = digest(progress.read_stream_ends(opened(stream), stream)) if stream in feeding else ""
         if stream not in app.inputs:
             return StreamFinding(ends=ends)
-        progress = measure_stream_progress(opened(stream), app.inputs[stream], state)
-        return StreamFinding(ends=ends, lag=progress.lag, due=progress.due)
+        found = progress.measure_stream_progress(opened(stream), app.inputs[stream], state)
+        return StreamFinding(ends=ends, lag=found.lag, due=found.due)
 
     look, complete = scan_streams(look, tuple(dict.fromkeys([*app.inputs, *feeding])), visit, deadline)
     if (
@@ -253,13 +234,13 @@ def measure_backlog(
         or not look.lag
         or rule.enough(look.lag)
         or look.due
-        or describe_unfinished(state)
+        or progress.describe_unfinished(state)
     ):
         return Backlog(look, complete)
     before_ms = int(subtract_span(now, rule.age).timestamp() * 1000)
 
     def unread(stream: str) -> Mapping[SystemStreamPartition, str]:
-        return measure_stream_progress(opened(stream), app.inputs[stream], state).unread
+        return progress.measure_stream_progress(opened(stream), app.inputs[stream], state).unread
 
     def is_old(ssp: SystemStreamPartition, start: str) -> bool:
         system = opened(ssp.qualified_stream)
@@ -273,7 +254,6 @@ MAX_RESTARTS = 5
 # Older failures are ignored when the sensor is switched on.
 _HORIZON = timedelta(days=1)
 _ASSET_JOB = "__ASSET_JOB"
-_OPEN = {DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTING, DagsterRunStatus.STARTED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +264,7 @@ class ApplicationRun:
     """
 
     run_id: str
-    status: DagsterRunStatus
+    status: dg.DagsterRunStatus
     began_at: float
     ended_at: float | None = None
 
@@ -343,7 +323,7 @@ def _failed_in_a_row(attempts: Sequence[ApplicationRun], state: ApplicationState
     failed: list[ApplicationRun] = []
     last = state.last
     for attempt in attempts:
-        if attempt.status is not DagsterRunStatus.FAILURE or attempt.ended_at is None:
+        if attempt.status is not dg.DagsterRunStatus.FAILURE or attempt.ended_at is None:
             break
         left_open = not failed and state.open is not None and state.open.run == attempt.run_id
         if last is not None and not left_open and _closed_since(last, attempt):
@@ -361,29 +341,29 @@ def _skip_reason(attempts: Sequence[ApplicationRun], state: ApplicationState) ->
     if not attempts:
         return "No run to restart."
     newest = attempts[0]
-    if newest.status is DagsterRunStatus.FAILURE:
+    if newest.status is dg.DagsterRunStatus.FAILURE:
         return f"Run {newest.run_id[:8]} failed, and a batch was committed since it began: nothing to restart."
-    status = "is in progress" if newest.status in _OPEN else f"ended as {newest.status.value.lower()}"
+    status = "is in progress" if newest.status in ACTIVE else f"ended as {newest.status.value.lower()}"
     return f"The newest run, {newest.run_id[:8]}, {status}: nothing to restart."
 
 
 def restart_sensor(
-    app: Application, job: LaunchedJob, assets: Collection[AssetKey], outputs: Collection[AssetKey]
-) -> SensorDefinition:
+    app: Application, job: LaunchedJob, assets: Collection[dg.AssetKey], outputs: Collection[dg.AssetKey]
+) -> dg.SensorDefinition:
     """Return a sensor that restarts runs of `job`, or of its `outputs`, that failed before their commit.
 
     Permanent failures and cancelled runs are not restarted. The new run selects the same assets, of those in `assets`.
     """
     own, made = frozenset(assets), frozenset(outputs)
 
-    def evaluate(tick: Tick) -> RunRequest | Skip:
+    def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         lake, instance = tick.lake, tick.context.instance
         now = lake.now()
         records = application_runs(instance, job.name, made, now - _HORIZON)
         attempts = [run_from_record(record) for record in records]
         state = application_state(lake, app.name)
         cursor = tick.load_cursor(RestartCursor)
-        if attempts and attempts[0].status is DagsterRunStatus.FAILURE and cursor.run_id != attempts[0].run_id:
+        if attempts and attempts[0].status is dg.DagsterRunStatus.FAILURE and cursor.run_id != attempts[0].run_id:
             newest = attempts[0].run_id
             cursor = RestartCursor(run_id=newest, permanent=permanent_failure(instance, newest))
             tick.save_cursor(cursor)
@@ -392,7 +372,7 @@ def restart_sensor(
         if isinstance(decision, Skip):
             return decision
         failed = records[0].dagster_run
-        return RunRequest(
+        return dg.RunRequest(
             run_key=f"{app.name}:{lake.id}:restart:{decision.first}:{decision.failed}:{decision.number}",
             run_config=_without_take_over(failed.run_config) if failed.job_name == job.name else None,
             asset_selection=sorted(failed.asset_selection & own) if failed.asset_selection else None,
@@ -423,31 +403,31 @@ def _without_take_over(run_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def application_runs(
-    instance: DagsterInstance, job: str, outputs: Collection[AssetKey], since: datetime
-) -> list[RunRecord]:
+    instance: dg.DagsterInstance, job: str, outputs: Collection[dg.AssetKey], since: datetime
+) -> list[dg.RunRecord]:
     """Return the runs that materialize outputs, of the job or by hand, newest first."""
     records = [
         record
         for name in (job, _ASSET_JOB)
-        for record in instance.get_run_records(RunsFilter(job_name=name, updated_after=since), limit=200)
+        for record in instance.get_run_records(dg.RunsFilter(job_name=name, updated_after=since), limit=200)
         if _makes_outputs(record.dagster_run, job, outputs)
     ]
     return sorted(records, key=lambda record: (record.create_timestamp, record.storage_id), reverse=True)
 
 
-def run_from_record(record: RunRecord) -> ApplicationRun:
+def run_from_record(record: dg.RunRecord) -> ApplicationRun:
     """Convert a Dagster run record to an ApplicationRun."""
     run = record.dagster_run
     began_at = record.start_time or record.end_time or record.create_timestamp.timestamp()
     return ApplicationRun(run.run_id, run.status, began_at, record.end_time)
 
 
-def permanent_failure(instance: DagsterInstance, run_id: str) -> str:
+def permanent_failure(instance: dg.DagsterInstance, run_id: str) -> str:
     """Return why a run's failure is permanent, as `translate_errors` recorded it, or "".
 
     Killed runs and foreign exceptions do not count as permanent.
     """
-    for record in instance.all_logs(run_id, of_type=DagsterEventType.STEP_FAILURE):
+    for record in instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE):
         event = record.dagster_event
         failure = event.step_failure_data.user_failure_data if event is not None else None
         if failure is not None and (permanent := failure.metadata.get("permanent")) is not None and permanent.value:
@@ -455,7 +435,7 @@ def permanent_failure(instance: DagsterInstance, run_id: str) -> str:
     return ""
 
 
-def _makes_outputs(run: DagsterRun, job: str, outputs: Collection[AssetKey]) -> bool:
+def _makes_outputs(run: dg.DagsterRun, job: str, outputs: Collection[dg.AssetKey]) -> bool:
     """Whether a run materializes outputs; a selection of datasets alone commits no batch."""
     if run.asset_selection:
         return any(key in outputs for key in run.asset_selection)
@@ -490,7 +470,7 @@ def startpoint_tags(requests: Sequence[StartpointRequest]) -> dict[str, str]:
     }
 
 
-def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[AssetKey]) -> SensorDefinition:
+def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[dg.AssetKey]) -> dg.SensorDefinition:
     """Return a sensor that hands startpoints to tasks and launches one run of `job` to apply them.
 
     `assets` are those that the job materializes; while a run of one of them is in progress, startpoints wait. If a run
@@ -498,7 +478,7 @@ def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[Ass
     """
     own = frozenset(assets)
 
-    def evaluate(tick: Tick) -> RunRequest | Skip:
+    def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         lake = tick.lake
         startpoints = open_startpoints(lake, app)
         state = BatchLog(lake, app.name).read()[1]
@@ -526,7 +506,7 @@ def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[Ass
             return Skip(f"No waiting startpoint can be applied by a task. {join_shortened(left, '; ')}".rstrip())
         what = "; ".join([describe_waiting(pending), *left[:3]])
         # Datasets that are not built yet block the inputs, but not startpoints of other datasets.
-        waiting = describe_waiting_datasets(lake, systems, app)
+        waiting = progress.describe_waiting_datasets(lake, systems, app)
         if waiting and planned is not None and fan_out.tasks.keys() <= {task.name for task in planned.tasks}:
             return Skip(f"{what}; {'; '.join(waiting)}.")
         ids = sorted({request.id for request in pending})
@@ -540,7 +520,7 @@ def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[Ass
     )
 
 
-def new_versions_sensor(member: DatasetAsset, job: LaunchedJob) -> SensorDefinition:
+def new_versions_sensor(member: DatasetAsset, job: LaunchedJob) -> dg.SensorDefinition:
     """Return a sensor that launches `job` for the next completely delivered version, as its partition.
 
     Dynamic partitions are created for new names. If a run does not build the version, it is requested again with
@@ -548,7 +528,7 @@ def new_versions_sensor(member: DatasetAsset, job: LaunchedJob) -> SensorDefinit
     """
     dataset = member.dataset
 
-    def evaluate(tick: Tick) -> RunRequest | Skip:
+    def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         version, awaited = _next_delivered(tick.lake, [member])
         if version is None:
             return Skip(f"No new version; {awaited}.")
@@ -581,7 +561,7 @@ class DeliveredCursor(StoredDocument):
 
 def delivered_sensors(
     application: str, units: Sequence[Sequence[DatasetAsset]], job: LaunchedJob
-) -> list[SensorDefinition]:
+) -> list[dg.SensorDefinition]:
     """Return sensors that materialize datasets within `job` when versions of them are completely delivered.
 
     That is when all partitions of a stream have their marker, or a folder is complete. There is one sensor for each
@@ -593,7 +573,7 @@ def delivered_sensors(
     by_name = {f"{to_dagster_name(_group_name(unit))}_delivered": unit for unit in units}
     for_records = f"{to_dagster_name(application)}_new_records"
 
-    def evaluate(tick: Tick, mine: str) -> RunRequest | Skip:
+    def evaluate(tick: Tick, mine: str) -> dg.RunRequest | Skip:
         lake, unit, cursor = tick.lake, by_name[mine], tick.load_cursor(DeliveredCursor)
         version, awaited = _next_delivered(lake, unit)
         if version is None:
@@ -620,7 +600,7 @@ def delivered_sensors(
             return decision
         tick.save_cursor(DeliveredCursor(asked=decision.asked, seen=version))
         keys = [member.key for name in sorted(together) for member in by_name[name]]
-        return RunRequest(run_key=decision.run_key, asset_selection=keys)
+        return dg.RunRequest(run_key=decision.run_key, asset_selection=keys)
 
     return [
         job_sensor(
@@ -639,4 +619,4 @@ def _group_name(unit: Sequence[DatasetAsset]) -> str:
 
 def _next_delivered(lake: Lake, unit: Sequence[DatasetAsset]) -> tuple[str | None, str]:
     datasets = [member.dataset for member in unit]
-    return find_version_delivered_to_all(lake, open_dataset_systems(datasets, lake), datasets)
+    return progress.find_version_delivered_to_all(lake, open_dataset_systems(datasets, lake), datasets)
