@@ -342,11 +342,10 @@ def _json_error(block: bytes, first: int, schema: Schema, where: str, error: Exc
     lines = block.split(b"\n")
     for number, line in enumerate(lines, first):
         if problem := _find_line_problem(line, schema):
+            declared = ", ".join(f"{field.name} {field.type}" for field in schema.fields)
+            step = "Correct the line: it must be one JSON object with declared fields only."
             return SchemaMismatchError(
-                f"{where}, line {number}: {problem}. Declared are "
-                f"{', '.join(f'{field.name} {field.type}' for field in schema.fields)}.",
-                "Correct the line: it must be one JSON object with declared fields only.",
-                line=number,
+                f"{where}, line {number}: {problem}. Declared are {declared}.", step, line=number
             )
     for field in schema.fields:
         try:

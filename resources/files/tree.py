@@ -248,12 +248,12 @@ def _client_of(process: int, options: S3Options) -> S3Client:
 
 def source_changed_error(tree: FileTree, file: ListedFile, what: str) -> SourceChangedError:
     """Return the error for a file that has changed since it was listed."""
-    return SourceChangedError(
-        f"{tree.url}/{file.path} {what} after it was listed with {file.size:,} bytes, modified {file.modified:%F %T}.",
-        "Run it again to read the current files. Write the completion object only when all files are complete, and "
-        "remove it before you replace files.",
-        file=f"{tree.url}/{file.path}",
+    place = f"{tree.url}/{file.path}"
+    problem = f"{place} {what} after it was listed with {file.size:,} bytes, modified {file.modified:%F %T}."
+    step = (
+        "Run it again. Write the completion object when all files are complete, and remove it before you replace any."
     )
+    return SourceChangedError(problem, step, file=place)
 
 
 def _listed_local_file(path: str, stat: os.stat_result) -> ListedFile:

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from dagster_adjunct.resources.common import check_name, utc_now
+from dagster_adjunct.resources.common import argument_error, check_name, utc_now
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConditionalWritesUnsupportedError,
@@ -143,12 +143,9 @@ def _parse_lake_url(url: str, settings: LakeSettings) -> tuple[str, S3Options | 
     if scheme in ("s3", "s3a"):
         place = url.partition("://")[2].rstrip("/")
         if set(place.partition("/")[0]) & set("@:"):
-            raise ConfigurationError(
-                "the lake's URL has a login or something else before the bucket, which is not shown here: expected "
-                "s3://BUCKET/PREFIX.",
-                "Give credentials by boto3's own chain (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, …).",
-                argument="url",
-            )
+            found = "the lake's URL has a login or something else before the bucket, which is not shown here"
+            step = "Give credentials by boto3's own chain (AWS_PROFILE, …)."
+            raise argument_error(found, "s3://BUCKET/PREFIX", step, argument="url")
         return f"s3://{place}", settings.s3_options()
     if scheme == "memory":
         return url, None

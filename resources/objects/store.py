@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol, Self, runtime_checkable
 from weakref import WeakValueDictionary
 
-from dagster_adjunct.resources.common import utc_now
+from dagster_adjunct.resources.common import argument_error, utc_now
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     InvalidNameError,
@@ -160,10 +160,8 @@ class StoreDescriptor:
 
             return S3Store(self.url, self.s3 or S3Options())
         if "://" in self.url:
-            raise ConfigurationError(
-                f"store {self.url!r} has an unknown scheme: expected s3://BUCKET/PREFIX, a folder or memory://NAME.",
-                argument="url",
-            )
+            expected = "s3://BUCKET/PREFIX, a folder or memory://NAME"
+            raise argument_error(f"store {self.url!r} has an unknown scheme", expected, argument="url")
         from dagster_adjunct.resources.objects.local_store import LocalStore
 
         return LocalStore(self.url)
@@ -209,19 +207,13 @@ def check_endpoint(endpoint: str | None) -> None:
     if not endpoint:
         return
     if "@" in endpoint:
-        raise ConfigurationError(
-            "the URL of the S3 endpoint contains a login, which S3 does not use and logs would show.",
-            "Write it like https://s3.example.com:9000, and give credentials by boto3's own chain (AWS_ACCESS_KEY_ID "
-            "and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, …).",
-            argument="endpoint",
-        )
+        problem = "the URL of the S3 endpoint contains a login, which S3 does not use and logs would show."
+        step = "Write it like https://s3.example.com:9000, and give credentials by boto3's own chain (AWS_PROFILE, …)."
+        raise ConfigurationError(problem, step, argument="endpoint")
     if not _ENDPOINT.fullmatch(endpoint):
-        raise ConfigurationError(
-            f"the S3 endpoint {endpoint.partition('?')[0]!r} is not a URL of a server: expected http:// or https://, "
-            "a host, and optionally a port.",
-            "Write it like https://s3.example.com:9000 (ADJUNCT_S3_ENDPOINT, else AWS_ENDPOINT_URL_S3).",
-            argument="endpoint",
-        )
+        problem = f"the S3 endpoint {endpoint.partition('?')[0]!r} is not the http or https URL of a server."
+        step = "Write it like https://s3.example.com:9000 (ADJUNCT_S3_ENDPOINT, else AWS_ENDPOINT_URL_S3)."
+        raise ConfigurationError(problem, step, argument="endpoint")
 
 
 def object_missing_error(url: str, key: str) -> ObjectNotFoundError:

@@ -184,13 +184,9 @@ def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartitio
     unsupported = system.unsupported_startpoints
     if startpoint.kind in unsupported:
         able = [kind for kind in KINDS if kind not in unsupported]
-        raise ConfigurationError(
-            f"{ssp}: stream system {system.name!r} can't start at a startpoint of kind {startpoint.kind!r}; supported: "
-            f"{', '.join(able) or 'none'}.",
-            "Use a startpoint of a supported kind.",
-            system=system.name,
-            stream=ssp.qualified_stream,
-        )
+        problem = f"{ssp}: stream system {system.name!r} can't start at a startpoint of kind {startpoint.kind!r}."
+        step = f"Use a startpoint of a supported kind: {', '.join(able) or 'none'}."
+        raise ConfigurationError(problem, step, system=system.name, stream=ssp.qualified_stream)
     if isinstance(startpoint, StartpointTimestamp):
         offset = system.offset_for_timestamp(ssp, startpoint.timestamp_ms)
         asked = f"asked where the startpoint {describe_startpoint(startpoint)} starts"
@@ -208,16 +204,11 @@ def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartitio
     except OffsetOutOfRangeError as error:
         raise error.reworded(f"startpoint of {ssp}: {error.problem}", error.next_step) from error
     if above > 0 or below > 0:
-        raise OffsetOutOfRangeError(
-            f"{ssp}: the startpoint's offset {offset} is not on the stream: expected {oldest} (the oldest) to "
-            f"{upcoming} (upcoming).",
-            "Use an offset in this range, or the oldest.",
-            offset=offset,
-            stream=ssp.qualified_stream,
-            partition=ssp.partition,
-            oldest=oldest,
-            upcoming=upcoming,
-        )
+        problem = f"{ssp}: the startpoint's offset {offset} is not on the stream: expected {oldest} (the oldest) to "
+        problem += f"{upcoming} (upcoming)."
+        about: Any = {"stream": ssp.qualified_stream, "partition": ssp.partition, "oldest": oldest}
+        step = "Use an offset in this range, or the oldest."
+        raise OffsetOutOfRangeError(problem, step, offset=offset, upcoming=upcoming, **about)
     # The bounds in the system's own form, as two forms of one offset would look like a range.
     return oldest if above == 0 else upcoming if below == 0 else offset
 
@@ -229,13 +220,9 @@ def check_offset(system: StreamSystem, ssp: SystemStreamPartition, answer: objec
     """
     if isinstance(answer, str) and answer and _is_text(answer):
         return answer
-    raise ConfigurationError(
-        f"{ssp}: stream system {system.name!r}, {asked}, returned {answer!r}, which is not an offset: expected a text.",
-        "Correct the system: offsets are non-empty texts, and an offset that does not exist is an "
-        "OffsetOutOfRangeError.",
-        system=system.name,
-        stream=ssp.qualified_stream,
-    )
+    problem = f"{ssp}: stream system {system.name!r}, {asked}, returned {answer!r}: expected an offset, a text."
+    step = "Correct the system; it raises OffsetOutOfRangeError for an offset that does not exist."
+    raise ConfigurationError(problem, step, system=system.name, stream=ssp.qualified_stream)
 
 
 def check_id(what: str, value: object) -> None:
@@ -252,11 +239,8 @@ def check_timestamp_ms(name: str, value: object, what: str = "startpoint") -> No
         raise ConfigurationError(problem, "Convert the time first: int(moment.timestamp() * 1000).", argument=name)
     if value in _LIKELY_SECONDS:
         moments = [f"{_EPOCH + timedelta(milliseconds=1) * ms:%Y-%m-%d %H:%M} UTC" for ms in (value, value * 1000)]
-        raise ConfigurationError(
-            f"{what} {name} {value} is {moments[0]} in milliseconds since 1970: it looks like seconds ({moments[1]}).",
-            f"Give milliseconds: {value * 1000}.",
-            argument=name,
-        )
+        problem = f"{what} {name} {value} is {moments[0]} in milliseconds: it looks like seconds ({moments[1]})."
+        raise ConfigurationError(problem, f"Give milliseconds: {value * 1000}.", argument=name)
     if not MIN_MS <= value <= MAX_MS:
         looks, step = "", "Give milliseconds: int(moment.timestamp() * 1000)."
         for unit, n in _FINER_UNITS:
@@ -265,16 +249,9 @@ def check_timestamp_ms(name: str, value: object, what: str = "startpoint") -> No
                 looks = f": it looks like {unit} ({moment:%Y-%m-%d %H:%M} UTC)"
                 step = f"Give milliseconds: {value // n}."
                 break
-        raise ConfigurationError(
-            f"{what} {name} {_format_int(value)} is not within the years 1 to 9999 in milliseconds since 1970{looks}.",
-            step,
-            argument=name,
-        )
-
-
-def _format_int(value: int) -> str:
-    """Return a number for an error; Python can't format very long ones."""
-    return str(value) if abs(value) < 10**30 else f"of {value.bit_length():,} bits"
+        shown = str(value) if abs(value) < 10**30 else f"of {value.bit_length():,} bits"  # Python can't format these
+        problem = f"{what} {name} {shown} is not within the years 1 to 9999 in milliseconds since 1970{looks}."
+        raise ConfigurationError(problem, step, argument=name)
 
 
 def _is_text(value: str) -> bool:

@@ -128,7 +128,25 @@ def stale_sequence_error(stream: str, producer: str, sequence: int, newest: int)
     problem += f"newest is {newest}."
     step = f"Nothing was added. Give new records the sequence {newest + 1}, or a new producer name if its counter "
     step += "restarted. A late retry of an earlier append needs nothing: its records are in the stream."
-    return ProducerConflictError(problem, step, stream=stream, producer=producer, sequence=sequence, newest=newest)
+    about: Any = {"stream": stream, "producer": producer, "sequence": sequence, "newest": newest}
+    return ProducerConflictError(problem, step, **about)
+
+
+def check_same_contents(stream: str, producer: str, sequence: int, newest: int, before: str, now: str) -> None:
+    """Raise ProducerConflictError if the digests of two appends under the same sequence differ."""
+    if before != now:
+        problem = f"sequence {sequence} of producer {producer!r} in {stream} was appended with other contents (digest "
+        problem += f"{before[:12]}, now {now[:12]}); the newest is {newest}."
+        step = f"Nothing was added. Retry with the same records, or give new records the sequence {newest + 1}."
+        about: Any = {"stream": stream, "producer": producer, "sequence": sequence, "newest": newest}
+        raise ProducerConflictError(problem, step, **about)
+
+
+def check_table_options(what: str, order_by: Sequence[str], partitioned: bool) -> None:
+    """Raise ConfigurationError for options of an append that a table, which keeps its order, does not have."""
+    if order_by or partitioned:
+        problem = f"{what}: order_by and partitioned are only for Spark frames; a table keeps its order."
+        raise ConfigurationError(problem, "Sort the table first, and leave both out.", argument="order_by")
 
 
 class StreamDeclaration(StoredDocument):

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import pyarrow as pa
 
 from dagster_adjunct.resources.common import StoredDocument, check_name
-from dagster_adjunct.resources.errors import ConfigurationError, ProducerConflictError, StreamUnavailableError
+from dagster_adjunct.resources.errors import ConfigurationError, StreamUnavailableError
 from dagster_adjunct.resources.objects.commit_log import decode_document
 from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
@@ -60,6 +60,8 @@ from dagster_adjunct.resources.streams.system import (
     StreamSystem,
     SystemStreamPartition,
     check_producer,
+    check_same_contents,
+    check_table_options,
     micros_from_valid_from,
     parse_offset,
     stale_sequence_error,
@@ -112,7 +114,8 @@ def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -
     if last is not None and append.sequence == last.sequence:
         for batch in batches:
             deque(digest.count_through(records_from_batch(batch, append)), maxlen=0)
-        _check_same_digest(append, last, digest.of(append))
+        sequence, name = append.sequence, str(append.target)
+        check_same_contents(name, append.producer, sequence, sequence, last.digest, digest.of(append))
         return spans_from_marks(marks, append.sequence), True
     sender.producer.begin_transaction()
     try:
@@ -249,19 +252,6 @@ class _Digest:
         return hashlib.blake2b(repr(whole).encode(), digest_size=_BITS // 8).hexdigest()
 
 
-def _check_same_digest(append: TaskAppend, last: TransactionMark, digest: str) -> None:
-    if last.digest != digest:
-        raise ProducerConflictError(
-            f"sequence {append.sequence} of producer {append.producer!r} in {append.target} was appended with other "
-            f"contents (digest {last.digest[:12]}, now {digest[:12]}).",
-            "Nothing was added. Retry with the same records, or give new records the next sequence.",
-            sequence=append.sequence,
-            newest=last.sequence,
-            producer=append.producer,
-            stream=str(append.target),
-        )
-
-
 def _group_consumer(target: Target, group: str, refusals: BrokerRefusals, isolation: str) -> Consumer:
     own = {"group.id": group, "enable.auto.commit": False, "isolation.level": isolation}
     consumer: Consumer = new_client("consumer", target.settings, own, refusals)
@@ -350,9 +340,7 @@ class KafkaAppends(StreamSystem):
             frame = _select_columns(cast("DataFrame", data), facts, order_by)
             sent = _send_frame(encode_frame(frame, facts.declared, name), facts, what, len(order_by))
             return self._await_result(what, sent, before)
-        if order_by or partitioned:
-            problem = f"{name}: order_by and partitioned are only for Spark frames; a table keeps its order."
-            raise ConfigurationError(problem, "Sort the table first, and leave both out.", argument="order_by")
+        check_table_options(name, order_by, partitioned)
         table = encode_table(to_arrow_table(data, name, topic_schema(facts.declared)), facts.declared, name)
         return self._await_result(what, _send_function(facts)(what, table.to_batches()), before)
 

@@ -364,13 +364,12 @@ class KafkaStreams(KafkaAppends, NumberedOffsets):
         retention, or by recreating the topic, since the ranges were checked.
         """
         if wants_latest_epochs(epochs):
-            raise ConfigurationError(
+            problem = (
                 f'stream system {self.name!r} can\'t read epochs="latest": a topic does not store which ranges were '
-                "read again, so replaced records can't be found.",
-                "Send the results to a stream of the lake too, or compare headers (adjunct-source, adjunct-epoch).",
-                argument="epochs",
-                system=self.name,
             )
+            problem += "read again, so replaced records can't be found."
+            step = "Send the results to a stream of the lake too, or compare headers (adjunct-source, adjunct-epoch)."
+            raise ConfigurationError(problem, step, argument="epochs", system=self.name)
         from dagster_adjunct.resources.streams.kafka.source import KafkaReadPlan, records_frame
 
         spark = resolve_session(spark)
@@ -400,12 +399,12 @@ class KafkaStreams(KafkaAppends, NumberedOffsets):
         known = self._declarations.check(name, schema, key, partitions)
         topic = self.admin.describe(known.topic)
         if topic is not None and topic.partitions != partitions:
-            raise StreamExistsError(
-                f"stream {name!r} exists with another declaration: topic {known.topic!r} of {self.settings.where} has "
-                f"{topic.partitions} partitions, expected {partitions}.",
-                "Declare the partitions that it has, or use another name.",
-                stream=f"{self.name}.{name}",
+            problem = (
+                f"stream {name!r} exists with another declaration: topic {known.topic!r} of {self.settings.where} "
             )
+            problem += f"has {topic.partitions} partitions, expected {partitions}."
+            step = "Declare the partitions that it has, or use another name."
+            raise StreamExistsError(problem, step, stream=f"{self.name}.{name}")
         return known, topic
 
     def _describe_topic(self, stream: str) -> TopicFacts:
@@ -423,12 +422,9 @@ class KafkaStreams(KafkaAppends, NumberedOffsets):
     def _not_found(self, stream: str, known: ResolvedTopic) -> StreamNotFoundError:
         there = self.list_streams()
         some = ", ".join(there[:20]) + (f" and {len(there) - 20} more" if len(there) > 20 else "")
-        return StreamNotFoundError(
-            f"there is no stream {stream!r} in {self.settings.where}: it would be topic {known.topic!r}. Streams: "
-            f"{some or 'none'}.",
-            "Check the name and the cluster, declare the stream's topic, or create it first.",
-            stream=f"{self.name}.{stream}",
-        )
+        problem = f"there is no stream {stream!r} in {self.settings.where}: it would be topic {known.topic!r}."
+        step = f"Declare the stream's topic, create it, or use another stream: {some or 'there are none'}."
+        return StreamNotFoundError(problem, step, stream=f"{self.name}.{stream}")
 
     def _describe_topic_of(self, ssps: Iterable[SystemStreamPartition]) -> TopicFacts:
         """Return the topic of the one stream of these partitions, which must exist."""

@@ -38,21 +38,18 @@ def translate_produce_error(
     """Return the Adjunct error for a Kafka error of an append."""
     reason = error.str()
     if error.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"):
-        return CommitConflictError(
-            f"{target}: another producer of the same name took over during the append, or the append took longer than "
-            f"transaction.timeout.ms ({reason}).",
-            "Nothing of this append is visible. Run only one application of a name at a time, then append again; a "
-            "repeated append adds nothing.",
-            stream=str(target),
-        )
+        problem = f"{target}: another producer of the same name took over during the append, or the append took longer "
+        problem += f"than transaction.timeout.ms ({reason})."
+        step = "Nothing of this append is visible. Run one application of a name at a time, then append again."
+        return CommitConflictError(problem, step, stream=str(target))
     if error.name() == "MSG_SIZE_TOO_LARGE":
         its_size = "" if size is None else f" has {size:,} bytes and"
-        return PermanentError(
-            f"{target}: the record with the key {_describe_key(key)}{its_size} is larger than the topic allows "
-            f"({target.max_bytes:,} bytes).",
-            f"Raise max.message.bytes of topic {target.topic!r} (and message.max.bytes in client=, if that is set), or "
-            "make the record smaller.",
+        problem = f"{target}: the record with the key {_describe_key(key)}{its_size} is larger than the topic allows "
+        problem += f"({target.max_bytes:,} bytes)."
+        step = (
+            f"Make it smaller, or raise max.message.bytes of topic {target.topic!r}, and message.max.bytes in client=."
         )
+        return PermanentError(problem, step, stream=str(target))
     if error.name() in TRANSIENT_CODES:
         problem = f"{target}: Kafka did not accept the records ({error.name()}: {reason})."
         step = "Check whether the brokers are up, then append again."

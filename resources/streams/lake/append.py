@@ -15,12 +15,7 @@ import pyarrow.compute as pc
 
 from dagster_adjunct.resources.bucketing.files import BucketFile
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    ConfigurationError,
-    ProducerConflictError,
-    SchemaMismatchError,
-)
+from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
@@ -56,6 +51,8 @@ from dagster_adjunct.resources.streams.system import (
     TOMBSTONE,
     AppendResult,
     Sources,
+    check_same_contents,
+    check_table_options,
     stale_sequence_error,
 )
 
@@ -89,21 +86,6 @@ def find_sequence(producers: Producers, producer: str, sequence: int, stream: st
     if len(window) >= WINDOW and sequence < window[0].sequence:
         raise stale_sequence_error(f"lake.{stream}", producer, sequence, window[-1].sequence)
     return None
-
-
-def check_same_contents(sent: SentSequence, digest: str, producers: Producers, *, stream: str, producer: str) -> None:
-    """Raise ProducerConflictError if the appended contents differ from those of the sequence."""
-    if sent.digest != digest:
-        newest = producers[producer][-1].sequence
-        raise ProducerConflictError(
-            f"sequence {sent.sequence} of producer {producer!r} in stream {stream!r} was appended with {sent.rows} "
-            f"records of other contents (digest {sent.digest[:12]}, now {digest[:12]}); the newest is {newest}.",
-            f"Nothing was added. Retry with the same records, or give new records the sequence {newest + 1}.",
-            stream=f"lake.{stream}",
-            producer=producer,
-            sequence=sent.sequence,
-            newest=newest,
-        )
 
 
 def result_from_sequence(sent: SentSequence, *, duplicate: bool) -> AppendResult:
@@ -180,7 +162,8 @@ def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[Stre
         raise CommitConflictError(problem, step, stream=f"lake.{append.stream}")
     before = find_sequence(state.producers, append.producer, append.sequence, append.stream)
     if before is not None:
-        check_same_contents(before, append.digest, state.producers, stream=append.stream, producer=append.producer)
+        newest, name = state.producers[append.producer][-1].sequence, f"lake.{append.stream}"
+        check_same_contents(name, append.producer, append.sequence, newest, before.digest, append.digest)
         return None, result_from_sequence(before, duplicate=True)
     if append.files and append.started < state.horizon:
         problem = f"{what}: its files were written by an attempt begun {(state.horizon - append.started) / 1000:.0f} s "
@@ -261,9 +244,7 @@ def write_records(
     """Write records to one file a partition and return the files; a table without Spark, a frame by its tasks."""
     options = WriteOptions(what, number_rows=True, range_of=TIMESTAMP, differing=(EPOCH, SOURCE_EPOCH))
     if _is_table(data):
-        if order_by or partitioned:
-            problem = f"{what}: order_by and partitioned are only for Spark frames; a table keeps its order."
-            raise ConfigurationError(problem, "Sort the table first, and leave both out.", argument="order_by")
+        check_table_options(what, order_by, partitioned)
         table = conform_table(data, declaration, what)
         return write_arrow_buckets(table, store, folder, declaration.layout_of(table.column_names), options)
     from dagster_adjunct.resources.bucketing.writer import write_buckets

@@ -132,12 +132,9 @@ class NewRecords:
         except CommitConflictError as conflict:
             now = log.current()
             who = f"{now.by} committed batch {now.number} at {now.created_at}" if now else "the reader was removed"
-            raise CommitConflictError(
-                f"reader {self.reader!r} of lake.{self.stream}: batch {self.number} can't be committed: {who}.",
-                "Nothing was committed. Undo the results of this batch, or store results by batch number, so that only "
-                "one of the two stays; then read again.",
-                stream=f"lake.{self.stream}",
-            ) from conflict
+            problem = f"reader {self.reader!r} of lake.{self.stream}: batch {self.number} can't be committed: {who}."
+            step = "Undo the results of this batch, or store results by batch number; then read again."
+            raise CommitConflictError(problem, step, stream=f"lake.{self.stream}") from conflict
         self.committed = True
 
 
@@ -174,7 +171,7 @@ def read_new(
     elif problem := _find_problem(position, state):
         raise OffsetOutOfRangeError(
             f"reader {reader!r} can't go on in lake.{stream}: {problem}.",
-            f"Start over as a new reader: adjunct stream remove-reader {stream} {reader}; or forget_reader in Python.",
+            f"Start over as a new reader: adjunct stream remove-reader {stream} {reader}; or remove_reader in Python.",
             stream=f"lake.{stream}",
         )
     ssps = streams.partitions(stream)
