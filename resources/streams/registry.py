@@ -16,11 +16,11 @@ def open_system(lake: Lake, name: str) -> StreamSystem:
         from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 
         return LakeStreams(lake)
-    factory = registered_systems.get(name)
-    if factory is None:
-        problem = f"there is no stream system {name!r}. Systems: {', '.join(sorted({LAKE, *registered_systems}))}."
+    systems = registered_systems()
+    if name not in systems:
+        problem = f"there is no stream system {name!r}. Systems: {', '.join(sorted({LAKE, *systems}))}."
         raise ConfigurationError(problem, "Check the part before the dot, or call register_system first.", system=name)
-    return factory(lake)
+    return systems[name](lake)
 
 
 def open_systems(lake: Lake, streams: Iterable[str]) -> dict[str, StreamSystem]:

@@ -613,16 +613,21 @@ def _out_of_range(
 
 SystemFactory = Callable[["Lake"], StreamSystem]
 LAKE = "lake"
-registered_systems: dict[str, SystemFactory] = {}
+_registered: dict[str, SystemFactory] = {}
 
 
 def register_system(name: str, factory: SystemFactory) -> None:
     """Register `factory(lake)`, which returns a StreamSystem, as `name`. The same factory may register again."""
     check_name("system", name)
-    if name == LAKE or registered_systems.setdefault(name, factory) is not factory:
+    if name == LAKE or _registered.setdefault(name, factory) is not factory:
         raise ConfigurationError(
             f"stream system {name!r} is already registered.", "Register this one under another name.", system=name
         )
+
+
+def registered_systems() -> Mapping[str, SystemFactory]:
+    """Return the registered systems' factories by name."""
+    return _registered
 
 
 @dataclass(frozen=True, slots=True)

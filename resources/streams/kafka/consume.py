@@ -1,4 +1,4 @@
-"""Reads exact ranges of a topic's partitions, by position.
+"""Reads exact ranges of a topic's partitions, by position, and the end-of-dataset markers in them.
 
 Offsets have gaps, from control records, aborted transactions and compaction. So a range has been read when the position
 is at or past its end, whatever the number of records. Nothing is committed or rebalanced: the consumer's partitions and
@@ -13,7 +13,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.errors import AdjunctError, OffsetOutOfRangeError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from dagster_adjunct.resources.common import first_validation_problem
+from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.kafka.client import (
     TOPIC_RANGES,
     BrokerRefusals,
@@ -24,7 +27,7 @@ from dagster_adjunct.resources.streams.kafka.client import (
     translate_kafka_error,
 )
 from dagster_adjunct.resources.streams.kafka.task_producer import END_OF_DATASET
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
@@ -86,6 +89,39 @@ def read_ranges(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> Iterat
     if any(wanted.start < wanted.end for wanted in ranges):
         yield from _RangeConsumer(settings, ranges).messages()
         check_topic_identity(settings, ranges[0])
+
+
+class MarkerHeader(BaseModel):
+    """The header `adjunct-end-of-dataset` of an end-of-dataset marker, a record without key and value.
+
+    Any producer may write one, as JSON: {"version": "v7", "rows": 1200}. `rows` are those of the partition. Kafka has
+    no index of headers, so finding markers reads all records, about 100,000 a second.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    version: str = Field(min_length=1)
+    rows: int | None = Field(default=None, ge=0)
+    checksum: str | None = None
+    valid_from: AwareDatetime | None = None
+    partitions: int | None = Field(default=None, ge=1)  # of the topic
+
+    def encode(self) -> bytes:
+        return self.model_dump_json(exclude_none=True).encode()
+
+
+def marker_from_message(message: Message, ssp: SystemStreamPartition) -> Marker:
+    """Return the marker in a message. Raises MalformedDocumentError if it can't be read."""
+    headers: list[tuple[str, bytes | None]] = message.headers() or []  # type: ignore[assignment]
+    header = next((value for name, value in headers if name == END_OF_DATASET), None)
+    try:
+        body = MarkerHeader.model_validate_json(header or b"")
+    except ValidationError as error:
+        problem = f"{ssp}: the end-of-dataset marker at offset {message.offset()} is {(header or b'')[:200]!r}: "
+        problem += f"{first_validation_problem(error)}."
+        step = 'Write markers as {"version": "v7"}, optionally with "rows", "checksum", "valid_from" and "partitions".'
+        raise MalformedDocumentError(problem, step, stream=ssp.qualified_stream) from error
+    return Marker(ssp, str(message.offset()), **dict(body))
 
 
 def count_topic_records(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> int:

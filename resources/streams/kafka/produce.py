@@ -36,9 +36,14 @@ from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.spark.errors import encode_task_errors, translate_spark_errors
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.streams.kafka.client import BrokerRefusals, new_client
-from dagster_adjunct.resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
+from dagster_adjunct.resources.streams.kafka.consume import (
+    MarkerHeader,
+    TopicRange,
+    is_marker,
+    marker_from_message,
+    read_ranges,
+)
 from dagster_adjunct.resources.streams.kafka.formats import Raw
-from dagster_adjunct.resources.streams.kafka.markers import marker_from_message, marker_header
 from dagster_adjunct.resources.streams.kafka.record_formats import KEY, encode_frame, encode_table, topic_schema
 from dagster_adjunct.resources.streams.kafka.task_producer import (
     OutgoingRecord,
@@ -331,8 +336,8 @@ class KafkaAppends(StreamSystem):
         markers: dict[int, bytes] = {}
         if end_of_dataset is not None:
             check_name("version", end_of_dataset)
-            text = marker_header(end_of_dataset, facts.partitions, valid_from=valid_from)
-            markers = dict.fromkeys(range(facts.partitions), text)
+            header = MarkerHeader(version=end_of_dataset, partitions=facts.partitions, valid_from=valid_from)
+            markers = dict.fromkeys(range(facts.partitions), header.encode())
         what = self._task_append(facts, producer, sequence, markers, consumed or {})
         before = self.admin.upcoming(facts.topic, range(facts.partitions))
         name = str(what.target)
@@ -372,8 +377,9 @@ class KafkaAppends(StreamSystem):
             problem += f"{facts.partitions}, or have no row count."
             step = "Give existing partitions, with a count for each of them or no counts."
             raise ConfigurationError(problem, step, argument="partitions", stream=f"{self.name}.{stream}")
+        header = MarkerHeader(version=version, checksum=checksum, valid_from=valid_from, partitions=facts.partitions)
         counts: Mapping[int, int] = rows or {}
-        markers = {p: marker_header(version, facts.partitions, counts.get(p), checksum, valid_from) for p in chosen}
+        markers = {p: header.model_copy(update={"rows": counts.get(p)}).encode() for p in chosen}
         what = self._task_append(facts, producer, sequence, markers, {})
         before = self.admin.upcoming(facts.topic, range(facts.partitions))
         return self._await_result(what, _send_function(facts)(what, []), before)
