@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tenacity
@@ -21,43 +20,52 @@ from dagster_adjunct.resources.backends.postgres_connection import (
     translate_error,
 )
 from dagster_adjunct.resources.backends.store import check_variable_name
-from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.key_value.segment import SegmentLimits, TableId, TableSegment
+from dagster_adjunct.resources.common import check_seconds, check_whole_number
+from dagster_adjunct.resources.key_value.segment import SegmentLimits, TableId, TableSegment, run_without_loop
+from dagster_adjunct.resources.key_value_backends.sqlite import sql_table_name
 from dagster_adjunct.resources.tables.operation import PerLoop
 
 if TYPE_CHECKING:
     import psycopg
 
     from dagster_adjunct.resources.key_value_backends.postgres_segment import PostgresSegmentErrors
-    from dagster_adjunct.resources.key_value_backends.postgres_wire import LoopWire, ThreadWire, ThreadWires, WirePool
+    from dagster_adjunct.resources.key_value_backends.postgres_wire import (
+        LoopWire,
+        PostgresWire,
+        ThreadWire,
+        ThreadWires,
+        WirePool,
+    )
+
+    W = TypeVar("W", bound=PostgresWire)
 
 T = TypeVar("T")
-# An index entry has 2,704 bytes: its own 8, 4 of a length, 4 of the partition, and the key, in steps of 8.
+# An index entry has 2,704 bytes: its own 8, 4 for a length, 4 for the partition, and the key, in steps of 8.
 _LIMITS = SegmentLimits(table_key=2688, value=2**26, request=2**26 + 2**12)
 SESSION = (
-    # A plan is made once, when a table may still be empty: it goes by the index, whatever the table holds later, and
-    # joins in a time that is proportional to what was asked for.
-    "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off; "
-    "SET enable_nestloop = off; SET enable_mergejoin = off"
+    # A plan is made once, when a table may still be empty. It uses the index, whatever the table holds later, and joins
+    # in a time that is proportional to the number of requested keys.
+    b"SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off; "
+    b"SET enable_nestloop = off; SET enable_mergejoin = off"
 )
-# A standby may not have the newest yet. What a role may do there is another matter: whoever only reads may have
-# default_transaction_read_only set. Where the server is gone that is noticed.
+# A standby may lag behind. `primary` rather than `read-write`, because a role that only reads may have
+# default_transaction_read_only set. Keepalives detect a lost server.
 _SERVER = {"target_session_attrs": "primary", "keepalives_idle": 20, "keepalives_interval": 5, "keepalives_count": 4}
 
 
 class PostgresSegments:
-    """Tables of the schema `schema`, which is there, each in two of its own; all partitions of one lie together.
+    """Key-value tables in the existing schema `schema`, each in two tables that all its partitions share.
 
-    Where to connect: `dsn_env` names an environment variable that holds the DSN (read when connecting, never stored),
-    `connect` gives libpq's keywords without secrets (`service`, `host`, …), and what neither says comes from libpq's
-    own environment, service and password files. It must be a primary, not a standby. A role that only reads may have
+    Where to connect: `dsn_env` names an environment variable with the DSN (read when connecting, never stored),
+    `connect` has libpq keywords without secrets (`service`, `host`, …), and libpq's own environment, service and
+    password files provide the rest. The server must be a primary. A role that only reads may have
     `default_transaction_read_only` set.
 
-    All tables opened through one of these share up to `connections` for each event loop that uses them, and as many for
-    the threads that do without one (`BlockingKeyValueTable`), where a thread waits for its turn. A request that has no
-    answer after `request_timeout` seconds, or half of `horizon`, is given up. A write may be repeated for
-    `horizon` seconds, so recent requests are remembered for twice as long, in about 100 bytes each. Values and batches
-    have 64 MiB at most, table keys 2,688 bytes (what an index of PostgreSQL takes).
+    All tables opened through one object share up to `connections` for each event loop, and as many for the threads
+    without one (`BlockingKeyValueTable`), where a thread waits for its turn. A request without an answer after
+    `request_timeout` seconds, or half of `horizon`, is given up. A write may be repeated for `horizon` seconds, so
+    recent requests are remembered for twice as long, in about 100 bytes each. Values and batches are limited to 64 MiB,
+    table keys to 2,688 bytes, which is what an index of PostgreSQL accepts.
     """
 
     limits = _LIMITS
@@ -76,22 +84,16 @@ class PostgresSegments:
         self.schema = check_identifier("schema", schema)
         self.dsn_env = None if dsn_env is None else check_variable_name("dsn_env", dsn_env)
         self.connect = check_keywords(connect or {})
-        if not isinstance(connections, int) or connections is True or connections < 1:
-            raise ConfigurationError(
-                f"key-value tables in PostgreSQL have connections={connections!r}; expected a whole number above 0.",
-                "Say how many requests may run at a time.",
-                argument="connections",
-            )
-        for name, seconds in (("request_timeout", request_timeout), ("horizon", horizon)):
-            if not (isfinite(seconds) and seconds > 0):
-                raise ConfigurationError(
-                    f"key-value tables in PostgreSQL have {name}={seconds!r}; expected seconds, above 0.",
-                    "Correct it, or leave it out.",
-                    argument=name,
-                )
+        label = "key-value tables in PostgreSQL have"
+        found = f"{label} connections={connections!r}"
+        check_whole_number(connections, found, "a whole number above 0", argument="connections")
+        check_seconds(request_timeout, f"{label} request_timeout={request_timeout!r}", argument="request_timeout")
+        check_seconds(horizon, f"{label} horizon={horizon!r}", argument="horizon")
         self.connections, self.request_timeout, self.horizon = connections, request_timeout, horizon
-        self._open: PerLoop[Pool[LoopWire]] = PerLoop(lambda: Pool(self.connections, self._connected), Pool.finish)
-        self._of_threads: ThreadWires | None = None
+        self._open: PerLoop[Pool[LoopWire]] = PerLoop(
+            lambda: Pool(self.connections, self._connect_in_loop), Pool.finish
+        )
+        self._blocking: ThreadWires | None = None
         self._opening = threading.Lock()
 
     def __repr__(self) -> str:
@@ -99,43 +101,85 @@ class PostgresSegments:
         return f"PostgresSegments({source}, schema={self.schema!r})"
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "dsn_env": self.dsn_env,
-            "connect": self.connect,
-            "schema": self.schema,
-            "connections": self.connections,
-            "request_timeout": self.request_timeout,
-            "horizon": self.horizon,
-        }
+        names = ("dsn_env", "connect", "schema", "connections", "request_timeout", "horizon")
+        return {name: getattr(self, name) for name in names}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self.to_dict(),)
+        return _make, (self.to_dict(),)
 
     def create(self, table: TableId, partitions: int) -> None:
-        from dagster_adjunct.resources.key_value_backends.postgres_schema import create
+        entries, tokens, _ = self._names(table)
 
-        self._change(table, lambda connection: create(connection, self.schema, table))
+        def create(connection: psycopg.Connection[Any]) -> None:
+            from psycopg import sql
+
+            if self._exists(connection, entries):
+                return
+            # A plain address is not compressed, so that its length alone decides whether the index accepts it. A page
+            # with some free space keeps the new version of a row next to the old one, without changing the index.
+            connection.execute(
+                f"CREATE TABLE {entries} (address bytea PRIMARY KEY, version bytea NOT NULL, value bytea NOT NULL) "
+                "WITH (fillfactor = 90)"
+            )
+            connection.execute(f"ALTER TABLE {entries} ALTER address SET STORAGE PLAIN")
+            connection.execute(
+                f"CREATE TABLE {tokens} (token bytea PRIMARY KEY, applied boolean NOT NULL DEFAULT true, "
+                "at timestamptz NOT NULL DEFAULT now())"
+            )
+            for name, what in ((entries, "entries"), (tokens, "recent requests")):
+                comment = sql.Literal(f"{what} of key-value table {table}").as_string(connection)
+                connection.execute(f"COMMENT ON TABLE {name} IS {comment}")
+
+        self._change(table, create)
 
     def seal(self, table: TableId, partitions: int) -> None:
-        from dagster_adjunct.resources.key_value_backends.postgres_schema import seal
-
-        if not self._change(table, lambda connection: seal(connection, self.schema, table)):
+        if not self._change(table, self._seal(table)):
             raise self._errors(table).not_found()
 
-    def delete(self, table: TableId, partitions: int) -> None:
-        from dagster_adjunct.resources.key_value_backends.postgres_schema import drop
+    def _seal(self, table: TableId) -> Callable[[psycopg.Connection[Any]], bool]:
+        """Return the change that rejects all writes; it returns whether the table exists.
 
-        self._change(table, lambda connection: drop(connection, self.schema, table))
+        The lock for making a trigger allows reads, and waits for writes that started without the trigger.
+        """
+        entries, _, function = self._names(table)
+
+        def seal(connection: psycopg.Connection[Any]) -> bool:
+            from dagster_adjunct.resources.key_value_backends.postgres_segment import SEALED
+
+            if not self._exists(connection, entries):
+                return False
+            query = "SELECT FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgname = 'sealed'"
+            if connection.execute(query, (entries,)).fetchone() is None:
+                connection.execute(
+                    f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+                    f"RAISE EXCEPTION 'the key-value table is sealed' USING ERRCODE = '{SEALED}'; END $$"
+                )
+                connection.execute(
+                    f"CREATE TRIGGER sealed BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {entries} "
+                    f"FOR EACH STATEMENT EXECUTE FUNCTION {function}()"
+                )
+            return True
+
+        return seal
+
+    def delete(self, table: TableId, partitions: int) -> None:
+        self._change(table, self._drop(table))
+
+    def _drop(self, table: TableId) -> Callable[[psycopg.Connection[Any]], None]:
+        """Return the change that removes the table once current requests have ended."""
+        entries, tokens, function = self._names(table)
+
+        def drop(connection: psycopg.Connection[Any]) -> None:
+            connection.execute(f"DROP TABLE IF EXISTS {entries}, {tokens}")
+            connection.execute(f"DROP FUNCTION IF EXISTS {function}()")
+
+        return drop
 
     def check_may_seal(self, table: TableId, partitions: int) -> None:
-        from dagster_adjunct.resources.key_value_backends.postgres_schema import seal
-
-        self._change(table, lambda connection: seal(connection, self.schema, table, rehearsed=True))
+        self._change(table, self._seal(table), dry_run=True)
 
     def check_may_delete(self, table: TableId, partitions: int) -> None:
-        from dagster_adjunct.resources.key_value_backends.postgres_schema import drop
-
-        self._change(table, lambda connection: drop(connection, self.schema, table, rehearsed=True))
+        self._change(table, self._drop(table), dry_run=True)
 
     def open(self, table: TableId, partition: int) -> TableSegment:
         return self._segment(table, partition, self._open.here, waits=True)
@@ -148,30 +192,48 @@ class PostgresSegments:
         from dagster_adjunct.resources.key_value_backends.postgres_segment import PostgresSegment, PostgresStatements
 
         statements = PostgresStatements.of(self.schema, table)
-        kept = 2 * self.horizon  # the last attempt may begin at the horizon, and an attempt before it come late
+        kept = 2 * self.horizon  # the last attempt may start at the horizon, and an earlier one arrive late
         return PostgresSegment(pool, statements, partition, self.limits, self._errors(table), kept, waits=waits)
 
     def _thread_wires(self) -> ThreadWires:
-        if self._of_threads is None:
+        if self._blocking is None:
             from dagster_adjunct.resources.key_value_backends.postgres_wire import ThreadWires
 
             with self._opening:
-                self._of_threads = self._of_threads or ThreadWires(self.connections, self._connected_in_thread)
-        return self._of_threads
+                self._blocking = self._blocking or ThreadWires(self.connections, self._connect_in_thread)
+        return self._blocking
 
     def location(self, table: TableId, partition: int) -> str:
-        from dagster_adjunct.resources.key_value_backends.sqlite import sql_table_name
-
         place = format_address(self._settings(_label(table)))
         return f"postgresql://{place}, table {self.schema}.{sql_table_name(table)}, partition {partition}"
 
-    def _change(self, table: TableId, change: Callable[[psycopg.Connection[Any]], T]) -> T:
-        """Do something to the schema over a connection of its own."""
+    def _names(self, table: TableId) -> list[str]:
+        """Return the quoted names of the entries, of the tokens, and of the function that rejects writes."""
+        schema, name = self.schema.replace('"', '""'), sql_table_name(table)
+        return [f'"{schema}"."{name}{suffix}"' for suffix in ("", "_tokens", "_sealed")]
+
+    def _exists(self, connection: psycopg.Connection[Any], name: str) -> bool:
+        (exists,) = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (name,)).fetchone() or (False,)
+        return bool(exists)
+
+    def _change(self, table: TableId, change: Callable[[psycopg.Connection[Any]], T], *, dry_run: bool = False) -> T:
+        """Change the schema in one transaction, over a connection of its own, alone with the table.
+
+        A `dry_run` is rolled back: the server reports by its own rules what it has against the change (a missing right,
+        a read-only session, a dependent view), and nothing has changed.
+        """
         label = _label(table)
         require_driver(label)
         import psycopg
 
-        # Writers take the two tables in another order; whom the server ends is up to it.
+        def attempt() -> T:
+            with connection.transaction(force_rollback=dry_run):
+                connection.execute("SET LOCAL lock_timeout = '30s'")
+                name = f"{self.schema}.{sql_table_name(table)}"
+                connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
+                return change(connection)
+
+        # Writers lock the two tables in another order, and the server chooses whom to end.
         attempts = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(psycopg.errors.DeadlockDetected),
             stop=tenacity.stop_after_attempt(10),
@@ -180,49 +242,41 @@ class PostgresSegments:
         )
         connection = connect_sync(label, self._settings(label))
         try:
-            return attempts(change, connection)
+            return attempts(attempt)
         except psycopg.Error as error:
             raise self._errors(table).of_schema(error) from error
         finally:
             connection.close()
 
-    async def _connected(self) -> LoopWire:
-        import psycopg
-
+    async def _connect_in_loop(self) -> LoopWire:
         from dagster_adjunct.resources.key_value_backends.postgres_wire import LoopWire
 
         label = f"key-value tables of schema {self.schema}"
-        settings = self._settings(label)
-        connection = await connect_async(label, settings)
-        try:
-            await connection.execute(SESSION)
-        except BaseException as error:
-            await connection.close()
-            if isinstance(error, psycopg.Error):
-                raise translate_error(error, label, format_address(settings)) from error
-            raise
-        return LoopWire(connection, self._patience)
+        connection = await connect_async(label, self._settings(label))
+        return await self._begin_session(LoopWire(connection, self._patience), label)
 
-    def _connected_in_thread(self) -> ThreadWire:
-        import psycopg
-
+    def _connect_in_thread(self) -> ThreadWire:
         from dagster_adjunct.resources.key_value_backends.postgres_wire import ThreadWire
 
         label = f"key-value tables of schema {self.schema}"
-        settings = self._settings(label)
-        connection = connect_sync(label, settings)
+        wire = ThreadWire(connect_sync(label, self._settings(label)), self._patience)
+        return run_without_loop(self._begin_session(wire, label))
+
+    async def _begin_session(self, wire: W, label: str) -> W:
+        import psycopg
+
         try:
-            connection.execute(SESSION)
+            await wire.tell(SESSION)
         except BaseException as error:
-            connection.close()
+            await wire.close()
             if isinstance(error, psycopg.Error):
-                raise translate_error(error, label, format_address(settings)) from error
+                raise translate_error(error, label, format_address(self._settings(label))) from error
             raise
-        return ThreadWire(connection, self._patience)
+        return wire
 
     @property
     def _patience(self) -> float:
-        """A write without an answer is given up while there is time to look for it."""
+        """The seconds after which a write without an answer is given up, while there is time to look for it."""
         return min(self.request_timeout, self.horizon / 2)
 
     def _errors(self, table: TableId) -> PostgresSegmentErrors:
@@ -232,13 +286,13 @@ class PostgresSegments:
         return PostgresSegmentErrors(table, label, lambda: format_address(self._settings(label)))
 
     def _settings(self, label: str) -> dict[str, Any]:
-        """Return what to connect with; it may hold a password."""
+        """Return the connection settings, which may include a password."""
         return _SERVER | connection_settings(label, self.dsn_env, self.connect)
 
 
 def _label(table: TableId) -> str:
-    return f"key-value table {table.scope}/{table.name}"
+    return f"key-value table {table}"
 
 
-def _made(settings: dict[str, Any]) -> PostgresSegments:
+def _make(settings: dict[str, Any]) -> PostgresSegments:
     return PostgresSegments(**settings)
