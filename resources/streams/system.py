@@ -149,6 +149,22 @@ def check_table_options(what: str, order_by: Sequence[str], partitioned: bool) -
         raise ConfigurationError(problem, "Sort the table first, and leave both out.", argument="order_by")
 
 
+def check_marker_partitions(
+    stream: str, version: str, chosen: Sequence[int], count: int, rows: Mapping[int, int] | None
+) -> None:
+    """Raise ConfigurationError unless a marker's partitions exist, with a row count for each of them or for none."""
+    wrong = [p for p in chosen if not 0 <= p < count]
+    if wrong or not chosen:
+        problem = f"marker {version!r}: partitions {wrong} are not partitions of {stream}, which has {count}."
+        raise ConfigurationError(
+            problem, f"Give partitions from 0 to {count - 1}.", argument="partitions", stream=stream
+        )
+    if missing := [p for p in chosen if rows is not None and p not in rows]:
+        problem = f"marker {version!r} has no row count for partitions {missing} of {stream}."
+        step = "Give a count for every partition that gets the marker, or no counts."
+        raise ConfigurationError(problem, step, argument="rows", stream=stream)
+
+
 class StreamDeclaration(StoredDocument):
     """A declared stream, as given to `create`. Systems with more options have a subclass."""
 

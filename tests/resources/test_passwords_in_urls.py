@@ -57,7 +57,7 @@ def test_an_endpoint_with_a_login_is_refused_wherever_it_comes_from(
 
 @pytest.mark.parametrize("variable", ["ADJUNCT_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3"])
 @pytest.mark.parametrize("endpoint", ["me:hunter2@127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1:1/?token=hunter2"])
-def test_an_endpoint_that_is_no_url_of_a_server_is_refused_without_what_may_be_secret(
+def test_an_endpoint_that_is_no_url_is_rejected_without_showing_a_login(
     variable: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

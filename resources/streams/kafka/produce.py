@@ -64,6 +64,7 @@ from dagster_adjunct.resources.streams.system import (
     Sources,
     StreamSystem,
     SystemStreamPartition,
+    check_marker_partitions,
     check_producer,
     check_same_contents,
     check_table_options,
@@ -371,12 +372,7 @@ class KafkaAppends(StreamSystem):
         micros_from_valid_from(version, valid_from)
         facts = self.topic(stream)
         chosen = range(facts.partitions) if partitions is None else sorted(set(partitions))
-        unfit = [p for p in chosen if not 0 <= p < facts.partitions or (rows is not None and p not in rows)]
-        if unfit or not chosen:
-            problem = f"marker {version!r}: partitions {unfit} are not partitions of {stream!r}, which has "
-            problem += f"{facts.partitions}, or have no row count."
-            step = "Give existing partitions, with a count for each of them or no counts."
-            raise ConfigurationError(problem, step, argument="partitions", stream=f"{self.name}.{stream}")
+        check_marker_partitions(f"{self.name}.{stream}", version, chosen, facts.partitions, rows)
         header = MarkerHeader(version=version, checksum=checksum, valid_from=valid_from, partitions=facts.partitions)
         counts: Mapping[int, int] = rows or {}
         markers = {p: header.model_copy(update={"rows": counts.get(p)}).encode() for p in chosen}

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_adjunct.resources.bucketing.files import BucketFile
-from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
-from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets, write_buckets
+from dagster_adjunct.resources.errors import CommitConflictError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
 from dagster_adjunct.resources.schemas.schema import (
     Schema,
@@ -89,12 +87,8 @@ def find_sequence(producers: Producers, producer: str, sequence: int, stream: st
 
 
 def result_from_sequence(sent: SentSequence, *, duplicate: bool) -> AppendResult:
-    return AppendResult(
-        {p: str(offset) for p, offset in enumerate(sent.first)},
-        {p: str(offset) for p, offset in enumerate(sent.next)},
-        sent.rows,
-        duplicate,
-    )
+    first, after = (dict(enumerate(map(str, offsets))) for offsets in (sent.first, sent.next))
+    return AppendResult(first, after, sent.rows, duplicate)
 
 
 def record_sequence(producers: Producers, producer: str, sent: SentSequence) -> dict[str, tuple[SentSequence, ...]]:
@@ -198,7 +192,8 @@ def _build_segment(state: StreamState, append: Append, appended: int) -> Segment
     for partition in marker.partitions if marker else ():
         assert marker is not None
         offset = offsets[partition]
-        rows = _marker_rows(marker, partition, offset - state.marked_until[partition])
+        delivered = offset - state.marked_until[partition]
+        rows = marker.rows[partition] if isinstance(marker.rows, Mapping) else delivered
         facts = (marker.checksum, marker.rows is None, marker.valid_from)
         markers.append(MarkerEntry(partition, offset, marker.version, rows, *facts))
         offsets[partition] += 1
@@ -215,52 +210,9 @@ def _build_segment(state: StreamState, append: Append, appended: int) -> Segment
     )
 
 
-def _marker_rows(marker: NewMarker, partition: int, delivered: int) -> int:
-    if marker.rows is None or marker.rows == "delivered":
-        return delivered
-    if isinstance(marker.rows, str) or partition not in marker.rows:
-        problem = f"marker {marker.version!r} has no row count for partition {partition}."
-        step = "Give a count for every partition that gets the marker, or no counts."
-        raise ConfigurationError(problem, step, argument="rows")
-    return marker.rows[partition]
-
-
 _POSITIONS = {SOURCE: "string", SOURCE_OFFSET: "bigint", SOURCE_EPOCH: "int", READER: "string"}
 MARK_COLUMNS = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int", **_POSITIONS}
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
-
-
-def write_records(
-    data: DataFrame | pa.Table,
-    store: ObjectStore,
-    folder: str,
-    declaration: LakeStreamDeclaration,
-    what: str,
-    order_by: tuple[str, ...],
-    *,
-    partitioned: bool,
-    one_task: bool = False,
-) -> list[BucketFile]:
-    """Write records to one file a partition and return the files; a table without Spark, a frame by its tasks."""
-    options = WriteOptions(what, number_rows=True, range_of=TIMESTAMP, differing=(EPOCH, SOURCE_EPOCH))
-    if _is_table(data):
-        check_table_options(what, order_by, partitioned)
-        table = conform_table(data, declaration, what)
-        return write_arrow_buckets(table, store, folder, declaration.layout_of(table.column_names), options)
-    from dagster_adjunct.resources.bucketing.writer import write_buckets
-
-    frame = conform_frame(data, declaration, order_by, what)
-    return write_buckets(
-        frame,
-        store,
-        folder,
-        declaration.layout_of(frame.columns),
-        options,
-        order_by=order_by,
-        partitioned=partitioned,
-        one_task=one_task,
-        digest_also=[name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in frame.columns],
-    )
 
 
 def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int:
@@ -362,7 +314,7 @@ def _mark_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
     return cast_column(column, name, MARK_COLUMNS[name], what)
 
 
-def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: tuple[str, ...], what: str) -> DataFrame:
+def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: Sequence[str], what: str) -> DataFrame:
     """Return the frame with the stream's columns and types, its mark columns, and other columns of `order_by`."""
     from pyspark.sql import functions as F
 
@@ -432,10 +384,25 @@ def write_append(
             declaration, partitioned = declaration.model_copy(update={"partitions": sent.partitions}), False
     attempt = f"{append.started:013d}-{uuid.uuid4().hex[:12]}"
     folder = data_folder(lake.stream_prefix(append.stream), attempt)
+    options = WriteOptions(what, number_rows=True, range_of=TIMESTAMP, differing=(EPOCH, SOURCE_EPOCH))
     try:
-        files = write_records(
-            data, lake.store, folder, declaration, what, tuple(order_by), partitioned=partitioned, one_task=one_task
-        )
+        if _is_table(data):
+            check_table_options(what, order_by, partitioned)
+            data = conform_table(data, declaration, what)
+            files = write_arrow_buckets(data, lake.store, folder, declaration.layout_of(data.column_names), options)
+        else:
+            data = conform_frame(data, declaration, order_by, what)
+            files = write_buckets(
+                data,
+                lake.store,
+                folder,
+                declaration.layout_of(data.columns),
+                options,
+                order_by=tuple(order_by),
+                partitioned=partitioned,
+                one_task=one_task,
+                digest_also=[name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in data.columns],
+            )
     except SchemaMismatchError as error:
         error.stream = f"lake.{append.stream}"
         raise

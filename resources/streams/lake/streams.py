@@ -22,7 +22,6 @@ import pyarrow as pa
 
 from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.errors import (
-    ConfigurationError,
     ObjectExistsError,
     ProducerConflictError,
     SchemaMismatchError,
@@ -94,6 +93,7 @@ from dagster_adjunct.resources.streams.system import (
     StreamSystem,
     SystemStreamPartition,
     build_declaration,
+    check_marker_partitions,
     check_producer,
     micros_from_valid_from,
     missing_partition_error,
@@ -500,13 +500,7 @@ class LakeStreams(LakeReads):
         sent = find_sequence(state.producers, producer, sequence, stream)
         count = sent.partitions if sent is not None and sent.partitions else state.declaration.partitions
         chosen = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
-        if not chosen or not 0 <= chosen[0] <= chosen[-1] < count:
-            raise ConfigurationError(
-                f"marker {version!r}: partitions {list(chosen)} are not partitions of {stream!r}, which has {count}.",
-                f"Give partitions from 0 to {count - 1}.",
-                argument="partitions",
-                stream=f"lake.{stream}",
-            )
+        check_marker_partitions(f"lake.{stream}", version, chosen, count, rows)
         marker = NewMarker(version, chosen, None if rows is None else dict(rows), checksum, valid_micros)
         started, digest = self.now_ms(), content_digest((), marker.content())
         append = Append(stream, producer, sequence, started, marker, None, digest, f"{started:013d}", seen=state.id)

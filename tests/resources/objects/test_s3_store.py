@@ -89,7 +89,7 @@ def test_a_create_whose_reply_is_lost_still_knows_that_it_won(
 
 
 @pytest.mark.parametrize("trouble", ["lost-before", "lost-after"])
-def test_a_create_whose_reply_is_lost_knows_that_an_equal_one_of_anothers_is_not_its_own(
+def test_a_create_whose_reply_is_lost_recognizes_an_equal_object_of_another_writer(
     store: S3Store, troubled: TroubledS3, trouble: Trouble
 ) -> None:
     store.put_if_absent("k", b"the same bytes")

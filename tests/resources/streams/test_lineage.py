@@ -128,9 +128,7 @@ def test_a_named_reader_is_told_that_what_was_rewritten_was_read_again(copying: 
     assert (batch.replaced, batch.records) == ((), 0)
 
 
-def test_a_named_reader_that_reads_in_turns_from_the_beginning_is_told_of_what_is_read_again(
-    copying: Copying, lake: Lake
-) -> None:
+def test_a_named_reader_that_catches_up_in_batches_learns_what_was_replaced(copying: Copying, lake: Lake) -> None:
     copying.arrive(*range(1, 20))
     copying.read(0, copying.ends())
     first = read_new(lake, "out", reader="report", max_records=5)

@@ -214,7 +214,7 @@ def test_a_dataset_goes_on_in_a_topic_that_grew_between_two_versions(
     assert advance().action == "up-to-date"
 
 
-def test_a_version_of_other_producers_that_a_topic_outgrew_is_abandoned_as_the_error_says(
+def test_a_version_whose_topic_got_more_partitions_is_abandoned_as_the_error_says(
     kafka: KafkaServer, tmp_path: Path, spark: SparkSession
 ) -> None:
     from dagster_adjunct.resources.streams.kafka.formats import Json

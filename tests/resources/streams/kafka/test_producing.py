@@ -152,9 +152,7 @@ def test_headers_of_adjuncts_own_are_not_carried_on(kafka: KafkaServer, tmp_path
     assert system.markers("s") == []
 
 
-def test_without_transactions_a_repeated_append_is_written_again_under_the_same_sequence(
-    kafka: KafkaServer, tmp_path: Path
-) -> None:
+def test_without_transactions_a_repeated_append_is_written_again(kafka: KafkaServer, tmp_path: Path) -> None:
     topic = kafka.new_topic()
     system = system_with(kafka, tmp_path, s=KafkaTopic(topic))
     results = [system.append("s", raw(("a", "1")), producer="p", sequence=7) for _ in range(2)]

@@ -180,7 +180,7 @@ def test_marks_on_a_topic_that_was_created_again_do_not_count(
     assert keys(kafka, topic) == ALL
 
 
-def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_and_the_next_append_settles_it(
+def test_a_process_killed_in_a_transaction_leaves_nothing_in_the_way_of_the_next(
     kafka: KafkaServer, system: KafkaStreams, topic: str
 ) -> None:
     script = f"""
