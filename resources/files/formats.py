@@ -23,6 +23,7 @@ import csv
 import io
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -376,17 +377,17 @@ def _find_line_problem(line: bytes, schema: Schema) -> str:
 
 def _find_first_bad_line(lines: list[bytes], field: Field) -> int:
     """Return the index of the first line whose value of the column can't be read, by bisection."""
-    low, high = 0, len(lines)
-    while high - low > 1:
-        middle = (low + high) // 2
-        part = b"\n".join(lines[low:middle])
+
+    def fails(index: int) -> bool:
+        part = b"\n".join(lines[: index + 1])
         try:
             if part.strip():
                 _read_json(part, (field,), others="ignore")
-            low = middle
         except pa.ArrowInvalid:
-            high = middle
-    return low
+            return True
+        return False
+
+    return bisect_left(range(len(lines)), True, key=fails)
 
 
 _BATCH = 65_536

@@ -8,8 +8,8 @@ records again, and of two concurrent readers one commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Self, Unpack
 
@@ -72,6 +72,7 @@ class ReaderInfo:
     problem: str = ""
 
 
+@dataclass(eq=False, slots=True)
 class NewRecords:
     """A batch of records that a reader has not committed yet: read it by `table`, `parts` or `frame`, then `commit`.
 
@@ -81,24 +82,18 @@ class NewRecords:
     earlier results is out of date.
     """
 
-    def __init__(
-        self,
-        streams: LakeStreams,
-        stream: str,
-        reader: str,
-        parent: Commit | None,
-        position: ReaderPosition,
-        ranges: Mapping[SystemStreamPartition, OffsetRange],
-        lost: Mapping[SystemStreamPartition, OffsetRange],
-        replaced: Sequence[SupersededRange],
-        by: str,
-    ) -> None:
-        self.stream, self.reader, self.by = stream, reader, by
-        self.number = 1 if parent is None else parent.number + 1
-        self.ranges, self.lost, self.replaced = dict(ranges), dict(lost), tuple(replaced)
-        self.records = streams.records_between(self.ranges)
-        self.committed = False
-        self._streams, self._parent, self._position = streams, parent, position
+    stream: str
+    reader: str
+    by: str
+    ranges: dict[SystemStreamPartition, OffsetRange]
+    lost: dict[SystemStreamPartition, OffsetRange]
+    replaced: tuple[SupersededRange, ...]
+    records: int
+    number: int
+    _streams: LakeStreams = field(repr=False)
+    _parent: Commit | None = field(repr=False)
+    _position: ReaderPosition = field(repr=False)
+    committed: bool = False
 
     def __enter__(self) -> Self:
         return self
@@ -194,7 +189,9 @@ def read_new(
     at_end = parent is None or ends == state.next
     after = ReaderPosition(stream=state.id, offsets=ends, read=state.read if at_end else position.read)
     replaced = find_replaced_since(translate_coverage(position.read, state.read, lineage_lookup(streams)), state.read)
-    return NewRecords(streams, stream, reader, parent, after, ranges, lost, replaced, by or f"reader {reader}")
+    records, number = streams.records_between(ranges), 1 if parent is None else parent.number + 1
+    facts = (stream, reader, by or f"reader {reader}", ranges, lost, tuple(replaced), records, number)
+    return NewRecords(*facts, streams, parent, after)
 
 
 def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
