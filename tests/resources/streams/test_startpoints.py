@@ -219,10 +219,10 @@ def test_a_system_that_lacks_a_kind_says_so(streams: LakeStreams, clock: Clock) 
 
     fill(streams, clock, 1)
     timeless = Timeless(streams.lake)
-    with pytest.raises(
-        ConfigurationError, match=r"'lake' can't .* kind 'timestamp'; supported: oldest, upcoming, spec"
-    ):
+    with pytest.raises(ConfigurationError) as failure:
         resolve_startpoint_to_offset(timeless, SSP, at(0))
+    assert failure.value.facts == {"system": "lake", "stream": "lake.s"}
+    assert "oldest, upcoming, specific" in failure.value.next_step
     assert resolve_startpoint_to_offset(timeless, SSP, StartpointOldest()) == "0"
 
 
