@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.batch_outputs import BatchOutputs
 
 
+T = TypeVar("T")
 # How Spark quotes the expression that failed: its text, cut at both ends, then a line of carets under the part.
 _QUOTED = re.compile(
     r"^== SQL[^\n]*==\n(?P<text>.*?(?P<line>[^\n]*))\n(?P<before> *)(?P<part>\^+)[ ^]*$", re.MULTILINE | re.DOTALL
@@ -81,11 +82,12 @@ def parse_failure(error: Exception) -> Failure | None:
         kind = raised["kind"].rpartition(".")[2] if raised else "an error"
         return Failure(kind, raised["said"] if raised else "", place=failing_line_in_text(text))
     quoted, condition = _QUOTED.search(text), _CONDITION.search(text)
-    if condition is None or (quoted is None and "Exception" not in type(error).__name__ and not _is_data_error(text)):
+    if condition is None:
         return None
-    bare = type(error).__name__ in ("SparkException", "Py4JJavaError", "AnalysisException")
-    if quoted is None and bare and not _is_data_error(text):
-        return None
+    if quoted is None and not _DATA.search(text):  # Spark reports conditions of the data without the exception's class
+        name = type(error).__name__
+        if "Exception" not in name or name in ("SparkException", "Py4JJavaError", "AnalysisException"):
+            return None
     message = first_message_line(error).partition(" SQLSTATE")[0].partition(' If necessary set "spark.sql')[0]
     message = message.removeprefix("org.apache.spark.SparkException: ")
     if quoted is None:
@@ -95,45 +97,24 @@ def parse_failure(error: Exception) -> Failure | None:
     return Failure(condition["condition"], message, quoted["text"].strip().strip("."), part)
 
 
-def _is_data_error(text: str) -> bool:
-    """Return whether a condition is about the data; Spark reports these without the class of the exception."""
-    return _DATA.search(text) is not None
-
-
-def find_suspects(before: Sequence[Operator], failure: Failure) -> list[Operator]:
+def _find_suspects(before: Sequence[Operator], failure: Failure) -> list[Operator]:
     """Return the operators that may have failed, the likeliest of those `before`; [] if it may be any."""
     if failure.quoted is not None:
         for wanted in (failure.quoted, failure.part or ""):
-            saying = [candidate for candidate in before if any(wanted in text for text in _texts(candidate.spec))]
-            if saying:
-                return saying
-        return []
+            quoting = [
+                candidate
+                for candidate in before
+                if any(wanted in part for part in _iter_parts(candidate.spec) if isinstance(part, str))
+            ]
+            if quoting:
+                return quoting
     if failure.of_expression:
         return []
-    calling = [candidate for candidate in before if any(True for _ in _functions(candidate.spec))]
-    place = failure.place
-    if place is not None:
-        there = [
-            candidate
-            for candidate in calling
-            if any(place.line in _lines(f, place.file) for f in _functions(candidate.spec))
-        ]
-        if there:
-            return there
-    return calling
-
-
-def describe_operator(operator: Operator, failure: Failure) -> str:
-    """Return what failed in an operator, as plans display it."""
-    functions = list(_functions(operator.spec))
-    return (
-        operator.id if failure.part is not None or not functions else f"{operator.id}: {function_label(functions[0])}"
-    )
-
-
-def has_user_code(operator: Operator) -> bool:
-    """Return whether an operator has expressions or functions of the user."""
-    return bool(operator.spec.sql) or any(True for _ in _functions(operator.spec))
+    calling = [candidate for candidate in before if _functions(candidate.spec)]
+    there = []
+    if (place := failure.place) is not None:
+        there = [one for one in calling if any(place.line in _lines(f, place.file) for f in _functions(one.spec))]
+    return there or calling
 
 
 def iter_upstream(app: Application, operator: str) -> Iterator[Operator]:
@@ -148,25 +129,17 @@ def iter_upstream(app: Application, operator: str) -> Iterator[Operator]:
             waiting.extend(here.inputs)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    for part in _parts(value):
-        if isinstance(part, str):
-            yield part
+def _functions(spec: Any) -> list[Callable[..., Any]]:
+    return [part for part in _iter_parts(spec) if callable(part) and not isinstance(part, type)]
 
 
-def _functions(value: Any) -> Iterator[Callable[..., Any]]:
-    for part in _parts(value):
-        if callable(part) and not isinstance(part, type):
-            yield part
-
-
-def _parts(value: Any) -> Iterator[Any]:
+def _iter_parts(value: Any) -> Iterator[Any]:
     if is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            yield from _parts(getattr(value, field.name))
+            yield from _iter_parts(getattr(value, field.name))
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
         for element in value:
-            yield from _parts(element)
+            yield from _iter_parts(element)
     else:
         yield value
 
@@ -185,41 +158,15 @@ def _lines(function: Callable[..., Any], file: str) -> set[int]:
     return lines
 
 
-T = TypeVar("T")
-
 SEARCH_SECONDS = 60.0
 _MAX_POSITIONS = 2_000_000
+Probe = Callable[["DataFrame"], "DataFrame"]
+Sample = tuple[int, int, dict[str, Any]]
+"""A record that an operator failed on, after its partition and offset."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRecord:
-    """A record that an operator failed on, with its position."""
-
-    partition: int
-    offset: str
-    record: dict[str, Any]
-
-
-def find_sample_record(
-    arriving: DataFrame, made: Callable[[DataFrame], DataFrame], same: Callable[[Exception], bool]
-) -> SampleRecord | None:
-    """Return a record on which `made` fails with the `same` error; None if none is found.
-
-    Bisects the records, computing each half anew: a batch of 100,000 records takes some twenty small jobs, for at most
-    a minute.
-    """
-    return _run_with_timeout(arriving, lambda ends: _bisect_records(arriving, made, same, ends))
-
-
-def fails_alike(
-    arriving: DataFrame, made: Callable[[DataFrame], DataFrame], same: Callable[[Exception], bool], seconds: float
-) -> bool:
-    """Return whether `made` of these records fails with the `same` error within so many seconds."""
-    return bool(_run_with_timeout(arriving, lambda ends: _fails(made(arriving), same), seconds))
-
-
-def _run_with_timeout(arriving: DataFrame, look: Callable[[float], T], seconds: float = SEARCH_SECONDS) -> T | None:
-    """Return the result of `look`; None if it fails or takes too long."""
+def _run_with_timeout(arriving: DataFrame, search: Callable[[float], T], seconds: float = SEARCH_SECONDS) -> T | None:
+    """Return the result of `search`, given when it must end; None if it fails or takes too long."""
     session = arriving.sparkSession
     tag = f"adjunct-sample-{uuid.uuid4().hex}"
     ends = time.monotonic() + seconds
@@ -227,17 +174,19 @@ def _run_with_timeout(arriving: DataFrame, look: Callable[[float], T], seconds: 
     session.addTag(tag)
     timer.start()
     try:
-        return look(ends)
-    except Exception:  # noqa: BLE001 - what failed is told without a sample then
+        return search(ends)
+    except Exception:  # noqa: BLE001 - what failed is reported without a sample then
         return None
     finally:
         timer.cancel()
         session.removeTag(tag)
 
 
-def _bisect_records(
-    arriving: DataFrame, made: Callable[[DataFrame], DataFrame], same: Callable[[Exception], bool], ends: float
-) -> SampleRecord | None:
+def _bisect_records(arriving: DataFrame, probe: Probe, same: Callable[[Exception], bool], ends: float) -> Sample | None:
+    """Return a record on which `probe` fails with the `same` error; None if none is found.
+
+    Each half is computed anew: a batch of 100,000 records takes some twenty small jobs.
+    """
     places = [
         (row[0], row[1]) for row in arriving.select(PARTITION, OFFSET).distinct().limit(_MAX_POSITIONS + 1).collect()
     ]
@@ -248,11 +197,11 @@ def _bisect_records(
         if time.monotonic() > ends:
             return None
         half = places[: len(places) // 2]
-        places = half if _fails(made(_filter_range(arriving, half)), same) else places[len(half) :]
-    if not places or not _fails(made(_filter_range(arriving, places)), same):
+        places = half if _fails(probe(_filter_range(arriving, half)), same) else places[len(half) :]
+    if not places or not _fails(probe(_filter_range(arriving, places)), same):
         return None
     row = _filter_range(arriving, places).first()
-    return None if row is None else SampleRecord(places[0][0], str(places[0][1]), row.asDict())
+    return None if row is None else (*places[0], row.asDict())
 
 
 def _filter_range(frame: DataFrame, places: Sequence[tuple[int, int]]) -> DataFrame:
@@ -281,17 +230,19 @@ def sensitive_columns(context: StepContext, operator: str, columns: Iterable[str
 
     If anything is sensitive, a column of unknown origin counts as sensitive too.
     """
-    sensitive = _sensitive_columns_of_run(context)
+    if not context.declared_sensitive:  # looked up once a run, because every operator of a batch asks
+        context.declared_sensitive.append(_find_sensitive_columns(context))
+    (sensitive,) = context.declared_sensitive
     if not sensitive:
         return frozenset()
     names = {name for _, name in sensitive}
-    made = _trace_columns(context, operator)
+    sources = _trace_columns(context, operator)
     return frozenset(
         name
         for name in columns
         if name.lower() in names
-        or not made.get(name)
-        or any((node, column.lower()) in sensitive for node, column in made[name])
+        or not sources.get(name)
+        or any((node, column.lower()) in sensitive for node, column in sources[name])
     )
 
 
@@ -304,28 +255,14 @@ def sensitive_entries(context: StepContext, name: str) -> frozenset[str]:
     return own | (_sensitive_columns_of_stream(context, dataset.stream) if dataset.stream else frozenset())
 
 
-def _sensitive_columns_of_run(context: StepContext) -> set[tuple[LineageNode, str]]:
-    """Return the columns marked as sensitive; looked up once a run, because every operator of a batch asks."""
-    if not context.declared_sensitive:
-        context.declared_sensitive.append(_find_sensitive_columns(context))
-    return context.declared_sensitive[0]
-
-
 def _find_sensitive_columns(context: StepContext) -> set[tuple[LineageNode, str]]:
     app = context.app
-    flagged = {
-        (LineageNode("dataset", dataset.name), name)
-        for dataset in app.datasets
-        for name in sensitive_entries(context, dataset.name)
-    }
-    for stream in app.inputs:
-        flagged |= {(LineageNode("stream", stream), name) for name in _sensitive_columns_of_stream(context, stream)}
+    found = {LineageNode("dataset", dataset.name): sensitive_entries(context, dataset.name) for dataset in app.datasets}
+    found |= {LineageNode("stream", stream): _sensitive_columns_of_stream(context, stream) for stream in app.inputs}
     for operator in app.operators:  # results of functions: matched by column name
-        schemas = operator.spec.declared_schemas
-        flagged |= {
-            (LineageNode("stream", operator.id), name) for schema in schemas for name in _sensitive_names(schema)
-        }
-    return flagged
+        names = frozenset[str]().union(*map(_sensitive_names, operator.spec.declared_schemas))
+        found[LineageNode("stream", operator.id)] = names
+    return {(node, name) for node, names in found.items() for name in names}
 
 
 def _sensitive_columns_of_stream(context: StepContext, stream: str) -> frozenset[str]:
@@ -345,14 +282,14 @@ def _sensitive_names(schema: Schema | None) -> frozenset[str]:
 
 def _trace_columns(context: StepContext, wanted: str) -> ColumnSources:
     planned = {operator.id: operator.columns for operator in context.plan.operators}
-    made: dict[str, ColumnSources] = {}
+    sources: dict[str, ColumnSources] = {}
     for operator in context.app.operators:
         before = tuple(planned[source] for source in operator.inputs)
         lineage = LineageContext(context.app, before, planned[operator.id])
-        made[operator.id] = operator.spec.column_sources(lineage, [made[source] for source in operator.inputs])
+        sources[operator.id] = operator.spec.column_sources(lineage, [sources[source] for source in operator.inputs])
         if operator.id == wanted:
-            return made[wanted]
-    return {}
+            break
+    return sources.get(wanted, {})
 
 
 def explain_failure(batch: BatchOutputs, operator: str, error: Exception) -> OperatorFailedError | None:
@@ -370,25 +307,21 @@ def explain_failure(batch: BatchOutputs, operator: str, error: Exception) -> Ope
     if failure is None:
         return None
     before = list(iter_upstream(batch.app, operator))
-    blamed = find_suspects(before, failure)
-    one = (
-        blamed[0]
-        if len(blamed) == 1
-        else _find_failing_operator(batch, blamed or before, failure)
-        if failure.of_expression
-        else None
-    )
+    suspects = _find_suspects(before, failure)
+    failed = suspects[0] if len(suspects) == 1 else None
     # Unless one operator is known, Spark's text may quote a column of any of them.
-    about_all = blamed if len(blamed) == 1 else before
+    about_all = before if failed is None else suspects
+    if failed is None and failure.of_expression:
+        failed = _find_failing_operator(batch, suspects or before, failure)
     hidden = frozenset[str]().union(*(batch.sensitive(suspect.id) for suspect in about_all))
-    if one is not None:
-        told = _explain_with_sample(batch, one, failure, hidden)
+    if failed is not None:
+        explained = _explain_with_sample(batch, failed, failure, hidden)
     else:
-        names = " or ".join(suspect.id for suspect in blamed) or operator
-        about: dict[str, Any] = {"operator": blamed[0].id if blamed else operator}
-        told = operator_failed_error(failure.problem(names, told=not hidden), failure.place, None, hidden, **about)
-    told.__cause__ = None if hidden else error
-    return told
+        names = " or ".join(suspect.id for suspect in suspects) or operator
+        about: dict[str, Any] = {"operator": suspects[0].id if suspects else operator}
+        explained = operator_failed_error(failure.problem(names, told=not hidden), failure.place, None, hidden, **about)
+    explained.__cause__ = None if hidden else error
+    return explained
 
 
 def _explain_broken_promise(batch: BatchOutputs, operator: str, error: AdjunctError) -> OperatorFailedError | None:
@@ -398,15 +331,15 @@ def _explain_broken_promise(batch: BatchOutputs, operator: str, error: AdjunctEr
         return None
     names, place = " or ".join(sorted(one.id for one in promising)), promising[0].declared_at
     line = "" if place is None else f" ({place.describe()})"
-    told = OperatorFailedError(
+    explained = OperatorFailedError(
         f"{names}{line} breaks its promise keeps_partitioning=True: {error.problem}",
         "Nothing of it was committed. Remove keeps_partitioning=True, and use partition_by(…) after the function.",
         operator=promising[0].id,
         file=None if place is None else place.file,
         line=None if place is None else place.line,
     )
-    told.__cause__ = error
-    return told
+    explained.__cause__ = error
+    return explained
 
 
 def _find_failing_operator(batch: BatchOutputs, likely: list[Operator], failure: Failure) -> Operator | None:
@@ -416,31 +349,31 @@ def _find_failing_operator(batch: BatchOutputs, likely: list[Operator], failure:
     """
     ends = time.monotonic() + SEARCH_SECONDS
     wanted = {suspect.id for suspect in likely}
+
+    def same(error: Exception) -> bool:
+        return _is_alike(parse_failure(error), failure)
+
     for candidate in batch.app.operators:  # in this order the inputs of an operator do not fail
-        if candidate.id in wanted and len(candidate.inputs) == 1 and has_user_code(candidate):
-            (arriving,) = batch.arrived[candidate.id]
+        spec = candidate.spec
+        if candidate.id in wanted and len(candidate.inputs) == 1 and (spec.sql or _functions(spec)):
+            (arriving,), probe = batch.arrived[candidate.id], _probe_operator(batch, candidate)
             left = ends - time.monotonic()
             if left <= 0:
                 return None
-            if fails_alike(
-                arriving,
-                _probe_operator(batch, candidate),
-                lambda other: _is_alike(parse_failure(other), failure),
-                left,
-            ):
+            if _run_with_timeout(arriving, lambda _: _fails(probe(arriving), same), left):  # noqa: B023 - called now
                 return candidate
     return None
 
 
-def _probe_operator(batch: BatchOutputs, operator: Operator) -> Callable[[DataFrame], DataFrame]:
+def _probe_operator(batch: BatchOutputs, operator: Operator) -> Probe:
     """Return a function that applies an operator to some of its records."""
 
-    def made(frame: DataFrame) -> DataFrame:
+    def apply(frame: DataFrame) -> DataFrame:
         probe: Any = _Probe(batch)
         leaving = operator.spec.compile(operator.id, [frame], probe)
         return leaving if probe.sent is None else probe.sent
 
-    return made
+    return apply
 
 
 def _is_alike(other: Failure | None, failure: Failure) -> bool:
@@ -450,15 +383,14 @@ def _is_alike(other: Failure | None, failure: Failure) -> bool:
 
 
 def _explain_with_sample(
-    batch: BatchOutputs, blamed: Operator, failure: Failure, hidden: frozenset[str]
+    batch: BatchOutputs, failed: Operator, failure: Failure, hidden: frozenset[str]
 ) -> OperatorFailedError:
-    problem = failure.problem(describe_operator(blamed, failure), told=not hidden)
-    place, about = failure.place or blamed.declared_at, dict[str, Any](operator=blamed.id)
-    arriving = batch.arrived[blamed.id]
-    if len(arriving) != 1:
-        return operator_failed_error(problem, place, None, hidden, **about)
-
-    seen = [failure]
+    """Return the error of an operator, with a record that it fails on if one is found within a minute."""
+    functions = _functions(failed.spec)
+    what = failed.id
+    if failure.part is None and functions:
+        what = f"{failed.id}: {function_label(functions[0])}"
+    seen, sample = [failure], None
 
     def same(other: Exception) -> bool:
         again = parse_failure(other)
@@ -467,37 +399,25 @@ def _explain_with_sample(
         seen.append(again)  # the text may quote a value: keep the one of the sample
         return True
 
-    sample = find_sample_record(arriving[0], _probe_operator(batch, blamed), same)
+    arriving = batch.arrived[failed.id]
+    if len(arriving) == 1:
+        probe = _probe_operator(batch, failed)
+        sample = _run_with_timeout(arriving[0], lambda ends: _bisect_records(arriving[0], probe, same, ends))
+    about: dict[str, Any] = {"operator": failed.id}
     if sample is None:
-        return operator_failed_error(problem, place, None, hidden, **about)
-    (source,) = blamed.inputs
-    return operator_failed_error(
-        seen[-1].problem(describe_operator(blamed, failure), told=not hidden),
-        place,
-        sample.record,
-        hidden,
-        stream=batch.stream_of(source),
-        partition=sample.partition,
-        offset=sample.offset,
-        **about,
-    )
+        problem, record = failure.problem(what, told=not hidden), None
+    else:
+        partition, offset, record = sample
+        problem = seen[-1].problem(what, told=not hidden)
+        about |= {"stream": batch.stream_of(failed.inputs[0]), "partition": partition, "offset": str(offset)}
+    return operator_failed_error(problem, failure.place or failed.declared_at, record, hidden, **about)
 
 
 # Methods of a batch without side effects.
-_PROBE_ALLOWED = frozenset(
-    {
-        "app",
-        "call",
-        "entries",
-        "required_partitioning",
-        "partitions_at",
-        "sensitive",
-        "stream_of",
-        "system_of",
-        "tasks",
-        "gather_small",
-    }
-)
+_PROBE_ALLOWED = {
+    *("app", "call", "entries", "required_partitioning", "partitions_at", "sensitive", "stream_of", "system_of"),
+    *("tasks", "gather_small"),
+}
 
 
 class _Probe:
