@@ -16,18 +16,22 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.no_version_errors import no_complete_version_error
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.sources.stream_source import open_source
+from dagster_adjunct.assets.sources.version_source import Awaiting
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import as_bounded
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, PartitionTimes, TimeState
 from dagster_adjunct.orchestration.operators.event_time import EventTime
 from dagster_adjunct.orchestration.operators.inputs import Input
 from dagster_adjunct.orchestration.operators.stream_facts import watermark_inputs
 from dagster_adjunct.orchestration.startpoints.positions import choose_default_offset
-from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.common import subtract_span as long_before
+from dagster_adjunct.resources.common import split_stream_name, subtract_span
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.system import StreamInfo, StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 
 
@@ -66,9 +70,17 @@ def measure_stream_progress(system: StreamSystem, source: Input, state: Applicat
         return StreamProgress()
     ssps = [SystemStreamPartition(name, stream, number) for number in range(info.partitions)]
     upcoming = system.upcoming(ssps)
-    starts = {ssp: start for ssp in ssps if (start := _next_offset(state, ssp)) is not None}
+    resolved = {ssp: start.offset for ssp, start in state.offsets.resolved.items()}
+    known = {**state.checkpoint, **resolved}
+    starts = {ssp: known[ssp] for ssp in ssps if ssp in known}
     fresh = [ssp for ssp in ssps if ssp not in starts]
-    due = _describe_mismatch(source, system, info, state, starts, upcoming)
+    due = ""
+    if not source.reset_offset:  # else a run fails, and says what to do
+        ends_before = [ssp for ssp, start in starts.items() if system.compare(start, upcoming[ssp]) > 0]
+        if info.was_recreated(state.offsets.streams.get(source.stream)):
+            due = f"{source.stream} was deleted and recreated"
+        elif ends_before:
+            due = f"{ends_before[0]} ends before the offset that comes next"
     if fresh and choose_default_offset(source, info, system) == "upcoming":
         due = due or f"{source.stream}: no position is stored yet"
     elif fresh:
@@ -104,9 +116,6 @@ def find_version_delivered_to_all(
 
     A member that published the version before it joined the set is not waited for.
     """
-    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.versions.manifest import as_bounded
-
     delivered = {dataset.name: find_delivered_version(lake, systems, dataset) for dataset in datasets}
     for version in dict.fromkeys(version for version, _ in delivered.values() if version is not None):
         without = [dataset for dataset in datasets if delivered[dataset.name][0] != version]
@@ -137,9 +146,6 @@ def describe_waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], a
 
     A dataset that has a version, or whose first version is delivered, does not delay the input: a run builds it.
     """
-    from dagster_adjunct.assets.reading.no_version_errors import no_complete_version_error
-    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-
     waiting = []
     for dataset in app.datasets:
         if not dataset.bootstrap:
@@ -171,11 +177,6 @@ def find_delivered_version(
     lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset
 ) -> tuple[str | None, str]:
     """Return the next completely delivered version of a bounded dataset, else None and what it waits for."""
-    from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-    from dagster_adjunct.assets.sources.stream_source import open_source
-    from dagster_adjunct.assets.sources.version_source import Awaiting
-    from dagster_adjunct.assets.versions.manifest import as_bounded
-
     try:
         source = open_source(systems, dataset, lake)
     except StreamNotFoundError as error:
@@ -187,32 +188,6 @@ def find_delivered_version(
         return arrived.version, ""
     named = f"version {arrived.version}" if arrived.version else "the next one"
     return None, f"{named} waits for {', '.join(arrived.missing)}" if arrived.missing else "nothing was delivered"
-
-
-def _next_offset(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:
-    resolved = state.offsets.resolved.get(ssp)
-    return state.checkpoint.get(ssp) if resolved is None else resolved.offset
-
-
-def _describe_mismatch(
-    source: Input,
-    system: StreamSystem,
-    info: StreamInfo,
-    state: ApplicationState,
-    starts: Mapping[SystemStreamPartition, str],
-    upcoming: Mapping[SystemStreamPartition, str],
-) -> str:
-    """Return what of the stream does not match its checkpoint, "" if all does; a run would fail and say what to do."""
-    if source.reset_offset:
-        return ""
-    before = state.offsets.streams.get(source.stream)
-    if info.was_recreated(before):
-        return f"{source.stream} was deleted and recreated"
-    behind = [ssp for ssp, start in starts.items() if system.compare(start, upcoming[ssp]) > 0]
-    return f"{behind[0]} ends before the offset that comes next" if behind else ""
-
-
-_FEW = "; one task a stage, as they are few"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,27 +209,30 @@ class StepEvent:
 
     def summary(self) -> str:
         """Return the event as one line for logs."""
+        detail = self.detail
         if self.what == "caught-up":
             return f"caught up after batch {self.batch}"
         if self.what == "table":
-            return str(self.detail["report"].summary())
+            return str(detail["report"].summary())
         if self.what in ("lease", "startpoint", "lost"):
-            return str(self.detail["text"])
-        if self.what == "again":
-            return f"batch {self.batch}: {self.detail['text']}"
+            return str(detail["text"])
         if self.what == "planned":
-            parts = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in self.detail.items() if count]
+            parts = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in detail.items() if count]
             return f"planned: {', '.join(parts)}"
-        words = {
-            "analysis": "checking all operators with Spark, over no records",
-            "intent": f"{{records:,}} {{unit}}, dataset versions {{versions}}{_FEW if self.detail.get('few') else ''}",
-            "output": "writing {output}",
-            "outputs": "all outputs written",
-            "batch": "committed; {records:,} {unit} so far",
-        }[self.what]
-        told = "; ".join(input_times.words() for input_times in self.detail.get("watermarks", ()))
-        more = f"; {told}" if told else ""
-        return f"batch {self.batch}: {words.format(**{'unit': 'records', **self.detail})}{more}"
+        text = _EVENT_TEXTS[self.what].format(**{"unit": "records", **detail})
+        few = "; one task a stage, as they are few" if detail.get("few") else ""
+        times = "; ".join(input_times.words() for input_times in detail.get("watermarks", ()))
+        return f"batch {self.batch}: {text}{few}{f'; {times}' if times else ''}"
+
+
+_EVENT_TEXTS = {
+    "again": "{text}",
+    "analysis": "checking all operators with Spark, over no records",
+    "intent": "{records:,} {unit}, dataset versions {versions}",
+    "output": "writing {output}",
+    "outputs": "all outputs written",
+    "batch": "committed; {records:,} {unit} so far",
+}
 
 
 def new_planned_event(app: Application) -> StepEvent:
@@ -288,12 +266,14 @@ class StepReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        measured = {name: metrics.to_dict() for name, metrics in self.measured.items()}
-        more: dict[str, Any] = {"startpoints": list(self.startpoints), "measured": measured}
-        more["watermarks"] = [input_times.to_json() for input_times in self.watermarks]
-        more["state_sizes"] = {name: asdict(size) for name, size in self.state_sizes.items()}
-        return {**values, **more, "state": self.state.model_dump(mode="json")}
+        return {
+            **{name: getattr(self, name) for name in self.__slots__},
+            "startpoints": list(self.startpoints),
+            "measured": {name: metrics.to_dict() for name, metrics in self.measured.items()},
+            "watermarks": [input_times.to_json() for input_times in self.watermarks],
+            "state_sizes": {name: asdict(size) for name, size in self.state_sizes.items()},
+            "state": self.state.model_dump(mode="json"),
+        }
 
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -348,11 +328,23 @@ def times_after_batch(
     for ssp, prior in times.partitions.items():
         read = measured.get(ssp.qualified_stream, Measured())
         if ssp.partition in read.read_to:
-            moved = _advance_times(prior, read, ssp.partition, declared[ssp.qualified_stream].delay, clock)
-            span = (ranges or {}).get(ssp)
-            partitions[ssp] = (
-                moved if span is None else moved.model_copy(update={"skipped": prior.skipped_after(*span)})
-            )
+            newest, watermark = prior.newest, prior.watermark
+            if ssp.partition in read.newest:
+                here = EPOCH + timedelta(microseconds=read.newest[ssp.partition])
+                newest = max(here, newest or here)
+            if newest is not None:
+                mark = subtract_span(newest, declared[ssp.qualified_stream].delay)
+                watermark = max(mark, watermark or mark)
+            read_to, span = max(prior.read_to, read.read_to[ssp.partition]), (ranges or {}).get(ssp)
+            update: dict[str, object] = {
+                "active_at": clock,
+                "newest": newest,
+                "watermark": watermark,
+                "read_to": read_to,
+            }
+            if span is not None:
+                update["skipped"] = prior.skipped_after(*span)
+            partitions[ssp] = prior.model_copy(update=update)
     after = times.model_copy(update={"partitions": partitions})
     operators = dict(times.operators)
     for name in watermark_inputs(app.operators):
@@ -364,34 +356,35 @@ def times_after_batch(
 
 def compute_operator_watermark(app: Application, times: TimeState, name: str, clock: datetime) -> datetime | None:
     """Return the watermark of a stateful operator at these times of its sources; never below its former one."""
-    prior, lowest = times.operators.get(name), find_holding_partition(app, times, name, clock)
-    if lowest is None or lowest.watermark is None:
-        return prior
-    return lowest.watermark if prior is None else max(prior, lowest.watermark)
+    prior, (_, lowest) = times.operators.get(name), _find_holding_partition(app, times, name, clock)
+    return prior if lowest is None else max(lowest, prior or lowest)
 
 
-@dataclass(frozen=True, slots=True)
-class HoldingPartition:
-    """The source partition that an operator waits for, and the watermark that it allows; None before any record."""
-
-    ssp: SystemStreamPartition
-    watermark: datetime | None
-
-
-def find_holding_partition(app: Application, times: TimeState, name: str, clock: datetime) -> HoldingPartition | None:
-    """Return the source partition that holds an operator's watermark back; None if all are idle."""
+def _find_holding_partition(
+    app: Application, times: TimeState, name: str, clock: datetime
+) -> tuple[SystemStreamPartition | None, datetime | None]:
+    """Return the source partition that holds an operator's watermark back, None if all are idle; and the watermark that
+    it allows, None before any record.
+    """
     declared = declared_event_times(app)
-    lowest: HoldingPartition | None = None
+    lowest: tuple[SystemStreamPartition | None, datetime | None] = (None, None)
     for stream, span in watermark_inputs(app.operators)[name].items():
         for ssp, prior in sorted(times.partitions.items()):
             if ssp.qualified_stream != stream or is_idle(declared.get(stream), prior, clock):
                 continue
-            mark = None if prior.watermark is None else long_before(prior.watermark, span)
-            if mark is None:
-                return HoldingPartition(ssp, None)
-            if lowest is None or lowest.watermark is None or mark < lowest.watermark:
-                lowest = HoldingPartition(ssp, mark)
+            if prior.watermark is None:
+                return ssp, None
+            mark = subtract_span(prior.watermark, span)
+            if lowest[1] is None or mark < lowest[1]:
+                lowest = (ssp, mark)
     return lowest
+
+
+def find_holding_partitions(
+    app: Application, times: TimeState, clock: datetime
+) -> dict[str, SystemStreamPartition | None]:
+    """Return, by stateful operator, the source partition that holds its watermark back; None if all are idle."""
+    return {name: _find_holding_partition(app, times, name, clock)[0] for name in watermark_inputs(app.operators)}
 
 
 def is_idle(declared: EventTime | None, times: PartitionTimes, clock: datetime) -> bool:
@@ -399,20 +392,6 @@ def is_idle(declared: EventTime | None, times: PartitionTimes, clock: datetime) 
     if declared is None or declared.idle_after is None:
         return False
     return clock - times.active_at >= declared.idle_after
-
-
-def _advance_times(
-    prior: PartitionTimes, read: Measured, partition: int, delay: timedelta, clock: datetime
-) -> PartitionTimes:
-    newest, watermark = prior.newest, prior.watermark
-    if partition in read.newest:
-        here = EPOCH + timedelta(microseconds=read.newest[partition])
-        newest = here if newest is None else max(newest, here)
-    if newest is not None:
-        mark = long_before(newest, delay)
-        watermark = mark if watermark is None else max(watermark, mark)
-    read_to = max(prior.read_to, read.read_to[partition])
-    return prior.model_copy(update={"active_at": clock, "newest": newest, "watermark": watermark, "read_to": read_to})
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,21 +421,20 @@ class InputTimes:
     def words(self) -> str:
         """Return the times as one line."""
         held = "" if self.held_by is None else f", held back by {self.held_by}"
-        if self.watermark is None:
+        if self.watermark is None or self.lag is None:
             return f"{self.stream}: no watermark yet{held}"
-        return (
-            f"{self.stream}: watermark {format_time(self.watermark)}, {_round_seconds(self.lag)} behind the clock{held}"
-        )
+        lag = timedelta(seconds=round(self.lag.total_seconds()))
+        return f"{self.stream}: watermark {format_time(self.watermark)}, {lag} behind the clock{held}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the times as JSON values; durations in seconds."""
-        values = {name: value for name, value in asdict(self).items() if name != "max_lag"}
-        spans = {name: None if (span := values[name]) is None else span.total_seconds() for name in _SPANS}
-        times = {name: None if (time := values[name]) is None else time.isoformat() for name in _TIMES}
-        return {**values, **spans, **times, "idle": list(self.idle)}
-
-
-_SPANS, _TIMES = ("lag", "behind_newest"), ("watermark", "newest")
+        values = {name: value for name, value in asdict(self).items() if name != "max_lag"} | {"idle": list(self.idle)}
+        for name, value in values.items():
+            if isinstance(value, datetime):
+                values[name] = value.isoformat()
+            elif isinstance(value, timedelta):
+                values[name] = value.total_seconds()
+        return values
 
 
 def format_time(moment: datetime | None) -> str:
@@ -466,15 +444,28 @@ def format_time(moment: datetime | None) -> str:
 
 def measure_input_times(app: Application, times: TimeState, clock: datetime) -> tuple[InputTimes, ...]:
     """Return the event times of each input that declares them, by this clock."""
-    return tuple(_measure_input(name, declared, times, clock) for name, declared in declared_event_times(app).items())
-
-
-def find_holding_partitions(
-    app: Application, times: TimeState, clock: datetime
-) -> dict[str, SystemStreamPartition | None]:
-    """Return, by stateful operator, the source partition that holds its watermark back; None if all are idle."""
-    lowest = {name: find_holding_partition(app, times, name, clock) for name in watermark_inputs(app.operators)}
-    return {name: None if lowest_mark is None else lowest_mark.ssp for name, lowest_mark in lowest.items()}
+    measured = []
+    for name, declared in declared_event_times(app).items():
+        prior = {ssp: known for ssp, known in sorted(times.partitions.items()) if ssp.qualified_stream == name}
+        idle = {ssp for ssp, known in prior.items() if is_idle(declared, known, clock)}
+        marks = {ssp: known.watermark for ssp, known in prior.items() if ssp not in idle}
+        held = min(marks, key=lambda ssp: (marks[ssp] is not None, marks[ssp] or clock, ssp), default=None)
+        highest = max((known.watermark for known in prior.values() if known.watermark is not None), default=None)
+        watermark = marks[held] if held is not None else highest
+        newest = max((known.newest for known in prior.values() if known.newest is not None), default=None)
+        measured.append(
+            InputTimes(
+                stream=name,
+                watermark=watermark,
+                newest=newest,
+                lag=None if watermark is None else clock - watermark,
+                behind_newest=None if watermark is None or newest is None else newest - watermark,
+                held_by=None if held is None else str(held),
+                idle=tuple(map(str, sorted(idle))),
+                max_lag=declared.max_lag,
+            )
+        )
+    return tuple(measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,38 +493,3 @@ def measure_state_sizes(lake: Lake, names: Iterable[str]) -> dict[str, StateSize
             sum(file.rows for file in files), sum(file.size for file in files), manifest.declaration.kept_for
         )
     return sizes
-
-
-def _measure_input(name: str, declared: EventTime, times: TimeState, clock: datetime) -> InputTimes:
-    prior = {
-        ssp: partition_times
-        for ssp, partition_times in sorted(times.partitions.items())
-        if ssp.qualified_stream == name
-    }
-    idle = {ssp for ssp, partition_times in prior.items() if is_idle(declared, partition_times, clock)}
-    marks = {ssp: partition_times.watermark for ssp, partition_times in prior.items() if ssp not in idle}
-    held = min(marks, key=lambda ssp: (marks[ssp] is not None, marks[ssp] or clock, ssp), default=None)
-    known = [partition_times.watermark for partition_times in prior.values() if partition_times.watermark is not None]
-    watermark = marks[held] if held is not None else max(known, default=None)
-    newest = _newest(prior)
-    return InputTimes(
-        stream=name,
-        watermark=watermark,
-        newest=newest,
-        lag=None if watermark is None else clock - watermark,
-        behind_newest=None if watermark is None or newest is None else newest - watermark,
-        held_by=None if held is None else str(held),
-        idle=tuple(str(ssp) for ssp in sorted(idle)),
-        max_lag=declared.max_lag,
-    )
-
-
-def _newest(prior: Mapping[SystemStreamPartition, PartitionTimes]) -> datetime | None:
-    return max(
-        (partition_times.newest for partition_times in prior.values() if partition_times.newest is not None),
-        default=None,
-    )
-
-
-def _round_seconds(span: timedelta | None) -> timedelta:
-    return timedelta(0) if span is None else timedelta(seconds=round(span.total_seconds()))
