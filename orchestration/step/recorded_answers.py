@@ -10,7 +10,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from hashlib import sha256
+from operator import and_
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -98,7 +100,7 @@ def call_or_replay(
         return recorded, {"rows": recorded.num_rows, "calls": 0}
     before_call()
     answered = _call_on_frame(frame, call).toArrow()
-    calls = len({(place, number) for place, number in _calls(answered)})
+    calls = answered.group_by([PLACE, _CALL]).aggregate([]).num_rows
     kept = record.keep(1, answered.drop_columns([_CALL]))
     first = kept if kept is not None else record.read(1)
     if first is None:
@@ -117,10 +119,13 @@ def plan_results(frame: DataFrame, call: SinkCall) -> DataFrame:
 
 
 def _call_on_frame(frame: DataFrame, call: SinkCall) -> DataFrame:
+    from pyspark.sql.types import IntegerType, StructField, StructType
+
     assert call.returns is not None
-    return map_in_arrow(
-        _sort_records(frame), _task(call, list_hidden_columns(frame)), _result_schema(frame, call.returns)
-    )
+    hidden, made = list_hidden_columns(frame), cast("StructType", StructType.fromDDL(call.returns.ddl()))
+    own = [StructField(PLACE, IntegerType()), StructField(_CALL, IntegerType())]
+    schema = StructType([*(frame.schema[name] for name in hidden), *made.fields, *own])
+    return map_in_arrow(_sort_records(frame), _task(call, hidden), schema)
 
 
 def frame_from_results(spark: SparkSession, table: pa.Table, partitions: int | None) -> DataFrame:
@@ -134,26 +139,13 @@ def frame_from_results(spark: SparkSession, table: pa.Table, partitions: int | N
 _CALL = "__call"
 
 
-def _calls(answered: pa.Table) -> Iterator[tuple[int, int]]:
-    counted = answered.group_by([PLACE, _CALL]).aggregate([])
-    return zip(counted[PLACE].to_pylist(), counted[_CALL].to_pylist(), strict=True)
-
-
 def _sort_records(frame: DataFrame) -> DataFrame:
     return frame.sortWithinPartitions("__partition", "__offset", *tie_breakers(frame))
 
 
-def _result_schema(frame: DataFrame, returns: Schema) -> Any:
-    from pyspark.sql.types import IntegerType, StructField, StructType
-
-    made = cast("StructType", StructType.fromDDL(returns.ddl()))
-    own = [StructField(PLACE, IntegerType()), StructField(_CALL, IntegerType())]
-    return StructType([*(frame.schema[name] for name in list_hidden_columns(frame)), *made.fields, *own])
-
-
 def _task(call: SinkCall, kept: Sequence[str]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    shipped = pickle_function(call.operator, call.function)
-    unshipped, name = replace(call, function=_placeholder), function_label(call.function)
+    shipped, name = pickle_function(call.operator, call.function), function_label(call.function)
+    unshipped = replace(call, function=_placeholder)
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         yield from encode_task_errors(_call_on_batches(batches, shipped, unshipped, name, kept))
@@ -166,11 +158,7 @@ def _placeholder(records: pa.RecordBatch, context: SinkContext) -> None:
 
 
 def _call_on_batches(
-    batches: Iterator[Any],
-    shipped: PickledFunction,
-    call: SinkCall,
-    name: str,
-    kept: Sequence[str],
+    batches: Iterator[Any], shipped: PickledFunction, call: SinkCall, name: str, kept: Sequence[str]
 ) -> Iterator[Any]:
     from pyspark import TaskContext
 
@@ -179,42 +167,34 @@ def _call_on_batches(
     partition, attempt = (task.partitionId(), task.attemptNumber()) if task is not None else (0, 0)
     for number, records in enumerate(part for part in batches if part.num_rows):
         check_readable_records(records, operator, name, call.stream, call.sensitive)
-        context = SinkContext(call.application, call.batch, partition, number, attempt)
+        context, count = SinkContext(call.application, call.batch, partition, number, attempt), records.num_rows
         try:
             result = function(records, context)
         except Exception as error:  # noqa: BLE001 - it is a user's function
-            raise _failure(call, name, function, records, error) from (None if call.sensitive else error)
+            first = records.slice(0, 1).to_pylist()[0]
+            raise function_failed_error(
+                operator,
+                name,
+                function,
+                error,
+                record=first,
+                sensitive=call.sensitive,
+                among=count,
+                stream=call.stream,
+                partition=first.get(PARTITION),
+                offset=str(first[OFFSET]) if OFFSET in first else None,
+            ) from (None if call.sensitive else error)
         if returns is None:
             if result is not None:
-                raise _result_error(
-                    operator, name, f"returned {type(result).__name__}, but the sink declares no returns="
-                )
-            yield pa.RecordBatch.from_pydict({"rows": pa.array([records.num_rows], pa.int64())})
+                what = f"returned {type(result).__name__}, but the sink declares no returns="
+                raise _result_error(operator, name, what)
+            yield pa.RecordBatch.from_pydict({"rows": pa.array([count], pa.int64())})
             continue
-        made = cast_result(operator, name, result, records.num_rows, returns, told=not call.sensitive)
-        count = records.num_rows
-        own = [pa.array([partition] * count, pa.int32()), pa.array([number] * count, pa.int32())]
+        made = cast_result(operator, name, result, count, returns, told=not call.sensitive)
+        own = [pa.array([value] * count, pa.int32()) for value in (partition, number)]
         yield pa.RecordBatch.from_arrays(
             [*(records.column(column) for column in kept), *made, *own], [*kept, *returns.names, PLACE, _CALL]
         )
-
-
-def _failure(
-    call: SinkCall, name: str, function: object, records: pa.RecordBatch, error: Exception
-) -> OperatorFailedError:
-    first = records.slice(0, 1).to_pylist()[0]
-    return function_failed_error(
-        call.operator,
-        name,
-        function,
-        error,
-        record=first,
-        sensitive=call.sensitive,
-        among=records.num_rows,
-        stream=call.stream,
-        partition=first.get(PARTITION),
-        offset=str(first[OFFSET]) if OFFSET in first else None,
-    )
 
 
 def cast_result(operator: str, name: str, result: Any, rows: int, returns: Schema, *, told: bool = True) -> list[Any]:
@@ -222,38 +202,31 @@ def cast_result(operator: str, name: str, result: Any, rows: int, returns: Schem
 
     `told` says whether errors may quote values.
     """
+
+    def wrong(what: str) -> OperatorFailedError:
+        return _result_error(operator, name, f"returned {what}")
+
     if isinstance(result, pa.Table):
         result = pa.RecordBatch.from_struct_array(result.to_struct_array().combine_chunks())
     if not isinstance(result, pa.RecordBatch):
-        raise _result_error(
-            operator, name, f"returned {type(result).__name__}: expected a pyarrow Table or RecordBatch"
-        )
+        raise wrong(f"{type(result).__name__}: expected a pyarrow Table or RecordBatch")
     if sorted(result.schema.names) != sorted(returns.names):
-        names = ", ".join(result.schema.names) or "none"
-        raise _result_error(operator, name, f"returned the columns {names}: expected {', '.join(returns.names)}")
+        raise wrong(f"the columns {', '.join(result.schema.names) or 'none'}: expected {', '.join(returns.names)}")
     if result.num_rows != rows:
-        raise _result_error(
-            operator, name, f"returned {result.num_rows} rows for {rows} records: expected one for each"
-        )
+        raise wrong(f"{result.num_rows} rows for {rows} records: expected one for each")
     columns = []
     for each in returns.to_arrow():
         given = result.schema.field(each.name).type
         if pa.types.is_timestamp(each.type) and not is_same_family(given, each.type):
-            raise _result_error(
-                operator, name, f"returned {each.name!r} as {given}, expected a timestamp with a time zone"
-            )
+            raise wrong(f"{each.name!r} as {given}, expected a timestamp with a time zone")
         try:
             columns.append(result.column(each.name).cast(each.type))
         except pa.ArrowException as error:
-            kind = returns.field(each.name).type
-            returned_type = result.schema.field(each.name).type
             reason = f": {error}" if told else ""
-            wrong = _result_error(
-                operator, name, f"returned {each.name!r} as {returned_type}, which is no {kind}{reason}"
-            )
-            raise wrong from (error if told else None)
+            what = f"{each.name!r} as {given}, which is no {returns.field(each.name).type}{reason}"
+            raise wrong(what) from (error if told else None)
     if (found := first_unreadable(pa.table(columns, names=list(returns.names)))) is not None:
-        raise _result_error(operator, name, f"returned a result whose {found.problem(hidden=not told)}")
+        raise wrong(f"a result whose {found.problem(hidden=not told)}")
     return columns
 
 
@@ -263,7 +236,6 @@ def _result_error(operator: str, name: str, what: str) -> OperatorFailedError:
     )
 
 
-_FORMAT = 1
 _ABOUT = b"adjunct"
 
 
@@ -297,10 +269,11 @@ class RecordedAnswers:
                 "Restore that object from a backup, or abandon the batch: adjunct checkpoint abandon.",
                 document=key,
             ) from error
-        if about != self._about:
+        if about != self.about:
+            before, now = (", ".join(f"{name} {value}" for name, value in it.items()) for it in (about, self.about))
             raise ConfigurationError(
                 f"{self.operator}: batch {self.batch} of application {self.application!r} was started by another "
-                f"version of the code, which asked for {_describe(about)}; this one asks for {_describe(self._about)}.",
+                f"version of the code, which asked for {before}; this one asks for {now}.",
                 "Let that version finish the batch, then deploy this one; or abandon it: adjunct checkpoint abandon.",
                 application=self.application,
                 operator=self.operator,
@@ -309,7 +282,7 @@ class RecordedAnswers:
 
     def keep(self, turn: int, answers: pa.Table) -> pa.Table | None:
         """Record the answers of this turn and return them; None if another run of the batch was first."""
-        answers = answers.replace_schema_metadata({_ABOUT: json.dumps(self._about)})
+        answers = answers.replace_schema_metadata({_ABOUT: json.dumps(self.about)})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, answers.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
             writer.write_table(answers)
@@ -318,10 +291,6 @@ class RecordedAnswers:
         except ObjectExistsError:
             return None
         return answers
-
-    @property
-    def _about(self) -> dict[str, Any]:
-        return {"format": _FORMAT, **self.about}
 
     def _key(self, turn: int) -> str:
         return f"{_prefix(self.lake, self.application)}{self.batch}/{self.operator}/{turn}.arrow"
@@ -336,10 +305,6 @@ def purge_answers(lake: Lake, application: str, closed: int) -> None:
 
 def _prefix(lake: Lake, application: str) -> str:
     return f"{lake.application_prefix(application)}/answers/"
-
-
-def _describe(about: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in about.items() if name != "format")
 
 
 FOUND = "__found"
@@ -410,7 +375,7 @@ def answer_keys(
 
     If the batch runs several times, the first run that records an answer decides for all.
     """
-    known, metrics, turn = [_empty_answers(keys, lookup)], TableMetrics(), 1
+    known, metrics, turn = [_answers_schema(keys, lookup).empty_table()], TableMetrics(), 1
     while True:
         while (recorded := record.read(turn)) is not None:
             known.append(recorded.replace_schema_metadata(None).cast(known[0].schema))
@@ -436,23 +401,16 @@ def join_answers(operator: str, frame: DataFrame, lookup: TableLookup, answers: 
     """
     from pyspark.sql import functions as F
 
-    names = key_columns(lookup)
-    side = F.broadcast(answers)
-    condition: Column | None = None
-    whole: Column | None = None
-    for stream, name in zip(lookup.keys, names, strict=True):
-        equal, there = frame[f"`{stream}`"] == side[name], named_column(stream).isNotNull()
-        condition = equal if condition is None else condition & equal
-        whole = there if whole is None else whole & there
-    assert condition is not None
-    assert whole is not None
+    names, side = key_columns(lookup), F.broadcast(answers)
+    equal = [frame[f"`{stream}`"] == side[name] for stream, name in zip(lookup.keys, names, strict=True)]
+    whole = reduce(and_, [named_column(stream).isNotNull() for stream in lookup.keys])
     lacking = (
         f"{operator}: a record has a key that this batch did not look up in table {lookup.table}: the operators "
         "before the join are not deterministic."
     )
     unknown = F.raise_error(F.lit(lacking)).cast("boolean")
     matched = F.when(F.col(FOUND), True).when(F.col(FOUND).isNull() & whole, unknown)
-    return frame.join(side, condition, "left").withColumn("__matched", matched).drop(*names, FOUND)
+    return frame.join(side, equal, "left").withColumn("__matched", matched).drop(*names, FOUND)
 
 
 def add_unknown_answers(frame: DataFrame, lookup: TableLookup) -> DataFrame:
@@ -484,10 +442,8 @@ def _as_keys(part: pa.Table, lookup: TableLookup) -> Sequence[Any]:
 
 
 def _build_answers(keys: pa.Table, wanted: Sequence[Any], records: Sequence[Any], lookup: TableLookup) -> pa.Table:
-    from collections.abc import Mapping as AnyMapping
-
     what = f"table {lookup.table}"
-    strange = next((record for record in records if record is not None and not isinstance(record, AnyMapping)), None)
+    strange = next((record for record in records if record is not None and not isinstance(record, Mapping)), None)
     if strange is not None:
         raise TableError(
             f"{what} gave a {type(strange).__name__} for a record: expected a mapping of columns.",
@@ -497,10 +453,10 @@ def _build_answers(keys: pa.Table, wanted: Sequence[Any], records: Sequence[Any]
     columns = [keys.column(place) for place in range(len(lookup.keys))]
     columns.append(pa.array([record is not None for record in records], pa.bool_()))
     columns += [arrow_column_from_records(what, wanted, records, one.column, one.type) for one in lookup.answers]
-    return pa.table(columns, names=_empty_answers(keys, lookup).schema.names)
+    return pa.table(columns, names=_answers_schema(keys, lookup).names)
 
 
-def _empty_answers(keys: pa.Table, lookup: TableLookup) -> pa.Table:
+def _answers_schema(keys: pa.Table, lookup: TableLookup) -> pa.Schema:
     types = [*(part.type for part in keys.schema), pa.bool_(), *(to_arrow_type(one.type) for one in lookup.answers)]
     names = [*key_columns(lookup), FOUND, *(f"{place}:{one.column}" for place, one in enumerate(lookup.answers))]
-    return pa.schema(list(zip(names, types, strict=True))).empty_table()
+    return pa.schema(list(zip(names, types, strict=True)))
