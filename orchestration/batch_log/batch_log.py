@@ -600,14 +600,14 @@ def served_versions(lake: Lake, application: str) -> dict[str, dict[str, list[in
     return served
 
 
+def sum_counters(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    """Return the sums of two sets of counters."""
+    return {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}
+
+
 def add_counters(left: dict[str, dict[str, int]], right: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     """Return the sums of two sets of counters, by output or join and counter."""
-    total: dict[str, dict[str, int]] = {name: dict(counters) for name, counters in left.items()}
-    for name, counters in right.items():
-        mine = total.setdefault(name, {})
-        for counter, value in counters.items():
-            mine[counter] = mine.get(counter, 0) + value
-    return total
+    return {name: sum_counters(left.get(name, {}), right.get(name, {})) for name in {**left, **right}}
 
 
 def application_state(lake: Lake, application: str) -> ApplicationState:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -134,7 +135,9 @@ class TimeBlockMapper:
         return pa.record_batch([*map(pa.array, values), marks], names=list(BLOCK_COLUMNS))
 
 
-def _sort_by_offset(batch: pa.RecordBatch) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _sort_by_offset(
+    batch: pa.RecordBatch | pa.Table,
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     partition, offset = (batch.column(place).to_numpy() for place in (0, 1))
     time = batch.column(2).fill_null(NEVER).to_numpy()
     if (partition[1:] == partition[:-1]).all() and (offset[1:] > offset[:-1]).all():
@@ -159,29 +162,9 @@ class Lateness:
     behind: pa.Table | None = None
 
 
-def find_late_records(
-    times: DataFrame,
-    prior: Mapping[int, PriorTimes],
-    delay: int,
-    *,
-    offsets: int,
-    in_tasks: TaskTimeReader | None = None,
-) -> Lateness:
-    """Return the measured times and late records of at most `offsets` records; `delay` in microseconds.
-
-    Many records are read by `in_tasks`, if given.
-    """
-    if offsets <= DRIVER_LIMIT:
-        return find_late_in_memory(times.toArrow(), prior, delay)
-    return _find_late_by_blocks(times, prior, delay, in_tasks)
-
-
 def find_late_in_memory(records: pa.Table, prior: Mapping[int, PriorTimes], delay: int) -> Lateness:
     """Return the measured times and late records of a table, in any order."""
-    partition, offset = (records[name].to_numpy() for name in (PARTITION, OFFSET))
-    time = records[TIME].fill_null(NEVER).to_numpy()
-    order = np.lexsort((offset, partition))
-    partition, offset, time = partition[order], offset[order], time[order]
+    partition, offset, time = _sort_by_offset(records.select([PARTITION, OFFSET, TIME]))
     mark = np.full(len(time), NEVER)
     newest, read_to = {}, {}
     for number, span in iter_partitions(partition):
@@ -199,17 +182,19 @@ def find_late_in_memory(records: pa.Table, prior: Mapping[int, PriorTimes], dela
 def _find_late_by_blocks(
     times: DataFrame, prior: Mapping[int, PriorTimes], delay: int, in_tasks: TaskTimeReader | None
 ) -> Lateness:
-    """Check each record in the task that reads it, and again the blocks of which that task can't be sure."""
-    look = TimeBlockMapper(prior, delay, BLOCK_LENGTH)
+    """Return the measured times and late records; each record is checked in the task that reads it, and again where
+    that task can't be sure. `in_tasks` reads the records, if given.
+    """
+    mapper = TimeBlockMapper(prior, delay, BLOCK_LENGTH)
     if in_tasks is None:
-        rows = times.select(PARTITION, OFFSET, TIME).mapInArrow(look, BLOCK_SCHEMA)
+        rows = times.select(PARTITION, OFFSET, TIME).mapInArrow(mapper, BLOCK_SCHEMA)
     else:
-        rows = in_tasks.blocks(times.sparkSession, look)
-    looked = merge_blocks(rows.toArrow(), prior, delay, BLOCK_LENGTH)
-    behind = looked.behind
-    if looked.unsure.num_rows:
-        behind = pa.concat_tables([behind, _find_late_in_blocks(times, looked.unsure, delay)])
-    return Lateness(looked.measured, behind if behind.num_rows else None)
+        rows = in_tasks.blocks(times.sparkSession, mapper)
+    merged = merge_blocks(rows.toArrow(), prior, delay, BLOCK_LENGTH)
+    behind = merged.behind
+    if merged.unsure.num_rows:
+        behind = pa.concat_tables([behind, _find_late_in_blocks(times, merged.unsure, delay)])
+    return Lateness(merged.measured, behind if behind.num_rows else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,26 +235,14 @@ def merge_blocks(rows: pa.Table, prior: Mapping[int, PriorTimes], delay: int, le
     sure = ~unsure[block[place]]
     behind = _late_table(late_partition[sure], late_offset[sure], np.maximum(late_mark, mark[place])[sure])
     again = np.flatnonzero(other)[unsure]
-    return MergedBlocks(
-        Measured(newest, read_to), behind, _recheck_table(partition[again], begins[again], begun[again], prior)
-    )
-
-
-def _recheck_table(
-    partition: np.ndarray[Any, Any],
-    begins: np.ndarray[Any, Any],
-    begun: np.ndarray[Any, Any],
-    prior: Mapping[int, PriorTimes],
-) -> pa.Table:
-    floors = (prior.get(number, PriorTimes()).watermark for number in partition.tolist())
-    return pa.table(
-        {
-            PARTITION: pa.array(partition, pa.int32()),
-            "block": pa.array(begins, pa.int64()),
-            "begun": pa.array(begun, pa.int64()),
-            "floor": pa.array([NEVER if floor is None else floor for floor in floors], pa.int64()),
-        }
-    )
+    floors = (prior.get(number, PriorTimes()).watermark for number in partition[again].tolist())
+    recheck = {
+        PARTITION: pa.array(partition[again], pa.int32()),
+        "block": pa.array(begins[again], pa.int64()),
+        "begun": pa.array(begun[again], pa.int64()),
+        "floor": pa.array([NEVER if floor is None else floor for floor in floors], pa.int64()),
+    }
+    return MergedBlocks(Measured(newest, read_to), behind, pa.table(recheck))
 
 
 def _find_late_in_blocks(times: DataFrame, blocks: pa.Table, delay: int) -> pa.Table:
@@ -312,24 +285,18 @@ class TaskTimeReader:
 
     def blocks(self, spark: SparkSession, look: TimeBlockMapper) -> DataFrame:
         """Return rows of BLOCK_SCHEMA, computed by one task for each partition."""
-        tasks = max(1, len(self.partitions))
-        return spark.range(0, len(self.partitions), 1, tasks).mapInArrow(_ReadTimes(self, look), BLOCK_SCHEMA)
+        number = len(self.partitions)
+        return spark.range(0, number, 1, max(1, number)).mapInArrow(partial(self._map, look), BLOCK_SCHEMA)
+
+    def _map(self, look: TimeBlockMapper, places: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in places:
+            for place in batch.column(0).to_pylist():
+                yield from look(self.of(self.partitions[place]))
 
     def of(self, partition: int) -> Iterator[pa.RecordBatch]:
         """Yield (partition, offset, time) of a partition's records: microseconds, null for times that count as none."""
         for records in self.reads(partition):
             yield from extract_times(records, self.name, self.latest).combine_chunks().to_batches()
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadTimes:
-    times: TaskTimeReader
-    look: TimeBlockMapper
-
-    def __call__(self, places: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in places:
-            for place in batch.column(0).to_pylist():
-                yield from self.look(self.times.of(self.times.partitions[place]))
 
 
 def extract_times(records: pa.Table, name: str, latest: int = MAX_MICROS) -> pa.Table:
@@ -354,6 +321,7 @@ class BatchTimes:
     def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
         self._context, self._inputs = context, inputs
         self._declared = declared_event_times(context.app)
+        self._is_replay, self._is_dry_run = inputs.consumed is None, inputs.batch == 0
         self._found: dict[str, Lateness] = {}
         self._after: TimeState | None = None
         self._kept = PersistedFrames()
@@ -398,9 +366,13 @@ class BatchTimes:
         """Return the times after the batch; None if no input declares event times, or none change."""
         if self._after is None and self._declared and not self._is_replay:
             measured = {stream: self._lateness(stream).measured for stream in self._declared}
-            self._after = times_after_batch(
-                self._context.app, self._inputs.times, measured, self._inputs.clock, self._numbered_ranges()
-            )
+            numbered = {
+                ssp: (int(span.start), int(span.end))
+                for ssp, span in self._inputs.ranges.items()
+                if self._context.systems[ssp.system].numbered_offsets
+            }
+            inputs = self._inputs
+            self._after = times_after_batch(self._context.app, inputs.times, measured, inputs.clock, numbered)
         return self._after
 
     def close(self) -> None:
@@ -409,23 +381,8 @@ class BatchTimes:
 
     # -- columns
 
-    @property
-    def _is_replay(self) -> bool:
-        return self._inputs.consumed is None
-
-    @property
-    def _is_dry_run(self) -> bool:
-        return self._inputs.batch == 0
-
     def _ranges(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
         return {ssp: span for ssp, span in self._inputs.ranges.items() if ssp.qualified_stream == stream}
-
-    def _numbered_ranges(self) -> dict[SystemStreamPartition, tuple[int, int]]:
-        return {
-            ssp: (int(span.start), int(span.end))
-            for ssp, span in self._inputs.ranges.items()
-            if self._context.systems[ssp.system].numbered_offsets
-        }
 
     def _records(self, stream: str) -> DataFrame:
         if stream in self._read:
@@ -451,20 +408,17 @@ class BatchTimes:
 
         if self._is_replay and not self._is_dry_run:
             return F.col(OFFSET) >= F.lit(-1)  # not a literal: Spark would drop the count of these records
-        read_to = self._read_to(stream)
+        known = self._partition_times(stream)
+        read_to = {ssp.partition: times.read_to for ssp, times in known.items() if times.read_to}
         if not read_to and not self._is_dry_run:
             return F.lit(False)
         ends = bigint_array(read_to.get(number, 0) for number in range(max(read_to, default=0) + 1))
         again = F.col(OFFSET) < F.coalesce(F.get(ends, F.col(PARTITION)), F.lit(0))
-        for ssp, prior in self._partition_times(stream).items():
+        for ssp, prior in known.items():
             for low, high in prior.skipped:  # skipped before, so this is the first read
                 here = (F.col(PARTITION) == ssp.partition) & (F.col(OFFSET) >= low) & (F.col(OFFSET) < high)
                 again = again & ~here
         return again
-
-    def _read_to(self, stream: str) -> dict[int, int]:
-        """Return the offsets below which records of the partitions were read before, without zeros."""
-        return {ssp.partition: times.read_to for ssp, times in self._partition_times(stream).items() if times.read_to}
 
     def _partition_times(self, stream: str) -> Mapping[SystemStreamPartition, PartitionTimes]:
         times = self._inputs.times.partitions.items()
@@ -504,7 +458,9 @@ class BatchTimes:
         time = F.unix_micros(declared.column(f"input {stream}", records))
         counting = F.when(time <= latest, time).alias(TIME)
         times = records.where(~self._again(stream)).select(PARTITION, OFFSET, counting)
-        return find_late_records(times, prior, delay, offsets=offsets, in_tasks=in_tasks)
+        if offsets <= DRIVER_LIMIT:
+            return find_late_in_memory(times.toArrow(), prior, delay)
+        return _find_late_by_blocks(times, prior, delay, in_tasks)
 
     def _unread(self, stream: str) -> dict[SystemStreamPartition, OffsetRange] | None:
         """Return the parts of the batch's ranges, of numbered offsets, that were not read before.
@@ -548,11 +504,9 @@ def _add_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
 
 
 def _to_prior_times(times: PartitionTimes) -> PriorTimes:
-    return PriorTimes(
-        None if times.newest is None else to_microseconds(times.newest),
-        None if times.watermark is None else to_microseconds(times.watermark),
-    )
+    known = (None if time is None else to_microseconds(time) for time in (times.newest, times.watermark))
+    return PriorTimes(*known)
 
 
 def _to_micros(delay: timedelta) -> int:
-    return min((delay.days * 86_400 + delay.seconds) * 1_000_000 + delay.microseconds, _LONGEST)
+    return min(delay // timedelta(microseconds=1), _LONGEST)

@@ -9,10 +9,12 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, WritingBatch, columns_of_local_table
 from dagster_adjunct.assets.unbounded.state_table import StateSpec, declare_state_dataset, state_dataset_name
 from dagster_adjunct.assets.writing.generation import SPARK, SPARK_ONE_TASK
+from dagster_adjunct.orchestration.batch_log.batch_log import sum_counters
 from dagster_adjunct.orchestration.operators.batch_context import Watermarks
 from dagster_adjunct.orchestration.operators.columns import OnNullKey, tie_breakers
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
@@ -65,7 +67,7 @@ class StateTable:
 
         if TOMBSTONE not in rows.columns:
             rows = rows.withColumn(TOMBSTONE, F.lit(False))
-        rows = rows.select(*[named_column(name) for name in (*self.spec.schema.names, TOMBSTONE)])
+        rows = rows.select(*map(named_column, (*self.spec.schema.names, TOMBSTONE)))
         if self.kept:
             done = self.writes.send(rows, order_by=(), partitioned=partitioned)
             if self.spec.append_only and done.get("superseded"):
@@ -76,8 +78,7 @@ class StateTable:
                     "select or with_columns, or a function: use flat_map there.",
                     dataset=self.writes.name,
                 )
-            for name, count in done.items():
-                self.counted[name] = self.counted.get(name, 0) + count
+            self.counted = sum_counters(self.counted, done)
         elif self.real:
             rows.count()  # runs the counts of these records
 
@@ -94,14 +95,9 @@ class StateTable:
         what = f"state {self.writes.name!r}"
         rows = bucketed_frame(self.context.spark(), self.context.lake.store, what, sealed.layout, sealed.generations)
         # Not a literal: Spark forgets the partitioning of a relation that it knows to be empty, and adds an exchange.
-        new = (
-            F.col(GENERATION_COLUMN).isin(*self.writes.sent)
-            if self.writes.sent
-            else F.col(GENERATION_COLUMN) < F.lit(0)
-        )
-        return self._keep_unexpired(
-            rows.select(*[named_column(name) for name in self.spec.schema.names], new.alias(NEW))
-        )
+        generation, sent = F.col(GENERATION_COLUMN), self.writes.sent
+        new = (generation.isin(*sent) if sent else generation < F.lit(0)).alias(NEW)
+        return self._keep_unexpired(rows.select(*map(named_column, self.spec.schema.names), new))
 
     def _keep_unexpired(self, rows: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
@@ -110,24 +106,39 @@ class StateTable:
         return rows if before is None else rows.where(named_column(self.spec.expires) > F.lit(before))
 
 
-class StateTables:
-    """The state tables of one batch. A bounded replay commits nothing to them."""
+class LocalWrites:
+    """The writers of a batch's local tables; what is not committed is discarded by `close`."""
 
     def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
         self._context, self._inputs = context, inputs
-        self._tables: dict[str, StateTable] = {}
         self._stack = ExitStack()
 
+    def _open(self, dataset: AdjunctDataset, pinned: object, writer: str) -> LocalTableWriter:
+        """Return a writer of a table at its version in the batch's intent, if it has one."""
+        context, inputs = self._context, self._inputs
+        sealed = pinned.sealed if isinstance(pinned, VersionReader) else None
+        batch = WritingBatch(writer, inputs.batch, context.run, inputs.cut)
+        tasks = SPARK_ONE_TASK if inputs.few else SPARK
+        return self._stack.enter_context(LocalTableWriter(context.lake, dataset, sealed, batch, tasks))
+
+    def close(self) -> None:
+        """Discard what is not committed."""
+        self._stack.close()
+
+
+class StateTables(LocalWrites):
+    """The state tables of one batch. A bounded replay commits nothing to them."""
+
+    def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
+        super().__init__(context, inputs)
+        self._tables: dict[str, StateTable] = {}
+
     def table(self, name: str, spec: StateSpec, watermarks: Watermarks) -> StateTable:
-        """Return the state table of this name, at its version in the batch's intent."""
+        """Return the state table of this name."""
         if name not in self._tables:
-            writer_name, inputs = self._context.writer, self._inputs
-            dataset = declare_state_dataset(writer_name, name, spec)
-            pinned = inputs.states.get(dataset.name)
-            batch = WritingBatch(writer_name, inputs.batch, self._context.run, inputs.cut)
-            writer = SPARK_ONE_TASK if inputs.few else SPARK
-            sealed = None if pinned is None else pinned.sealed
-            writes = self._stack.enter_context(LocalTableWriter(self._context.lake, dataset, sealed, batch, writer))
+            writer, inputs = self._context.writer, self._inputs
+            dataset = declare_state_dataset(writer, name, spec)
+            writes = self._open(dataset, inputs.states.get(dataset.name), writer)
             kept = inputs.consumed is not None
             self._tables[name] = StateTable(self._context, writes, spec, watermarks, kept, inputs.batch > 0)
         return self._tables[name]
@@ -142,12 +153,8 @@ class StateTables:
                 counted[table.writes.name] = table.counted
         return counted
 
-    def close(self) -> None:
-        """Discard what is not committed."""
-        self._stack.close()
 
-
-class LocalTableWrites:
+class LocalTableWrites(LocalWrites):
     """Writes the local tables of one batch. A bounded replay commits nothing to them.
 
     In a replay of recorded versions, joins still read what the batch would write. `stream_of` returns the stream that
@@ -155,10 +162,10 @@ class LocalTableWrites:
     """
 
     def __init__(self, context: StepContext, inputs: BatchInputs, stream_of: Callable[[str], str | None]) -> None:
-        self._context, self._inputs, self._stream_of = context, inputs, stream_of
+        super().__init__(context, inputs)
+        self._stream_of = stream_of
         self._writes: dict[str, LocalTableWriter] = {}
         self._counters: Counters = {}
-        self._stack = ExitStack()
 
     def reader(self, table: str) -> VersionReader:
         """Return a reader of the table at the version of the batch's intent, plus what the batch has sent so far."""
@@ -180,24 +187,23 @@ class LocalTableWrites:
             counted["replayed_batches"] = 1
             if self._inputs.reading != RECORDED or table not in self._context.plan.tables_met_after_sends():
                 return
-        rows, null_keys = prepare_table_rows(frame, self._context.app.dataset(table).key, deleted, on_null_key)
-        names = columns_of_local_table(self._context.app.dataset(table)).names
+        dataset = self._context.app.dataset(table)
+        rows, null_keys = prepare_table_rows(frame, dataset.key, deleted, on_null_key)
+        names = columns_of_local_table(dataset).names
         order = (PARTITION, OFFSET, *tie_breakers(frame))
         try:
             done = self._of(table).send(
-                rows.select(*[named_column(name) for name in (*names, TOMBSTONE, *order)]),
+                rows.select(*map(named_column, (*names, TOMBSTONE, *order))),
                 order_by=order,
                 partitioned=partitioned,
             )
         except NullKeyError as error:
-            key = self._context.app.dataset(table).key
-            raise _locate_null_key(error, operator, rows, key, self._stream_of(operator)) from error
+            raise _locate_null_key(error, operator, rows, dataset.key, self._stream_of(operator)) from error
         if self._inputs.consumed is None:
             return
         if null_keys is not None:
             done["null_keys"] = null_keys()
-        for name, count in done.items():
-            counted[name] = counted.get(name, 0) + count
+        self._counters[table] = sum_counters(counted, done)
 
     def commit(self, before_commit: Callable[[str], None]) -> Counters:
         """Commit each table that was sent to, once for the batch; return the counters."""
@@ -208,20 +214,10 @@ class LocalTableWrites:
                 self._counters[table]["duplicate_batches"] = int(duplicate)
         return self._counters
 
-    def close(self) -> None:
-        """Discard what is not committed."""
-        self._stack.close()
-
     def _of(self, table: str) -> LocalTableWriter:
         if table not in self._writes:
-            view = self._inputs.views.get(table)
-            pinned = view.sealed if isinstance(view, VersionReader) else None
-            app, run = self._context.app, self._context.run
-            batch = WritingBatch(app.name, self._inputs.batch, run, self._inputs.cut)
-            writer = SPARK_ONE_TASK if self._inputs.few else SPARK
-            self._writes[table] = self._stack.enter_context(
-                LocalTableWriter(self._context.lake, app.dataset(table), pinned, batch, writer)
-            )
+            app = self._context.app
+            self._writes[table] = self._open(app.dataset(table), self._inputs.views.get(table), app.name)
         return self._writes[table]
 
 
