@@ -261,6 +261,17 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+def require_reason(reason: str, what: str, changed: str, **facts: str) -> None:
+    """Raise ConfigurationError for a change without a reason: `what` can't be `changed` ("deleted")."""
+    if not reason.strip():
+        raise ConfigurationError(
+            f"{what} can't be {changed} without a reason.",
+            "Pass a reason, which is recorded with the change.",
+            argument="reason",
+            **facts,
+        )
+
+
 def resolve_user(by: str | None) -> str:
     """Return `by`, or else the user of the operating system. Raises ConfigurationError if neither is known."""
     if by is None:

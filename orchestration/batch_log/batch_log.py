@@ -24,7 +24,7 @@ from pydantic import Field as Default
 from pydantic import PlainSerializer, PlainValidator, ValidationError
 
 from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, JoinVersions
-from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
+from dagster_adjunct.resources.common import StoredDocument, first_validation_problem, require_reason
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -163,16 +163,8 @@ class OffsetState(StoredDocument):
             del resolved[ssp]
             taken[ssp] = start.id
             epochs[ssp] = opened[ssp] = self.next_epoch(ssp)
-            applied[ssp] = AppliedStartpoint(
-                id=start.id,
-                position=start.position,
-                offset=start.offset,
-                epoch=epochs[ssp],
-                by=start.by,
-                reason=start.reason,
-                batch=batch,
-                applied_at=at,
-            )
+            about = start.model_dump(include={"id", "position", "offset", "by", "reason"})
+            applied[ssp] = AppliedStartpoint(**about, epoch=epochs[ssp], batch=batch, applied_at=at)
         update = {"resolved": resolved, "applied": applied, "epochs": epochs, "opened": opened}
         return self.model_copy(update={**update, "taken": self._remembering(taken)})
 
@@ -404,6 +396,7 @@ class BatchLog:
         """
         state = logged.state
         checkpoint, offsets = _apply_batch(state, done.intent, done.closed_at)
+        lost = [f"{ssp} from {span.start} up to {span.end}" for ssp, span in sorted(done.intent.lost.items())]
         closed = ApplicationState(
             checkpoint=checkpoint,
             batch=done.intent.batch,
@@ -414,7 +407,7 @@ class BatchLog:
             offsets=offsets,
             times=state.times if times is None else times,
             writes_as=state.writes_as,
-            note=_describe_lost(done.intent),
+            note=f"lost to retention: {', '.join(lost)}" if lost else None,
         )
         return self._commit(logged, closed, done.intent.run)
 
@@ -448,32 +441,23 @@ class BatchLog:
         in a higher epoch. With `skip`, its ranges count as read, and what no output has yet is skipped. Raises
         ConfigurationError if no batch is open or no reason is given, and CommitConflictError.
         """
-        if not reason.strip():
-            raise ConfigurationError(
-                f"the open batch of application {self._application!r} can't be abandoned without a reason.",
-                "Pass reason=…: it is stored with the change.",
-                argument="reason",
-                application=self._application,
-            )
+        what = f"the open batch of application {self._application!r}"
+        require_reason(reason, what, "abandoned", application=self._application)
         logged = self.read()
-        state = logged.state
-        intent = state.open
+        state, intent = logged.state, logged.state.open
         if intent is None:
             raise ConfigurationError(
                 f"application {self._application!r} has no open batch to abandon.",
                 "See its state: adjunct checkpoint show.",
                 application=self._application,
             )
-        note = f"batch {intent.batch} abandoned: {reason}"
+        note = f"batch {intent.batch} {'skipped' if skip else 'abandoned'}: {reason}"
         update: dict[str, object] = {"open": None, "batch": intent.batch, "note": note}
         if skip:
-            checkpoint, offsets = _apply_batch(state, intent, self._lake.now())
-            state = state.model_copy(update={"checkpoint": checkpoint, "offsets": offsets})
-            update["note"] = f"batch {intent.batch} skipped: {reason}"
+            update["checkpoint"], update["offsets"] = _apply_batch(state, intent, self._lake.now())
         else:
             again = {ssp: intent.epochs.get(ssp, 0) for ssp, span in intent.ranges.items() if span.start != span.end}
-            update["offsets"] = state.offsets.with_abandoned(again, intent.replays)
-            update["given_up"] = intent.batch
+            update |= {"offsets": state.offsets.with_abandoned(again, intent.replays), "given_up": intent.batch}
         self._commit(logged, state.model_copy(update=update), by)
         return intent
 
@@ -520,8 +504,7 @@ class BatchLog:
         before = BatchLog(self._lake, old)
         state = before.read().state
         update = {"writes_as": state.writes_as or old, "renamed_to": None, "note": note}
-        with suppress(ObjectExistsError):
-            self._lake.store.put_if_absent(f"{NAMES}/{self._application}", b"")
+        self._register_name()
         self._log.continue_from(before._log, state.model_copy(update=update).model_dump(mode="json"), by=by)
 
     def check_not_superseded(self, logged: LoggedState) -> None:
@@ -540,13 +523,16 @@ class BatchLog:
 
     def _commit(self, logged: LoggedState, state: ApplicationState, by: str) -> LoggedState:
         if logged.commit is None:
-            # The name first: discards must find every application that may have an open batch.
-            with suppress(ObjectExistsError):
-                self._lake.store.put_if_absent(f"{NAMES}/{self._application}", b"")
+            self._register_name()
         try:
             return LoggedState(self._log.commit(logged.commit, state.model_dump(mode="json"), by=by), state)
         except CommitConflictError as conflict:
             raise self._fenced(self._log.current()) from conflict
+
+    def _register_name(self) -> None:
+        """Register the name, before the first commit: discards must find every application with an open batch."""
+        with suppress(ObjectExistsError):
+            self._lake.store.put_if_absent(f"{NAMES}/{self._application}", b"")
 
     def _fenced(self, now: Commit | None) -> CommitConflictError:
         by = f"{now.by} at {now.created_at}" if now else "nobody"
@@ -570,12 +556,6 @@ class BatchLog:
             ) from error
 
 
-def _describe_lost(intent: Intent) -> str | None:
-    """Return what retention deleted before this batch could read it, for the history."""
-    spans = [f"{ssp} from {span.start} up to {span.end}" for ssp, span in sorted(intent.lost.items())]
-    return f"lost to retention: {', '.join(spans)}" if spans else None
-
-
 def _apply_batch(
     state: ApplicationState, intent: Intent, at: datetime
 ) -> tuple[dict[SystemStreamPartition, str], OffsetState]:
@@ -588,10 +568,8 @@ def _apply_batch(
 
 def served_versions(lake: Lake, application: str) -> dict[str, dict[str, list[int]]]:
     """Return, by dataset and version, which batches read it, from the whole history, oldest first."""
-    batches: dict[int, dict[str, str | None]] = {}
-    for _, state in BatchLog(lake, application).history(None):
-        if state.last is not None:
-            batches[state.last.intent.batch] = state.last.intent.versions
+    states = (state for _, state in BatchLog(lake, application).history(None))
+    batches = {state.last.intent.batch: state.last.intent.versions for state in states if state.last is not None}
     served: dict[str, dict[str, list[int]]] = {}
     for batch in sorted(batches):
         for dataset, version in batches[batch].items():

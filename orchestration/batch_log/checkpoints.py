@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from itertools import chain, islice, pairwise
 from typing import Any, Literal, TypeVar
 
 from dagster_adjunct.orchestration.application.application import Application
@@ -19,11 +20,20 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_application_known,
     check_not_renamed,
 )
+from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 T = TypeVar("T")
+
+
+def _dump_by_partition(by_partition: Mapping[SystemStreamPartition, StoredDocument]) -> dict[str, Any]:
+    return {str(ssp): value.model_dump(mode="json") for ssp, value in by_partition.items()}
+
+
+def _sorted(by_partition: Mapping[SystemStreamPartition, T]) -> dict[SystemStreamPartition, T]:
+    return dict(sorted(by_partition.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +63,9 @@ class Checkpoint:
         """Return the checkpoint as JSON values."""
         return {
             **{name: getattr(self, name) for name in ("streams", "batch", "number", "at", "by")},
-            "offsets": _to_text_keys(self.offsets),
-            "epochs": _to_text_keys(self.epochs),
-            "resolved": {str(ssp): startpoint.model_dump(mode="json") for ssp, startpoint in self.resolved.items()},
+            "offsets": {str(ssp): offset for ssp, offset in self.offsets.items()},
+            "epochs": {str(ssp): epoch for ssp, epoch in self.epochs.items()},
+            "resolved": _dump_by_partition(self.resolved),
             "times": self.times.model_dump(mode="json"),
             "open": None if self.open is None else self.open.model_dump(mode="json"),
         }
@@ -104,8 +114,8 @@ class CheckpointChange:
         return {
             **{name: getattr(self, name) for name in ("number", "at", "by", "batch", "note")},
             "moved": {str(ssp): {"from": before, "to": after} for ssp, (before, after) in self.moved.items()},
-            "resolved": {str(ssp): startpoint.model_dump(mode="json") for ssp, startpoint in self.resolved.items()},
-            "applied": {str(ssp): startpoint.model_dump(mode="json") for ssp, startpoint in self.applied.items()},
+            "resolved": _dump_by_partition(self.resolved),
+            "applied": _dump_by_partition(self.applied),
             "replays": [asdict(replay) | {"ssp": str(replay.ssp)} for replay in self.replays],
         }
 
@@ -151,16 +161,11 @@ class CheckpointManager:
 
         Reads one commit after the other, as far as needed. Raises MalformedDocumentError.
         """
-        count = 0
         self._read()
-        for (commit, after), before in _iter_steps(self._log.history(None)):
-            change = _describe_change(commit, before, after)
-            if change is None or (partition is not None and not change.concerns(partition)):
-                continue
-            yield change
-            count += 1
-            if count == limit:
-                return
+        changes = (_describe_change(*step) for step in self._iter_steps())
+        yield from islice(
+            (change for change in changes if change and (partition is None or change.concerns(partition))), limit
+        )
 
     def abandon(self, *, reason: str, by: str, skip: bool = False) -> Intent:
         """Abandon the open batch, so that the next run plans a new one; return its intent.
@@ -180,19 +185,13 @@ class CheckpointManager:
         check_not_renamed(self._name, logged.state)
         return logged
 
-
-def _iter_steps(
-    commits: Iterator[tuple[Commit, ApplicationState]],
-) -> Iterator[tuple[tuple[Commit, ApplicationState], ApplicationState]]:
-    """Yield each commit with the state before it, except the oldest one if earlier commits were deleted."""
-    after = next(commits, None)
-    while after is not None:
-        before = next(commits, None)
-        if before is not None:
-            yield after, before[1]
-        elif after[0].number == 1:
-            yield after, ApplicationState()
-        after = before
+    def _iter_steps(self) -> Iterator[tuple[Commit, ApplicationState, ApplicationState]]:
+        """Yield each commit with the states before and after it, but not the oldest if earlier ones were deleted."""
+        commits: Iterable[tuple[Commit, ApplicationState] | None] = chain(self._log.history(None), [None])
+        for newer, older in pairwise(commits):
+            assert newer is not None
+            if older is not None or newer[0].number == 1:
+                yield newer[0], ApplicationState() if older is None else older[1], newer[1]
 
 
 def _describe_change(commit: Commit, before: ApplicationState, after: ApplicationState) -> CheckpointChange | None:
@@ -245,11 +244,3 @@ def _added(
     before: Mapping[SystemStreamPartition, T], after: Mapping[SystemStreamPartition, T]
 ) -> dict[SystemStreamPartition, T]:
     return {ssp: value for ssp, value in after.items() if before.get(ssp) != value}
-
-
-def _sorted(by_partition: Mapping[SystemStreamPartition, T]) -> dict[SystemStreamPartition, T]:
-    return dict(sorted(by_partition.items()))
-
-
-def _to_text_keys(by_partition: Mapping[SystemStreamPartition, T]) -> dict[str, T]:
-    return {str(ssp): value for ssp, value in by_partition.items()}

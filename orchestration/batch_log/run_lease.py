@@ -55,21 +55,21 @@ class Process(StoredDocument):
 
     def is_dead(self) -> bool:
         """Return whether the process is proven to have ended; False if nothing can be proven from here."""
-        here = this_process()
-        if not (self.boot and self.namespace and self.started):
-            return False
-        if (self.boot, self.namespace) != (here.boot, here.namespace):
-            return False
-        return _read_start(self.pid) != self.started
+        here, is_known = this_process(), bool(self.boot and self.namespace and self.started)
+        is_here = (self.boot, self.namespace) == (here.boot, here.namespace)
+        return is_known and is_here and _read_start(self.pid) != self.started
 
 
 def this_process() -> Process:
     """Return the identity of this process."""
+    namespace = ""
+    with suppress(OSError):
+        namespace = str(Path("/proc/self/ns/pid").readlink())
     return Process(
         host=socket.gethostname(),
         pid=os.getpid(),
         boot=_read_text("/proc/sys/kernel/random/boot_id"),
-        namespace=_read_link("/proc/self/ns/pid"),
+        namespace=namespace,
         started=_read_start(os.getpid()),
     )
 
@@ -82,17 +82,9 @@ def _read_start(pid: int) -> str:
 
 
 def _read_text(path: str) -> str:
-    try:
+    with suppress(OSError):
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _read_link(path: str) -> str:
-    try:
-        return str(Path(path).readlink())
-    except OSError:
-        return ""
+    return ""
 
 
 TTL = timedelta(minutes=2)
@@ -184,13 +176,10 @@ class RunLease:
 
     def __enter__(self) -> Self:
         began, pause, waits_for = time.monotonic(), 0.25, ""
+        now = partial(read_store_clock, self._store, self._clock_key)
         while True:
             stored = read_lease(self._store, self._key)
-            why = (
-                describe_end(stored, partial(read_store_clock, self._store, self._clock_key), self._claim.finished)
-                if stored
-                else ""
-            )
+            why = describe_end(stored, now, self._claim.finished) if stored else ""
             if stored is None or why or self._claim.take_over:
                 if self._take(stored):
                     break

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
@@ -28,7 +28,7 @@ def discard(
     an open batch are kept. With `dry_run` nothing is deleted. Raises DatasetNotFoundError.
     """
     return discard_unneeded(
-        lake, dataset, policy, by=by, roots=partial(_needed_versions_of, lake, dataset), dry_run=dry_run
+        lake, dataset, policy, by=by, roots=lambda: needed_versions(lake).get(dataset, {}), dry_run=dry_run
     )
 
 
@@ -65,42 +65,29 @@ def discard_all(
 def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:
     """Return, by dataset and version id, which batch needs the version: an open one, or an abandoned one that the next
     run removes from the application's local tables."""
-    needed: dict[str, dict[str, str]] = {}
+    needed: dict[str, dict[str, str]] = defaultdict(dict)
     for application in list_applications(lake):
         state = BatchLog(lake, application).read()[1]
-        intent = state.open
         if state.given_up is not None:
             why = f"batch {state.given_up} of application {application}, which was abandoned; its next run removes it"
-            for dataset, before in _versions_before_batch(lake, application, state.given_up):
-                needed.setdefault(dataset, {})[before] = why
-        if intent is not None:
-            why = f"open batch {intent.batch} of application {application}"
-            for dataset, versions in intent.met.items():
-                for version in versions:
-                    if not is_transient(version):
-                        needed.setdefault(dataset, {})[version] = why
-    return needed
+            for dataset in list_datasets(lake):
+                manifest = DatasetLog(lake, dataset).read()[1]
+                written = manifest.written if manifest is not None else None
+                if written and (written.application, written.batch) == (application, state.given_up) and written.before:
+                    needed[dataset][written.before] = why
+        if state.open is not None:
+            why = f"open batch {state.open.batch} of application {application}"
+            for dataset, versions in state.open.met.items():
+                needed[dataset] |= {version: why for version in versions if not is_transient(version)}
+    return {dataset: versions for dataset, versions in needed.items() if versions}
 
 
 def needed_versions(lake: Lake) -> dict[str, dict[str, str]]:
     """Return, by dataset and version id, what needs the version: an open batch, or a recorded replay."""
-    needed: dict[str, dict[str, str]] = {}
+    needed: dict[str, dict[str, str]] = defaultdict(dict)
     # Replays first: if the last batch of one is opened meanwhile, it is found in at least one of the two.
     replays = [find_held_versions(lake, application) for application in list_applications(lake)]
     for versions_of in (*replays, versions_in_open_batches(lake)):
         for dataset, versions in versions_of.items():
-            needed.setdefault(dataset, {}).update(versions)
-    return needed
-
-
-def _versions_before_batch(lake: Lake, application: str, batch: int) -> Iterator[tuple[str, str]]:
-    """Yield the local tables that a batch wrote, each with the version before it."""
-    for dataset in list_datasets(lake):
-        manifest = DatasetLog(lake, dataset).read()[1]
-        written = manifest.written if manifest is not None else None
-        if written is not None and (written.application, written.batch) == (application, batch) and written.before:
-            yield dataset, written.before
-
-
-def _needed_versions_of(lake: Lake, dataset: str) -> dict[str, str]:
-    return needed_versions(lake).get(dataset, {})
+            needed[dataset] |= versions
+    return dict(needed)

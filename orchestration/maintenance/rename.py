@@ -29,6 +29,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
 )
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
+from dagster_adjunct.resources.common import require_reason
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake
@@ -61,13 +62,7 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
     """
     log, after = BatchLog(lake, old), BatchLog(lake, new)
     lake.application_prefix(new)
-    if not reason.strip():
-        raise ConfigurationError(
-            f"application {old!r} can't be renamed without a reason.",
-            "Pass reason=…, which is recorded with the change.",
-            argument="reason",
-            application=old,
-        )
+    require_reason(reason, f"application {old!r}", "renamed", application=old)
     if old == new:
         raise _rename_error(old, new, "that is its name already")
     if log.read().commit is None:
@@ -84,7 +79,11 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
         tables = [name for name in list_datasets(lake) if change_owner(lake, name, new, owner=old, reason=note, by=by)]
         if logged.state.checkpoint or after.read().commit is None:
             StartpointManager(MetadataStore(lake), new).continue_from(old, by=by)
-            _copy_recorded(lake, old, new)
+            prefix = f"{lake.application_prefix(old)}/recorded/"
+            for item in [*lake.store.list(prefix)]:  # plans of replays that read recorded versions
+                key = f"{lake.application_prefix(new)}/recorded/{item.key.removeprefix(prefix)}"
+                with suppress(ObjectExistsError):
+                    lake.store.put_if_absent(key, lake.store.get(item.key).data)
             if after.read().commit is None:
                 after.continue_from(old, by=by, note=note)
             log.clear(logged, by=by)
@@ -115,12 +114,3 @@ def _rename_error(old: str, new: str, problem: str) -> ConfigurationError:
         "Choose a name that has no batch log in this lake; old names can't be reused.",
         application=old,
     )
-
-
-def _copy_recorded(lake: Lake, old: str, new: str) -> None:
-    """Copy the plans of replays that read recorded versions."""
-    prefix = f"{lake.application_prefix(old)}/recorded/"
-    for item in [*lake.store.list(prefix)]:
-        with suppress(ObjectExistsError):
-            key = f"{lake.application_prefix(new)}/recorded/{item.key.removeprefix(prefix)}"
-            lake.store.put_if_absent(key, lake.store.get(item.key).data)
