@@ -12,7 +12,7 @@ at its origin. A fix that leaves the conflict, or causes another one, is not pro
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -162,49 +162,56 @@ class Conflict:
 def find_conflicts(needs: Requirements, groups: Groups, counts: Counts, streams: Sequence[str]) -> tuple[Conflict, ...]:
     """Return every join with a conflict once, in order of definition; `streams` are node ids in order."""
     place = {node: number for number, node in enumerate(streams)}
-    reading: dict[str, list[str]] = {}
     feeds: dict[str, str] = {}
+    reading: dict[str, list[str]] = defaultdict(list)  # the operators that join a dataset
+    meeting: dict[str, list[str]] = defaultdict(list)  # those that join or feed it, by its node
     for operator, asked in needs.items():
         for needed in asked:
             if needed is not None and needed.dataset is not None:
                 if needed.feeds:
                     feeds[operator] = needed.dataset
                 else:
-                    reading.setdefault(needed.dataset, []).append(operator)
+                    reading[needed.dataset].append(operator)
+        for name in dict.fromkeys(needed.dataset for needed in asked if needed is not None and needed.dataset):
+            meeting[dataset_node(name)].append(operator)
     relying: dict[str, str] = {}
     for operator, members in groups.items():
         for member in members:
             if member != operator:
                 relying.setdefault(member, operator)
 
-    def join_behind(operator: str) -> tuple[str, int]:
-        while operator not in needs:
-            operator = relying[operator]
-        if operator in feeds:
-            joins = reading[feeds[operator]]
-            return joins[0], len(joins)
-        return operator, 1
-
-    at: dict[str, list[str]] = {}
+    at: dict[str, list[str]] = defaultdict(list)
     joins: dict[str, int] = {}
-    for operator in counts.conflicts:
-        join, number = join_behind(operator)
-        at.setdefault(join, []).append(operator)
-        joins[join] = max(joins.get(join, 1), number)
-    order = {operator: number for number, operator in enumerate(groups)}
-    tables = _operators_by_table(needs)
+    for conflict in counts.conflicts:
+        operator = conflict
+        while operator not in needs:  # one that merges streams: find the join that relies on it
+            operator = relying[operator]
+        readers = reading[feeds[operator]] if operator in feeds else [operator]
+        at[readers[0]].append(conflict)
+        joins[readers[0]] = max(joins.get(readers[0], 1), len(readers))
+
     by_table: dict[tuple[str, ...], tuple[str, ...]] = {}  # joins of one table involve the same streams
 
-    def taking_part(join: str, where: Sequence[str]) -> tuple[str, ...]:
-        read = tuple(member for member in groups.get(join, ()) if member in tables)
+    def involved(join: str, where: Sequence[str]) -> tuple[str, ...]:
+        """Return the streams of the join's groups, also those that were merged and the origins of inferred counts."""
+        read = tuple(member for member in groups.get(join, ()) if member in meeting)
         if read not in by_table or not read:
-            meeting = [operator for table in read for operator in tables[table]]
-            involved = _find_involved(dict.fromkeys([join, *where, *meeting]), groups, counts)
-            by_table[read] = tuple(sorted(involved, key=lambda node: place[node]))
+            operators = dict.fromkeys([join, *where, *(operator for table in read for operator in meeting[table])])
+            reached: list[str] = []
+
+            def onward(node: str) -> Iterable[str]:
+                source = counts.inferred.get(node)
+                return (*groups.get(node, ()), *(() if source is None else (source.source,)))
+
+            traverse((member for operator in operators for member in groups.get(operator, ())), onward, reached.append)
+            by_table[read] = tuple(
+                sorted((node for node in reached if node not in groups), key=lambda node: place[node])
+            )
         return by_table[read]
 
+    order = {operator: number for number, operator in enumerate(groups)}
     return tuple(
-        Conflict(join, tuple(where), taking_part(join, where), joins[join])
+        Conflict(join, tuple(where), involved(join, where), joins[join])
         for join, where in sorted(at.items(), key=lambda item: order[item[0]])
     )
 
@@ -216,27 +223,6 @@ def find_majority(nodes: Iterable[str], counts: Counts) -> tuple[int, tuple[str,
     if not most or most[0][1] < 2 or (len(most) > 1 and most[1][1] == most[0][1]):
         return None
     return most[0][0], tuple(node for node in own if counts.partitions[node] == most[0][0])
-
-
-def _operators_by_table(needs: Requirements) -> dict[str, list[str]]:
-    """Return the operators that read a dataset or feed it, by its node."""
-    operators_of: dict[str, list[str]] = {}
-    for operator, asked in needs.items():
-        for name in dict.fromkeys(needed.dataset for needed in asked if needed is not None and needed.dataset):
-            operators_of.setdefault(dataset_node(name), []).append(operator)
-    return operators_of
-
-
-def _find_involved(operators: Iterable[str], groups: Groups, counts: Counts) -> list[str]:
-    """Return the streams of these groups, also those that were merged and the origins of inferred counts."""
-    reached: list[str] = []
-
-    def onward(node: str) -> Iterable[str]:
-        source = counts.inferred.get(node)
-        return (*groups.get(node, ()), *(() if source is None else (source.source,)))
-
-    traverse((member for operator in operators for member in groups.get(operator, ())), onward, reached.append)
-    return [node for node in reached if node not in groups]
 
 
 _MAX_TRIED = 10

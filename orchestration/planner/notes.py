@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.batch_context import ChangedColumns, TableSend
+from dagster_adjunct.orchestration.operators.batch_context import ChangedColumns
 from dagster_adjunct.orchestration.operators.columns import Types
-from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlanContext
+from dagster_adjunct.orchestration.operators.operator import Flow, KeyedTable, Operator, PlanContext
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, watermark_inputs
 from dagster_adjunct.orchestration.planner.columns import add_location, note_unless_strict
 from dagster_adjunct.orchestration.planner.plan import FedJoin, JoinByTime, PlannedState, PlannedTable
@@ -103,10 +103,14 @@ def note_state(app: Application) -> Iterator[str]:
         if name is None:
             continue
         tables = ", ".join(f"{app.name}-{state}" for state in operator.spec.states) or "no table"
-        sources = " and ".join(_describe_source(app, stream, span) for stream, span in spans[name].items())
+        sources = []
+        for stream, span in spans[name].items():
+            declared = app.inputs[stream].event_time if stream in app.inputs else None
+            words = "no event time" if declared is None else declared.words()
+            sources.append(f"{stream} ({words}{f', held back by {span}' if span else ''})")
         yield (
             f"{operator.id} keeps state under the name {name} ({tables}), each row until its watermark has passed it: "
-            f"the lowest of all partitions of {sources}."
+            f"the lowest of all partitions of {' and '.join(sources)}."
         )
         for window in _find_updating_windows(app, operator):
             problem = f"{operator.id} gets each update of a window of {window} as a separate record."
@@ -127,12 +131,6 @@ def _find_updating_windows(app: Application, operator: Operator) -> list[str]:
         elif before.spec.over_time is None:
             waiting.extend(before.inputs)
     return sorted(updating)
-
-
-def _describe_source(app: Application, stream: str, span: timedelta) -> str:
-    declared = app.inputs[stream].event_time if stream in app.inputs else None
-    words = "no event time" if declared is None else declared.words()
-    return f"{stream} ({words}{f', held back by {span}' if span else ''})"
 
 
 def name_writers(app: Application, writer: str) -> dict[str, str]:
@@ -230,10 +228,6 @@ class _SendConflicts:
     apart: Sequence[str] = ()
     mixed: bool = False
 
-    @property
-    def only_sums(self) -> bool:
-        return self.changed is not None and self.changed.only_sums and not self.ways
-
 
 def plan_tables(app: Application, catalog: Catalog, types: Mapping[str, Types]) -> tuple[PlannedTable, ...]:
     """Return each send to a remote table with its guaranteed order; `types` are those after each operator.
@@ -251,9 +245,24 @@ def plan_tables(app: Application, catalog: Catalog, types: Mapping[str, Types]) 
             continue
         (source,) = operator.inputs
         before = read[source]
-        planned = _plan_table(operator, app, send, before, sent[operator.id])
-        _check_offsets(planned, app, catalog, before)
-        _check_replay_detection(planned, app, before)
+        table = app.tables[send.table]
+        planned = _plan_table(operator, table, before, sent[operator.id])
+        for stream in sorted(before.streams) if has_marks(table) else ():
+            if not catalog[stream].numbered:
+                raise PlanningError(
+                    f"{operator.id}: table {send.table} marks applied records by offset, and offsets of {stream} are "
+                    "not numbers that could be compared.",
+                    "Send the records through a lake stream first; or leave idempotent and newest_by out: a repeated "
+                    "batch then adds again.",
+                    operator=operator.id,
+                )
+        if before.renumbered and getattr(table, "on_replay", "apply") == "skip":  # a replay can't be recognised
+            raise PlanningError(
+                f'{operator.id}: table {send.table} has on_replay="skip", but after {before.renumbered}, which '
+                f"combines {' and '.join(sorted(before.streams))}, replayed records have new positions.",
+                f'Send them to the table before {before.renumbered}, or leave on_replay="skip" out.',
+                operator=operator.id,
+            )
         if app.strict and planned.harm:
             raise PlanningError(
                 f"{operator.id}: table {planned.table}: {planned.why}: {planned.harm}, and application {app.name!r} is "
@@ -261,7 +270,7 @@ def plan_tables(app: Application, catalog: Catalog, types: Mapping[str, Types]) 
                 planned.mends,
                 operator=operator.id,
             )
-        tables.append(replace(planned, marks=writers[operator.id]) if has_marks(app.tables[send.table]) else planned)
+        tables.append(replace(planned, marks=writers[operator.id]) if has_marks(table) else planned)
     return tuple(tables)
 
 
@@ -273,27 +282,25 @@ def _find_send_conflicts(app: Application, types: Mapping[str, Types]) -> dict[s
             (source,) = operator.inputs
             changed = operator.spec.changed(app, types[source])
             to_tables.setdefault(store_key(app, operator.spec.send.table), {})[operator.id] = changed
-    sent = {}
+    conflicts = {}
     for sends in to_tables.values():
         for one, changed in sends.items():
-            others = {other: theirs for other, theirs in sends.items() if other != one}
-            ways = [other for other, theirs in others.items() if _depends_on_order(changed, theirs)]
-            apart = [other for other, theirs in others.items() if _sets_other_columns(changed, theirs)]
+            ways, apart = [], []
+            for other, theirs in sends.items():
+                if other == one:
+                    continue
+                if changed is None or theirs is None:
+                    ways.append(other)
+                    if changed is not theirs:
+                        apart.append(other)
+                    continue
+                if changed.depends_on_order_with(theirs):
+                    ways.append(other)
+                if changed.set and theirs.set and changed.set != theirs.set:
+                    apart.append(other)  # a newer record of one would hide the other's columns
             mixed = any(it is not None and it.adds for it in (changed, *(sends[way] for way in ways)))
-            sent[one] = _SendConflicts(changed, ways, apart, mixed)
-    return sent
-
-
-def _depends_on_order(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
-    """Whether the order of two sends to a table matters."""
-    return one is None or other is None or one.depends_on_order_with(other)
-
-
-def _sets_other_columns(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
-    """Whether two sends set different columns, so that a newer record of one would hide the other's."""
-    if one is None or other is None:
-        return one is not other
-    return one.set != other.set and bool(one.set and other.set)
+            conflicts[one] = _SendConflicts(changed, ways, apart, mixed)
+    return conflicts
 
 
 def _trace_origin(operator: Operator, app: Application, catalog: Catalog, read: Mapping[str, _Origin]) -> _Origin:
@@ -322,51 +329,37 @@ def _trace_origin(operator: Operator, app: Application, catalog: Catalog, read: 
     return replace(one, flow=flow, lost_at=operator.id if lost else one.lost_at)
 
 
-def _plan_table(
-    operator: Operator, app: Application, send: TableSend, before: _Origin, sent: _SendConflicts
-) -> PlannedTable:
-    table = app.tables[send.table]
+def _plan_table(operator: Operator, table: KeyedTable, before: _Origin, sent: _SendConflicts) -> PlannedTable:
     newest_by, idempotent = getattr(table, "newest_by", None), bool(getattr(table, "idempotent", False))
     skips = idempotent and getattr(table, "on_replay", "apply") == "skip"
-    key = ", ".join(table.key)
-    by = before.flow.partitioned_by
-    why = before.why
+    by, changed, why = before.flow.partitioned_by, sent.changed, before.why
     if not why and before.partitions != 1 and (before.lost_at or not set(by) <= set(table.key)):
         streams, lost = " and ".join(sorted(before.streams)), before.lost_at
-        changed = f", which {lost} drops or changes" if lost else ""
-        why = f"its key is ({key}), and {streams} is partitioned by ({', '.join(before.keyed)}){changed}"
+        how = f", which {lost} drops or changes" if lost else ""
+        key = ", ".join(table.key)
+        why = f"its key is ({key}), and {streams} is partitioned by ({', '.join(before.keyed)}){how}"
     if not why and sent.ways:
         why = f"{' and '.join(sent.ways)} write to it, too: a batch writes all records of one send before the next"
     harm, mends = "", ""
     if newest_by is not None:
-        order, told = "newest", f"the store keeps the newest record by {newest_by}"
+        order, reason = "newest", f"the store keeps the newest record by {newest_by}"
         harm, mends = _describe_late_loss(sent)
     elif not why:
-        one = before.partitions == 1
-        order, told = (
-            "per key",
-            "its input has one partition" if one else "all records of a key come from one partition",
-        )
-    elif sent.only_sums:
-        order, told = "any", _describe_sums(sent.changed, why)
+        order, reason = "per key", "all records of a key come from one partition"
+        if before.partitions == 1:
+            reason = "its input has one partition"
+    elif changed is not None and changed.only_sums and not sent.ways:
+        first = f", and the first one sets {', '.join(sorted(changed.begun))}" if changed.begun else ""
+        order = "any"
+        reason = f"it only adds numbers, whose sum does not depend on the order while nothing is deleted{first}: {why}"
     else:
-        order, told = "per source partition", why
-        harm, mends = _describe_harm(sent.changed), _suggest_order(sent, by_key=before.partitions > 0)
+        order, reason, harm = "per source partition", why, "an older record may replace a newer one"
+        if changed is not None and not changed.set:
+            harm = "an older record may append, or add to JSON, after a newer one"
+        mends = _suggest_order(sent, by_key=before.partitions > 0)
     replay = describe_replay(order, newest_by, idempotent, skips, operator.spec.adds)
     names = tuple(sorted(before.streams))
-    return PlannedTable(operator.id, send.table, order, told, replay, names, harm=harm, mends=mends)
-
-
-def _describe_sums(changed: ChangedColumns | None, why: str) -> str:
-    begun = sorted(changed.begun) if changed is not None else []
-    first = f", and the first one sets {', '.join(begun)}" if begun else ""
-    return f"it only adds numbers, whose sum does not depend on the order while nothing is deleted{first}: {why}"
-
-
-def _describe_harm(changed: ChangedColumns | None) -> str:
-    if changed is not None and not changed.set:
-        return "an older record may append, or add to JSON, after a newer one"
-    return "an older record may replace a newer one"
+    return PlannedTable(operator.id, table.name, order, reason, replay, names, harm=harm, mends=mends)
 
 
 def _suggest_order(sent: _SendConflicts, *, by_key: bool) -> str:
@@ -437,32 +430,6 @@ def describe_replay(order: str, newest_by: str | None, idempotent: bool, skips: 
         "older, possibly for good: records of one key come from several partitions, and the last one read wins, newest "
         "or not"
     )
-
-
-def _check_offsets(planned: PlannedTable, app: Application, catalog: Catalog, before: _Origin) -> None:
-    table = app.tables[planned.table]
-    if not has_marks(table):
-        return
-    for stream in sorted(before.streams):
-        if not catalog[stream].numbered:
-            raise PlanningError(
-                f"{planned.operator}: table {planned.table} marks applied records by offset, and offsets of {stream} "
-                "are not numbers that could be compared.",
-                "Send the records through a lake stream first; or leave idempotent and newest_by out: a repeated batch "
-                "then adds again.",
-                operator=planned.operator,
-            )
-
-
-def _check_replay_detection(planned: PlannedTable, app: Application, before: _Origin) -> None:
-    """Reject on_replay="skip" where a replayed record can't be recognised by its position."""
-    if before.renumbered and getattr(app.tables[planned.table], "on_replay", "apply") == "skip":
-        raise PlanningError(
-            f'{planned.operator}: table {planned.table} has on_replay="skip", but after {before.renumbered}, which '
-            f"combines {' and '.join(sorted(before.streams))}, replayed records have new positions.",
-            f'Send them to the table before {before.renumbered}, or leave on_replay="skip" out.',
-            operator=planned.operator,
-        )
 
 
 def note_table_order(tables: tuple[PlannedTable, ...]) -> list[str]:

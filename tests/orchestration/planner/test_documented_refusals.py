@@ -34,7 +34,7 @@ ELSEWHERE = {
     "joins.py, _check_types": "what only Spark knows, in a run",
     "checking.py, check_select": "SQL of a dataset or a validator, whose pages have it",
     "planner.py, check_syntax": "what only Spark's parser knows, which the command asks",
-    "notes.py, _check_replay_detection": "what takes operators with several inputs",
+    ' has on_replay="skip", but after ': "what takes operators with several inputs",
 }
 """What is refused, but not by planning what the public methods describe: a part of where it is made, and how."""
 
