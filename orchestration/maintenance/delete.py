@@ -12,8 +12,8 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import RUNNING_WITHIN, list_attempts, list_live_leases, read_lake_clock
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, list_applications
+from dagster_adjunct.resources.common import require_reason
 from dagster_adjunct.resources.errors import (
-    ConfigurationError,
     DatasetNotFoundError,
     MalformedDocumentError,
     StillReadError,
@@ -54,14 +54,13 @@ class Readers:
 
 def find_stream_readers(lake: Lake, name: str) -> Readers:
     """Return the readers of a stream of the lake, including open batches that write to it."""
-    qualified, holding = f"lake.{name}", []
-    told: list[str] = []
-    streams = LakeStreams(lake)
+    qualified, streams = f"lake.{name}", LakeStreams(lake)
     commit = streams.log(name).current()
-    there = commit is not None and not is_deletion_commit(commit)
-    producers = tuple(streams.state(name)[1].producers) if there else ()
-    told += [f"reader {reader.name} has a position in it" for reader in (list_readers(lake, name) if there else ())]
-    for application, state in _application_states(lake):
+    exists = commit is not None and not is_deletion_commit(commit)
+    producers = tuple(streams.state(name)[1].producers) if exists else ()
+    readers = list_readers(lake, name) if exists else ()
+    holding, told = list[str](), [f"reader {reader.name} has a position in it" for reader in readers]
+    for application, state in list_application_states(lake):
         batch = state.open
         if batch is not None and any(ssp.qualified_stream == qualified for ssp in batch.ranges):
             holding.append(f"batch {batch.batch} of application {application} is open and reads it")
@@ -82,7 +81,7 @@ def find_dataset_readers(lake: Lake, name: str) -> Readers:
         for lease in list_live_leases(lake, name, now)
     ]
     told = []
-    for application, state in _application_states(lake):
+    for application, state in list_application_states(lake):
         if state.open is not None and name in state.open.versions:
             holding.append(f"batch {state.open.batch} of application {application} is open and reads it")
         elif state.last is not None and name in state.last.intent.versions:
@@ -107,7 +106,8 @@ def find_followers(lake: Lake, stream: str) -> tuple[dict[str, DatasetManifest],
     return followers, tuple(unknown)
 
 
-def _application_states(lake: Lake) -> list[tuple[str, ApplicationState]]:
+def list_application_states(lake: Lake) -> list[tuple[str, ApplicationState]]:
+    """Return the applications that have run in the lake, with their states."""
     return [(application, BatchLog(lake, application).read()[1]) for application in list_applications(lake)]
 
 
@@ -230,12 +230,7 @@ def _delete(
     force: bool,
     dry_run: bool,
 ) -> DeletionReport:
-    if not reason.strip():
-        raise ConfigurationError(
-            f"{kind} {name!r} can't be deleted without a reason.",
-            "Pass a reason, which is recorded.",
-            argument="reason",
-        )
+    require_reason(reason, f"{kind} {name!r}", "deleted")
 
     def decide() -> Callable[[], DeletionReport]:  # called again after a conflict, because there may be a new reader
         seen = read_commit()
@@ -247,7 +242,22 @@ def _delete(
             report = DeletionReport(kind, name, len(there), size, reading.holding, reading.told, repeated, dry_run)
             return lambda: report
         if reading.blocks(force=force):
-            raise _still_read_error(kind, name, reading)
+            step = (
+                "Remove it from these first. Or force the deletion (--force, force=True): no data is mixed up, and "
+                "their next run fails with advice."
+            )
+            if reading.holding:
+                step = (
+                    "Run the application, or abandon its batch (adjunct checkpoint abandon); close the readers. A "
+                    "lease that nobody renews expires within minutes."
+                )
+            raise StillReadError(
+                f"{kind} {name!r} is still read: {reading.describe()}.",
+                step,
+                stream=f"lake.{name}" if kind == "stream" else None,
+                dataset=name if kind == "dataset" else None,
+                readers=(*reading.holding, *reading.told),
+            )
 
         def commit() -> DeletionReport:
             done = delete(seen)
@@ -258,23 +268,3 @@ def _delete(
         return commit
 
     return retry_conflicts(decide, attempts=_TRIES)
-
-
-def _still_read_error(kind: str, name: str, reading: Readers) -> StillReadError:
-    if reading.holding:
-        step = (
-            "Run the application, or abandon its batch (adjunct checkpoint abandon); close the readers. A lease that "
-            "nobody renews expires within minutes."
-        )
-    else:
-        step = (
-            "Remove it from these first. Or force the deletion (--force, force=True): no data is mixed up, and their "
-            "next run fails with advice."
-        )
-    return StillReadError(
-        f"{kind} {name!r} is still read: {reading.describe()}.",
-        step,
-        stream=f"lake.{name}" if kind == "stream" else None,
-        dataset=name if kind == "dataset" else None,
-        readers=(*reading.holding, *reading.told),
-    )

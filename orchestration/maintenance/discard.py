@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
@@ -27,9 +28,8 @@ def discard(
     The default policy is the one declared at the last advance. Versions that are served, pinned, leased, or needed by
     an open batch are kept. With `dry_run` nothing is deleted. Raises DatasetNotFoundError.
     """
-    return discard_unneeded(
-        lake, dataset, policy, by=by, roots=lambda: needed_versions(lake).get(dataset, {}), dry_run=dry_run
-    )
+    needed = partial(needed_versions_of, lake, dataset)
+    return discard_unneeded(lake, dataset, policy, by=by, roots=needed, dry_run=dry_run)
 
 
 def discard_all(
@@ -91,3 +91,8 @@ def needed_versions(lake: Lake) -> dict[str, dict[str, str]]:
         for dataset, versions in versions_of.items():
             needed[dataset] |= versions
     return dict(needed)
+
+
+def needed_versions_of(lake: Lake, dataset: str) -> dict[str, str]:
+    """Return, by version id, what needs the versions of this dataset."""
+    return needed_versions(lake).get(dataset, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
@@ -12,17 +13,17 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.input_partitions import commit_repartition, has_read_all
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, list_applications
-from dagster_adjunct.orchestration.maintenance.delete import Readers, find_followers
-from dagster_adjunct.orchestration.maintenance.discard import needed_versions
+from dagster_adjunct.orchestration.maintenance.delete import Readers, find_followers, list_application_states
+from dagster_adjunct.orchestration.maintenance.discard import needed_versions_of
 from dagster_adjunct.orchestration.startpoints.positions import (
     carry_over_stream,
     describe_carry_over,
     has_pending_startpoints,
 )
 from dagster_adjunct.orchestration.startpoints.store import FAN_OUTS, REQUESTS, concerns_stream
+from dagster_adjunct.resources.common import require_reason
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
-    ConfigurationError,
     MalformedDocumentError,
     StillReadError,
 )
@@ -78,13 +79,7 @@ def repartition_stream(
     ConfigurationError for a stream without key, or with markers that differ between partitions.
     """
     streams = LakeStreams(lake)
-    if not reason.strip():
-        raise ConfigurationError(
-            f"stream {name!r} can't be repartitioned without a reason.",
-            "Pass a reason, which is recorded.",
-            argument="reason",
-            stream=f"lake.{name}",
-        )
+    require_reason(reason, f"stream {name!r}", "repartitioned", stream=f"lake.{name}")
     _, seen = streams.state(name)
     rows, before = sum(entry.rows for entry in seen.entries()), seen.declaration.partitions
     if dry_run:
@@ -131,15 +126,8 @@ def repartition_dataset(
     """
     manifest = DatasetLog(lake, name).read()[1]
     rewrite = repartition_table if isinstance(manifest, UnboundedManifest) else repartition_versions
-    return rewrite(
-        lake,
-        name,
-        partitions,
-        reason=reason,
-        by=by,
-        roots=lambda: needed_versions(lake).get(name, {}),
-        dry_run=dry_run,
-    )
+    needed = partial(needed_versions_of, lake, name)
+    return rewrite(lake, name, partitions, reason=reason, by=by, roots=needed, dry_run=dry_run)
 
 
 def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...], tuple[str, ...], Readers]:
@@ -149,8 +137,7 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[s
     told: list[str] = []
     holding: list[str] = []
     ends = {SystemStreamPartition("lake", name, p): str(offset) for p, offset in enumerate(state.next)}
-    for application in list_applications(lake):
-        known = BatchLog(lake, application).read()[1]
+    for application, known in list_application_states(lake):
         mine = {ssp: offset for ssp, offset in known.checkpoint.items() if ssp.qualified_stream == stream}
         batch = known.open
         read = batch is not None and any(ssp.qualified_stream == stream for ssp in batch.ranges)
