@@ -82,13 +82,12 @@ class DatasetOutcome:
     """The outcome of the requests for datasets.
 
     `failed` are the datasets that rejected theirs or could not apply them, by name: these requests stay, and the
-    dataset should not advance before somebody has looked. `unresolved` are requests without an offset that continue
-    without it; they stay too. `fan_out` is the fan-out made for this; None if none was needed.
+    dataset should not advance before somebody has looked. `fan_out` is the fan-out made for this; None if none was
+    needed.
     """
 
     reports: tuple[AdvanceReport, ...] = ()
     failed: Mapping[str, AdjunctError] = field(default_factory=dict)
-    unresolved: tuple[Unresolved, ...] = ()
     fan_out: FanOut | None = None
 
     def raise_failed(self) -> None:
@@ -134,7 +133,6 @@ def apply_dataset_startpoints(
     """
     reports: list[AdvanceReport] = []
     failed: dict[str, AdjunctError] = {}
-    unresolved: list[Unresolved] = []
     for text in describe_dropped(handed):
         _log.warning("%s", text)
     for dataset in list_rewindable_datasets(app, only):
@@ -151,7 +149,6 @@ def apply_dataset_startpoints(
             )
             continue
         requests, without = _split_resolvable(runtime.systems, handed.tasks.get(task, {}))
-        unresolved += without
         for gone in without:
             _log.warning(
                 "%s: dataset %s goes on without its startpoint: %s", gone.request.ssp, dataset.name, gone.error
@@ -165,7 +162,7 @@ def apply_dataset_startpoints(
         else:
             startpoints.remove_fan_outs({task: {ssp: request.id for ssp, request in requests.items()}})
             on_report(reports[-1])
-    return DatasetOutcome(tuple(reports), failed, tuple(unresolved))
+    return DatasetOutcome(tuple(reports), failed)
 
 
 def _rewind_dataset(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> AdvanceReport:

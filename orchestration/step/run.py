@@ -6,13 +6,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from dagster_adjunct.assets.advancing.advance_dataset import advance_with_runtime
+from dagster_adjunct.assets.bounded.advance import advance_members
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, StageEvent, ignore_stage
@@ -21,6 +24,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import DatasetGroup, group_datasets, is_advanced_by_runs
 from dagster_adjunct.orchestration.application.table_registry import register_tables
 from dagster_adjunct.orchestration.batch_log.run_lease import DEFAULT_WAIT, Claim, RunLease, validate_wait
+from dagster_adjunct.orchestration.maintenance.discard import discard_all
 from dagster_adjunct.orchestration.planner.notes import note_table_order
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
@@ -30,7 +34,6 @@ from dagster_adjunct.orchestration.startpoints.coordinator import (
     check_first_run,
     fan_out_for_run,
 )
-from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.request import list_rewindable_datasets
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import StepContext
@@ -63,26 +66,22 @@ def advance_units(
     A failing unit does not stop the others: the first error is raised at the end and names the rest. `on_report` is
     called in declaration order by the calling thread, `on_stage` by one thread at a time.
     """
-    session_lock, stage_lock = threading.Lock(), threading.Lock()
+    lock, stage_lock = threading.Lock(), threading.Lock()
 
     def session() -> SparkSession:
-        with session_lock:  # threads may ask at the same time
+        with lock:  # threads may ask at the same time
             return runtime.spark()
-
-    spark = IN_PROCESS if runtime.spark is IN_PROCESS else session
 
     def forward_stage(event: StageEvent) -> None:
         with stage_lock:
             on_stage(event)
 
-    def advance(unit: DatasetGroup) -> list[AdvanceReport]:
-        return advance_unit(replace(runtime, spark=spark), unit, on_stage=forward_stage)
-
+    shared = runtime if runtime.spark is IN_PROCESS else replace(runtime, spark=session)
     reports: list[AdvanceReport] = []
     errors: list[Exception] = []
     pool = ThreadPoolExecutor(_MAX_PARALLEL, thread_name_prefix="adjunct-advance")
     try:
-        futures: list[Future[list[AdvanceReport]]] = [pool.submit(advance, unit) for unit in units]
+        futures = [pool.submit(advance_unit, shared, unit, on_stage=forward_stage) for unit in units]
         for future in futures:
             try:
                 done = future.result()
@@ -128,34 +127,24 @@ def advance_unit(
 
     After a version is published, the versions that the discard policy no longer keeps are deleted.
     """
-    from dagster_adjunct.assets.advancing.advance_dataset import advance_with_runtime
-    from dagster_adjunct.assets.bounded.advance import advance_members
-
     if unit[0].version_set is not None:
         reports = advance_members(runtime, unit, on_stage=on_stage)
     else:
         reports = [advance_with_runtime(runtime, unit[0], on_stage=on_stage)]
     pairs = zip(unit, reports, strict=True)
-    return [discard_retired(runtime.lake, dataset, report, runtime.by, on_stage) for dataset, report in pairs]
+    return [_discard_retired(runtime.lake, dataset, report, runtime.by, on_stage) for dataset, report in pairs]
 
 
-def _has_expired_files(lake: Lake, dataset: AdjunctDataset) -> bool:
-    """Return whether a compaction retired files longer ago than the grace period; a commit of changes alone retires
-    none.
-    """
-    manifest = DatasetLog(lake, dataset.name).read()[1]
-    limit = subtract_span(lake.now(), dataset.discard.grace)
-    return manifest is not None and any(retired.at <= limit for retired in manifest.retired)
-
-
-def discard_retired(
+def _discard_retired(
     lake: Lake, dataset: AdjunctDataset, report: AdvanceReport, by: str, on_stage: OnStage
 ) -> AdvanceReport:
     """Delete what a new version made unnecessary; return the report with the time that this took."""
-    from dagster_adjunct.orchestration.maintenance.discard import discard_all
-
-    if not report.sealed or (dataset.follows_changes and not _has_expired_files(lake, dataset)):
+    if not report.sealed:
         return report
+    if dataset.follows_changes:  # a commit of changes alone retires no files
+        manifest, limit = DatasetLog(lake, dataset.name).read()[1], subtract_span(lake.now(), dataset.discard.grace)
+        if manifest is None or all(retired.at > limit for retired in manifest.retired):
+            return report
     began = time.perf_counter()
     discard_all(lake, {dataset.name: dataset}, datasets=[dataset.name], by=by)
     took = time.perf_counter() - began
@@ -179,14 +168,6 @@ class RunReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         return {"datasets": [report.to_json() for report in self.datasets], "step": self.step.to_json()}
-
-
-@dataclass(frozen=True, slots=True)
-class AdvancedDatasets:
-    """The reports of the advanced datasets, and the fan-out that was made for all tasks; None if none was needed."""
-
-    reports: tuple[AdvanceReport, ...]
-    fan_out: FanOut | None = None
 
 
 def apply_startpoints(
@@ -220,8 +201,8 @@ def advance_datasets(
     *,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
     on_stage: OnStage = ignore_stage,
-) -> AdvancedDatasets:
-    """Rewind datasets to their startpoints, then advance all of them in parallel.
+) -> DatasetOutcome:
+    """Rewind datasets to their startpoints, then advance all of them in parallel; return the reports of both.
 
     A failing dataset does not stop the others; the first error is raised at the end.
     """
@@ -230,7 +211,7 @@ def advance_datasets(
     units = group_datasets(able, f"application {app.name!r}")
     reports = advance_units(runtime, units, on_report=on_report, on_stage=on_stage)
     applied.raise_failed()
-    return AdvancedDatasets((*applied.reports, *reports), applied.fan_out)
+    return replace(applied, reports=(*applied.reports, *reports))
 
 
 @translate_spark_errors()
@@ -271,11 +252,11 @@ def run_application(
     if not lake.exists():  # the lease would make it, also where there is nothing to run: at a mistyped URL
         plan_application(app, systems=systems)
 
-    def say(text: str) -> None:
+    def report_lease(text: str) -> None:
         _log.warning(text)
         on_event(StepEvent("lease", 0, {"text": text}))
 
-    claim = Claim(wait=validate_wait(wait), take_over=take_over, say=say)
+    claim = Claim(wait=validate_wait(wait), take_over=take_over, say=report_lease)
     with (
         open_runtime((), lake=lake, systems=systems, spark=spark, by=run) as runtime,
         RunLease(lake, app.name, run, claim) as lease,
@@ -293,9 +274,7 @@ def run_application(
                 on_event(report)
                 datasets.append(report)
 
-            def follow() -> None:
-                advance_followed_datasets(runtime, app, on_report=record_report, on_stage=on_stage)
-
+            follow = partial(advance_followed_datasets, runtime, app, on_report=record_report, on_stage=on_stage)
             # Once a run: rewinding datasets may have fanned out already.
             fan_out = fan_out_for_run(runtime, app, plan) if advanced.fan_out is None else advanced.fan_out
             context = StepContext(runtime, app, plan, fan_out, on_event, max_batches, follow, lease.check)
