@@ -29,7 +29,7 @@ class JoinGroup:
 
     `streams` are the names of its inputs (for merged streams, the id of the operator that merges them) and of the
     source of the joined `dataset`, if any; `partitioned_by` are the partitioning columns of the first input. Streams
-    that take part through a table are in `FedDataset`; `ExecutionPlan.taking_part` returns all of them.
+    that take part through a table are in `FedDataset`.
     """
 
     join: str
@@ -230,43 +230,6 @@ class ExecutionPlan:
     def tables_met_after_sends(self) -> frozenset[str]:
         """Return the local tables that a join reads together with records sent in the same batch."""
         return frozenset(join.dataset for join in self.fed_joins if join.last_send is not None)
-
-    def partitions_at(self, operator_id: str) -> int:
-        """Return the partition count of the records that leave an operator."""
-        return self.operator(operator_id).partitions
-
-    def taking_part(self, join: str) -> tuple[str, ...]:
-        """Return the names of all streams whose records reach a join, in the order of the plan's streams.
-
-        Records may pass other joins and tables, but enter no other stream. The source of the joined dataset is last.
-        """
-        operators = {operator.id: operator for operator in self.operators}
-        begins = {edge.operator for edge in self.streams if edge.operator and edge.count_from != "auto_repartition"}
-        moved = {
-            (exchange.operator, exchange.input) for exchange in self.exchanges if exchange.reason == "auto_repartition"
-        }
-        feeding = {
-            group.join: fed.sinks for group in self.join_groups for fed in self.fed if fed.dataset == group.dataset
-        }
-        reached: set[tuple[str | None, bool]] = set()
-
-        def before(vertex: str) -> list[str]:
-            if vertex in begins and vertex != join:
-                reached.add((vertex, False))
-                return []
-            here = [source for number, source in enumerate(operators[vertex].inputs) if (vertex, number) not in moved]
-            if len(here) < len(operators[vertex].inputs):
-                reached.add((vertex, True))
-            return here + list(feeding.get(vertex, ()))
-
-        traverse([join], before, lambda vertex: None)
-        dataset = next((group.dataset for group in self.join_groups if group.join == join), None)
-        return tuple(
-            edge.name
-            for edge in self.streams
-            if (edge.operator, edge.count_from == "auto_repartition") in reached
-            or (edge.dataset is not None and edge.dataset == dataset)
-        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values, with the format's number."""

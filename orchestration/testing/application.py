@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
@@ -115,7 +115,7 @@ class TestApplication:
         self._close = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._lake = open_lake(self._folder / "lake")
         self._declared = app
-        self._datasets = {dataset.name: _with_marker_times(_with_stream_input(dataset)) for dataset in app.datasets}
+        self._datasets = {dataset.name: _with_stream_input(dataset) for dataset in app.datasets}
         self._tables = {
             name: fake_table(table, self._folder / f"{name}.table")
             for name, table in app.tables.items()
@@ -175,8 +175,10 @@ class TestApplication:
     def table(self, name: str, records: Mapping[Any, Mapping[str, Any]]) -> None:
         """Put records into a remote table by key (a tuple if the key has several columns)."""
         table = self._tables[_require_known("remote table", name, self._tables)]
-        records_with_keys = {key: {**_key_columns(table.key, key), **record} for key, record in records.items()}
-        self._twin(name).fill(records_with_keys)
+        keys = {key: key if isinstance(key, tuple) and len(table.key) > 1 else (key,) for key in records}
+        self._fake(name).fill(
+            {key: {**dict(zip(table.key, keys[key], strict=True)), **record} for key, record in records.items()}
+        )
 
     def run(
         self, spark: SparkSession | Callable[[], SparkSession] | None = None, *, max_batches: int | None = None
@@ -186,7 +188,8 @@ class TestApplication:
         `spark` is a session or a function that returns one; by default a local session is started once per process.
         Raises the same errors as in production.
         """
-        plan = plan_application(self._declared if self._same_inputs() else self._app, systems=self._systems)
+        same_inputs = all(self._datasets[dataset.name].input is dataset.input for dataset in self._declared.datasets)
+        plan = plan_application(self._declared if same_inputs else self._app, systems=self._systems)
         before = {name: self._ends(name) for name in self._app.outputs}
         self._runs += 1
         report = run_application(
@@ -199,8 +202,9 @@ class TestApplication:
         )
         sent = {name: self._records(name, start) for name, start in before.items()}
         outputs, deletions = ({name: records[part] for name, records in sent.items()} for part in (0, 1))
-        tables: dict[str, Mapping[Any, dict[str, Any]]] = {name: self._twin(name).records() for name in self._tables}
-        tables |= {name: self._entries(name) for name in self._written_datasets()}
+        tables: dict[str, Mapping[Any, dict[str, Any]]] = {name: self._fake(name).records() for name in self._tables}
+        written = {operator.spec.writes for operator in self._app.operators}
+        tables |= {name: self._entries(name) for name in self._datasets if name in written}
         return TestResult(outputs, deletions, tables, report.step.counters, report, plan)
 
     def output(self, name: str) -> Records:
@@ -213,17 +217,10 @@ class TestApplication:
         lake = self._lake if name == "lake" else open_lake(self._folder / f"system-{name}")
         return FakeStreams(lake, name, {} if name == "lake" else partitioners)
 
-    def _same_inputs(self) -> bool:
-        return all(self._datasets[dataset.name].input is dataset.input for dataset in self._declared.datasets)
-
-    def _twin(self, name: str) -> FakeTable:
-        table = self._tables[name]
-        twin = table.write_function or table.read_function
-        assert isinstance(twin, FakeTable)
-        return twin
-
-    def _written_datasets(self) -> list[str]:
-        return [spec.writes for spec in (one.spec for one in self._app.operators) if spec.writes in self._datasets]
+    def _fake(self, name: str) -> FakeTable:
+        fake = self._tables[name].write_function or self._tables[name].read_function
+        assert isinstance(fake, FakeTable)
+        return fake
 
     def _entries(self, dataset: str) -> dict[Any, dict[str, Any]]:
         try:
@@ -277,34 +274,24 @@ class TestApplication:
             return [], []
         oldest = system.oldest(ends)
         ranges = {ssp: OffsetRange(start.get(ssp, oldest[ssp]), end) for ssp, end in ends.items()}
-        arrow_records = system.read_arrow(ranges)
-        rows = arrow_records.drop_columns([n for n in RECORD_META if n in arrow_records.column_names]).to_pylist()
-        gone = (
-            arrow_records.column(TOMBSTONE).to_pylist()
-            if TOMBSTONE in arrow_records.column_names
-            else [False] * len(rows)
-        )
-        kept, deleted = (
-            [row for row, is_gone in zip(rows, gone, strict=True) if is_gone is of] for of in (False, True)
-        )
+        kept: Records = []
+        deleted: Records = []
+        for row in system.read_arrow(ranges).to_pylist():
+            record = {column: value for column, value in row.items() if column not in RECORD_META}
+            (deleted if row.get(TOMBSTONE) else kept).append(record)
         return kept, deleted
 
 
 def _with_stream_input(dataset: AdjunctDataset) -> AdjunctDataset:
-    """Return the dataset with a stream as its input instead of files or a query."""
-    if dataset.stream is not None or dataset.follows_changes:
-        return dataset
-    if dataset.versions is not None:
-        raise ConfigurationError(
-            f"dataset {dataset.name!r} has versions that are Dagster's partitions, which tests do not support.",
-            "Test the application with a dataset that is declared without versions=.",
-            dataset=dataset.name,
-        )
-    return replace(dataset, input=f"lake.{dataset.name}-of-the-test")
-
-
-def _with_marker_times(dataset: AdjunctDataset) -> AdjunctDataset:
-    """Return the dataset with valid_from times given by markers, as a test delivers them."""
+    """Return the dataset with a stream as its input instead of files or a query, and times given by markers."""
+    if dataset.stream is None and not dataset.follows_changes:
+        if dataset.versions is not None:
+            raise ConfigurationError(
+                f"dataset {dataset.name!r} has versions that are Dagster's partitions, which tests do not support.",
+                "Test the application with a dataset that is declared without versions=.",
+                dataset=dataset.name,
+            )
+        dataset = replace(dataset, input=f"lake.{dataset.name}-of-the-test")
     return dataset if dataset.valid_from is None else replace(dataset, valid_from=MARKER)
 
 
@@ -322,11 +309,6 @@ def _check_valid_from(dataset: AdjunctDataset, valid_from: datetime | None) -> N
         problem = f"dataset {dataset.name!r} got valid_from={valid_from!r}, but does not declare valid_from."
         next_step = "Omit it, or declare the dataset with valid_from=…."
     raise ConfigurationError(problem, next_step, argument="valid_from", dataset=dataset.name)
-
-
-def _key_columns(columns: Sequence[str], key: Hashable) -> dict[str, Any]:
-    values = key if isinstance(key, tuple) and len(columns) > 1 else (key,)
-    return dict(zip(columns, values, strict=True))
 
 
 def _require_known(kind: str, name: str, known: Mapping[str, object]) -> str:

@@ -124,20 +124,11 @@ Record = dict[str, Any]
 class FakeTable(StoreFunction[Hashable, Record, Any]):
     """A table function over records in a file, with the capabilities of the function that it replaces."""
 
-    def __init__(
-        self,
-        path: str,
-        capabilities: Capabilities,
-        columns: Mapping[str, str] | None,
-        key: str | tuple[str, ...] | None,
-    ) -> None:
-        self.path = path
-        self.key = key
-        self._capabilities = capabilities
-        self._columns = None if columns is None else dict(columns)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FakeTable, (self.path, self._capabilities, self._columns, self.key)
+    def __init__(self, path: str, replaced: Any) -> None:
+        key = getattr(replaced, "key", None)
+        self.path, self.key = path, key if key is None or isinstance(key, str) else tuple(key)
+        self._capabilities: Capabilities = replaced.capabilities
+        self._columns: dict[str, str] | None = replaced.column_types()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -163,11 +154,15 @@ class FakeTable(StoreFunction[Hashable, Record, Any]):
 
 def fake_table(table: RemoteTable[Any, Any, Any], path: Path) -> RemoteTable[Any, Any, Any]:
     """Return a table with the contract of `table`, and its records in a file."""
+    read, write = (
+        None if function is None else FakeTable(str(path), function)
+        for function in (table.read_function, table.write_function)
+    )
     return RemoteTable(
         table.name,
         key=table.key,
-        read_function=None if table.read_function is None else _fake_function(table.read_function, path),
-        write_function=None if table.write_function is None else _fake_function(table.write_function, path),
+        read_function=read,
+        write_function=write,
         retry=table.retry,
         rate_limit=table.rate_limit,
         batches=table.batches,
@@ -178,12 +173,6 @@ def fake_table(table: RemoteTable[Any, Any, Any], path: Path) -> RemoteTable[Any
         defaults_may_overwrite=table.defaults_may_overwrite,
         cache=table.cache,
     )
-
-
-def _fake_function(function: Any, path: Path) -> FakeTable:
-    key = getattr(function, "key", None)
-    named = key if key is None or isinstance(key, str) else tuple(key)
-    return FakeTable(str(path), function.capabilities, function.column_types(), named)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import Exchange
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, traverse
 
 
 def catalog(*streams: StreamFacts, **partitions: int) -> dict[str, StreamFacts]:
@@ -27,3 +27,35 @@ def application(**options: object) -> Application:
 def exchanges_before(plan: ExecutionPlan, operator_id: str) -> tuple[Exchange, ...]:
     """Return the exchanges that an operator's records go through before it, in order."""
     return tuple(exchange for exchange in plan.exchanges if exchange.operator == operator_id)
+
+
+def streams_of_join(plan: ExecutionPlan, join: str) -> tuple[str, ...]:
+    """Return the names of all streams whose records reach a join, in the order of the plan's streams.
+
+    Records may pass other joins and tables, but enter no other stream. The source of the joined dataset is last.
+    """
+    operators = {operator.id: operator for operator in plan.operators}
+    begins = {edge.operator for edge in plan.streams if edge.operator and edge.count_from != "auto_repartition"}
+    moved = {
+        (exchange.operator, exchange.input) for exchange in plan.exchanges if exchange.reason == "auto_repartition"
+    }
+    feeding = {group.join: fed.sinks for group in plan.join_groups for fed in plan.fed if fed.dataset == group.dataset}
+    reached: set[tuple[str | None, bool]] = set()
+
+    def before(vertex: str) -> list[str]:
+        if vertex in begins and vertex != join:
+            reached.add((vertex, False))
+            return []
+        here = [source for number, source in enumerate(operators[vertex].inputs) if (vertex, number) not in moved]
+        if len(here) < len(operators[vertex].inputs):
+            reached.add((vertex, True))
+        return here + list(feeding.get(vertex, ()))
+
+    traverse([join], before, lambda vertex: None)
+    dataset = next((group.dataset for group in plan.join_groups if group.join == join), None)
+    return tuple(
+        edge.name
+        for edge in plan.streams
+        if (edge.operator, edge.count_from == "auto_repartition") in reached
+        or (edge.dataset is not None and edge.dataset == dataset)
+    )

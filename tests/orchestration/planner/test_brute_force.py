@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.operators.joins import Join
 from dagster_adjunct.orchestration.operators.table_updates import SendToDataset
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PartitionCountMismatchError
-from tests.orchestration.planner.planning import application, catalog, dataset
+from tests.orchestration.planner.planning import application, catalog, dataset, streams_of_join
 from tests.orchestration.planner.several_inputs import BY_K, StreamJoin, Together
 
 TABLES = {"two": 2, "three": 3, "also": 3, "everywhere": None}
@@ -154,4 +154,4 @@ def test_those_that_take_part_are_those_that_reach_the_join(program):
     names = {edge.operator: edge.name for edge in planned.streams if edge.operator}
     names |= {edge.dataset: edge.name for edge in planned.streams if edge.dataset}
     wanted = [{names[member] for member in group} for group in taking_part(app, set(counts))]
-    assert [set(planned.taking_part(group.join)) for group in planned.join_groups] == wanted
+    assert [set(streams_of_join(planned, group.join)) for group in planned.join_groups] == wanted

@@ -8,7 +8,7 @@ from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
-from tests.orchestration.planner.planning import application, catalog, dataset, exchanges_before
+from tests.orchestration.planner.planning import application, catalog, dataset, exchanges_before, streams_of_join
 
 weather = unbounded_dataset(
     "weather", input="lake.weather", key=["origin", "time_hour"], partition_by="origin", partitions=8
@@ -164,4 +164,4 @@ def test_auto_repartition_serves_a_stream_that_feeds_a_joined_dataset():
     assert groups["join-3-u"] == ("lake.s1", "lake.u")
     assert groups["join-5-t"] == ("lake.s2", "lake.t")
     assert planned.fed[0].streams == ("app-before-send-to-table-2-t",)
-    assert planned.taking_part("join-5-t") == ("app-before-send-to-table-2-t", "lake.s2", "lake.t")
+    assert streams_of_join(planned, "join-5-t") == ("app-before-send-to-table-2-t", "lake.s2", "lake.t")

@@ -10,7 +10,7 @@ import pytest
 from dagster_adjunct.orchestration.planner.partition_counts import assign_counts
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
-from tests.orchestration.planner.planning import application, catalog, dataset
+from tests.orchestration.planner.planning import application, catalog, dataset, streams_of_join
 
 
 def test_figure_3_equal_counts_are_accepted_and_unequal_ones_refused():
@@ -65,7 +65,7 @@ def fed(s1_moves: bool, s2_moves: bool, buckets: int):
 
 def test_case_1_two_inputs_must_be_equal():
     planned = build_plan(fed(False, False, 8), catalog(s1=8, s2=8, t=8))
-    assert planned.taking_part("join-4-t") == ("lake.s1", "lake.s2", "lake.t")
+    assert streams_of_join(planned, "join-4-t") == ("lake.s1", "lake.s2", "lake.t")
     assert planned.join_groups[0].streams == ("lake.s2", "lake.t")
     assert [(fed_dataset.dataset, fed_dataset.streams, fed_dataset.sinks) for fed_dataset in planned.fed] == [
         ("t", ("lake.s1",), ("send-to-table-2-t",))
@@ -100,7 +100,7 @@ def test_case_4_two_intermediate_streams_are_set_to_what_their_join_is_joined_wi
     planned = build_plan(app, catalog(s1=3, s2=5, t=8, t3=1))
     assert [edge.partitions for edge in planned.streams if edge.role == "intermediate"] == [8, 8]
     # S1 takes part in the second join too, by way of the table.
-    assert planned.taking_part("join-7-t3") == ("app-partition-by-2", "app-partition-by-5", "lake.t3")
+    assert streams_of_join(planned, "join-7-t3") == ("app-partition-by-2", "app-partition-by-5", "lake.t3")
 
 
 def test_cases_1_and_2_hold_for_side_inputs_with_the_count_of_the_dataset():

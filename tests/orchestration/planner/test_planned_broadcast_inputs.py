@@ -23,7 +23,7 @@ def test_each_task_reads_all_of_it_beside_its_own_partition() -> None:
     assert [tuple(map(str, task.ssps)) for task in execution_plan.tasks] == [
         (f"lake.s.{number}", *everywhere) for number in range(4)
     ]
-    assert execution_plan.partitions_at("input-2") == 4
+    assert execution_plan.operator("input-2").partitions == 4
     assert execution_plan.operator("input-2").columns == ("rule", "limit", "task")
     rendered = execution_plan.render()
     assert "Partition 0 to 3: input lake.s; all of lake.rules" in rendered
@@ -38,7 +38,7 @@ def test_it_constrains_no_count_and_is_no_member_of_a_join_group() -> None:
     rules.map("*", "rule as k").partition_by("k").join(app.table(dataset("other", 16)), on="k")
     execution_plan = build_plan(app, catalog(RULES, s=16, wide=16, other=16))
     assert all("lake.rules" not in group.streams for group in execution_plan.join_groups)
-    assert execution_plan.partitions_at("input-3") == 16  # as many as there are tasks
+    assert execution_plan.operator("input-3").partitions == 16  # as many as there are tasks
     with pytest.raises(PartitionCountMismatchError):
         build_plan(app, catalog(RULES, s=8, wide=16, other=16))
 

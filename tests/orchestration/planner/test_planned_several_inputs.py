@@ -6,7 +6,7 @@ import pytest
 
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
-from tests.orchestration.planner.planning import application, catalog, dataset
+from tests.orchestration.planner.planning import application, catalog, dataset, streams_of_join
 from tests.orchestration.planner.several_inputs import BY_K, StreamJoin, Together, Window
 
 
@@ -29,7 +29,7 @@ def test_an_intermediate_stream_takes_the_count_of_the_stream_that_it_is_joined_
     planned = build_plan(app, catalog(s1=16, s2=8, t=1))
     edge = planned.stream("app-partition-by-3")
     assert (edge.partitions, edge.count_from) == (16, "inferred from lake.s1 in stream-join-4")
-    assert planned.taking_part("join-5-t") == ("lake.s1", "app-partition-by-3", "lake.t")
+    assert streams_of_join(planned, "join-5-t") == ("lake.s1", "app-partition-by-3", "lake.t")
 
 
 def test_counts_travel_across_joins_of_streams_to_those_that_are_open() -> None:
@@ -94,7 +94,7 @@ def test_what_lies_alike_in_all_inputs_lies_so_together() -> None:
     planned = build_plan(app, catalog(s1=4, s2=4, t=1))
     assert planned.exchanges == ()
     assert planned.operator("join-4-t").partitioned_by == ("k",)
-    assert planned.taking_part("join-4-t") == ("lake.s1", "lake.s2", "lake.t")
+    assert streams_of_join(planned, "join-4-t") == ("lake.s1", "lake.s2", "lake.t")
     with pytest.raises(PartitionCountMismatchError, match=r"lake\.s2 has 5"):
         build_plan(app, catalog(s1=4, s2=5, t=1))
 

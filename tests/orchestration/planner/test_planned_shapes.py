@@ -7,7 +7,7 @@ import pytest
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PartitionCountMismatchError
-from tests.orchestration.planner.planning import application, catalog, dataset
+from tests.orchestration.planner.planning import application, catalog, dataset, streams_of_join
 from tests.orchestration.planner.several_inputs import BY_K
 
 
@@ -42,7 +42,7 @@ def test_one_input_that_feeds_a_table_and_meets_it():
     s, table = app.input_stream("lake.s"), app.table(dataset("t", 7))
     s.filter("a").send_to(table)
     s.join(table, on="k", select=[])
-    assert build_plan(app, catalog(s=7, t=1)).taking_part("join-4-t") == ("lake.s", "lake.t")
+    assert streams_of_join(build_plan(app, catalog(s=7, t=1)), "join-4-t") == ("lake.s", "lake.t")
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
@@ -98,4 +98,4 @@ def test_many_joins_and_many_writers_of_one_table_are_one_count(joins_first):
     planned = build_plan(app, facts)
     assert {edge.partitions for edge in planned.streams if edge.role == "intermediate"} == {8}
     assert len(planned.fed[0].streams) == len(planned.join_groups) == 300
-    assert len(planned.taking_part(planned.join_groups[0].join)) == 302
+    assert len(streams_of_join(planned, planned.join_groups[0].join)) == 302

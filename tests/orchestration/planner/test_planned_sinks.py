@@ -137,5 +137,5 @@ def test_asking_a_plan_for_what_it_has_not_is_refused():
         planned.stream("lake.x")
     with pytest.raises(PlanningError, match="no operator 'join-9'"):
         planned.operator("join-9")
-    assert planned.partitions_at("join-2-t") == 8
+    assert planned.operator("join-2-t").partitions == 8
     assert planned.stream("lake.s").partitioner == SPARK

@@ -10,7 +10,7 @@ from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from tests.orchestration.planner.planning import application, catalog, dataset, exchanges_before
+from tests.orchestration.planner.planning import application, catalog, dataset, exchanges_before, streams_of_join
 
 COUNTS = Schema.of(k="string", n="bigint")
 S = StreamFacts("lake.s", 4, ("k",), SPARK, Schema.of(k="string", n="bigint"))
@@ -87,7 +87,7 @@ def test_what_is_moved_on_its_way_to_a_table_gets_the_count_of_the_join_and_move
     app.input_stream("lake.s").join(counts, on="k", select=["n as m"])
     planned = build_plan(app, STREAMS)
     assert [(item.reason, item.partitions) for item in planned.exchanges] == [("partition_by", 4)]
-    assert planned.taking_part("join-5-counts") == ("app-partition-by-2", "lake.s", "counts")
+    assert streams_of_join(planned, "join-5-counts") == ("app-partition-by-2", "lake.s", "counts")
 
 
 def test_a_join_meets_what_is_sent_before_it_in_this_batch_and_what_is_sent_after_it_in_the_next() -> None:
