@@ -85,7 +85,7 @@ class AppliedStartpoint(StoredDocument):
     batch: int | None
     applied_at: datetime
 
-    def words(self, ssp: SystemStreamPartition) -> str:
+    def describe(self, ssp: SystemStreamPartition) -> str:
         """Return a description of this startpoint of a partition, to be followed by a verb."""
         return f"{ssp}: startpoint {self.position} ({self.by}: {self.reason}), epoch {self.epoch},"
 
@@ -110,7 +110,7 @@ class Replay(StoredDocument):
     versions: JoinVersions
     recorded: str | None = None
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return a description of the replay, to be followed by a verb."""
         return f"{self.ssp}: replay from {self.position} ({self.by}: {self.reason}), epoch {self.epoch},"
 

@@ -107,7 +107,7 @@ class Holder(StoredDocument):
     ended: bool = False
     nonce: str = ""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return who runs it, where, and since when."""
         named = f"run {self.run}" + (" of Dagster" if self.dagster else "")
         return f"{named} on host {self.process.host} (pid {self.process.pid}), since {self.since:%Y-%m-%d %H:%M:%S} UTC"
@@ -122,8 +122,8 @@ class StoredLease:
     written: datetime
     holder: Holder | None
 
-    def words(self) -> str:
-        return self.holder.words() if self.holder else f"a run whose lease, {self.key}, can't be read"
+    def describe(self) -> str:
+        return self.holder.describe() if self.holder else f"a run whose lease, {self.key}, can't be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +188,8 @@ class RunLease:
             limit = self._claim.wait.total_seconds()
             if waited >= limit:
                 raise self._busy(stored)
-            if stored.words() != waits_for:
-                waits_for = stored.words()
+            if stored.describe() != waits_for:
+                waits_for = stored.describe()
                 self._claim.say(
                     f"application {self._application} is being run by {waits_for}; waiting up to "
                     f"{timedelta(seconds=round(limit - waited))}"
@@ -199,7 +199,7 @@ class RunLease:
         self._heartbeat.start()
         if stored is not None and not (stored.holder and stored.holder.ended):
             self._claim.say(
-                f"application {self._application} is taken over from {stored.words()}: {why or 'as requested'}"
+                f"application {self._application} is taken over from {stored.describe()}: {why or 'as requested'}"
             )
         return self
 
@@ -246,7 +246,7 @@ class RunLease:
     def _busy(self, stored: StoredLease) -> ApplicationBusyError:
         waited = f" after {self._claim.wait} of waiting" if self._claim.wait else ""
         return ApplicationBusyError(
-            f"application {self._application!r} is being run by {stored.words()}, last renewed at "
+            f"application {self._application!r} is being run by {stored.describe()}, last renewed at "
             f"{stored.written:%H:%M:%S} UTC: this run did not start{waited}.",
             "Wait for its end (adjunct run --wait 1h), or stop it. Take over from a run that hangs with adjunct run "
             "--take-over, run_application(…, take_over=True), or take_over in the config of the Dagster op.",
@@ -261,7 +261,7 @@ class RunLease:
         stored = _parse(data)
         if stored is not None and stored.id == self._holder.id:
             return ""
-        return f"{stored.words() if stored else 'a run whose lease can not be read'} has taken it over"
+        return f"{stored.describe() if stored else 'a run whose lease can not be read'} has taken it over"
 
 
 def read_lease(store: ObjectStore, key: str) -> StoredLease | None:
@@ -281,7 +281,7 @@ def describe_runner(lake: Lake, application: str, finished: Callable[[str], bool
     stored = read_lease(lake.store, f"{lake.application_prefix(application)}/run.json")
     if stored is None or describe_end(stored, lake.now, finished):
         return ""
-    return stored.words()
+    return stored.describe()
 
 
 def _parse(data: bytes) -> Holder | None:

@@ -174,8 +174,8 @@ def deletion_command(
             click.confirm(f"{planned.summary()}. Delete it permanently?", abort=True, err=True)
         report = act(dry_run=dry_run)
         verdict = "needs --force" if report.dry_run else "forced"
-        prevented = [f"prevented: {reader}" for reader in report.holding]
-        show_report(report, [*prevented, *(f"{verdict}: {reader}" for reader in report.told)])
+        prevented = [f"prevented: {reader}" for reader in report.blocking]
+        show_report(report, [*prevented, *(f"{verdict}: {reader}" for reader in report.affected)])
 
     return delete
 

@@ -183,7 +183,7 @@ def _show_times(app: Application | None, last: Checkpoint, facts: dict[str, Any]
     columns = ["partition", "newest record", "watermark", "last active", "idle"]
     _show_columns("times of records", columns if app else columns[:-1], rows)
     for times in inputs:
-        show_line(f"{times.words()}.")
+        show_line(f"{times.describe()}.")
     if operators := sorted(last.times.operators.items()):
         columns = ["operator", "watermark", "waits for"]
         marks = [[name, format_time(mark), facts.get("waiting_for", {}).get(name)] for name, mark in operators]

@@ -163,7 +163,7 @@ def _repartition_details(report: RepartitionReport) -> list[str]:
     return [
         *(f"application {application} {continues} at its position" for application in report.carried),
         *(f"dataset {dataset} {continues} at its position" for dataset in report.datasets),
-        *(f"{verdict}: {reader}" for reader in (*report.holding, *report.told)),
+        *(f"{verdict}: {reader}" for reader in (*report.blocking, *report.affected)),
     ]
 
 

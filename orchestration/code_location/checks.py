@@ -378,6 +378,6 @@ def watermark_check_results(
             check_name=check.name,
             passed=not times.exceeds,
             severity=dg.AssetCheckSeverity.WARN,
-            description=f"{times.words()}; {times.max_lag} is allowed",
+            description=f"{times.describe()}; {times.max_lag} is allowed",
             metadata=metadata,
         )

@@ -36,20 +36,20 @@ from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 class Readers:
     """Descriptions of the readers of a stream or dataset.
 
-    Readers in `holding` would lose or mix up data if it were deleted. Readers in `told` would only fail at their next
-    read, with an error that says what happened.
+    Readers in `blocking` would lose or mix up data if it were deleted. Readers in `affected` would only fail at their
+    next read, with an error that says what happened.
     """
 
-    holding: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
+    blocking: tuple[str, ...] = ()
+    affected: tuple[str, ...] = ()
 
     def blocks(self, *, force: bool) -> bool:
-        """Whether the readers prevent a deletion; `force` overrides those in `told`."""
-        return bool(self.holding or (self.told and not force))
+        """Whether the readers prevent a deletion; `force` overrides those in `affected`."""
+        return bool(self.blocking or (self.affected and not force))
 
     def describe(self) -> str:
         """Return all readers in one line."""
-        return "; ".join((*self.holding, *self.told))
+        return "; ".join((*self.blocking, *self.affected))
 
 
 def find_stream_readers(lake: Lake, name: str) -> Readers:
@@ -59,36 +59,36 @@ def find_stream_readers(lake: Lake, name: str) -> Readers:
     exists = commit is not None and not is_deletion_commit(commit)
     producers = tuple(streams.state(name)[1].producers) if exists else ()
     readers = list_readers(lake, name) if exists else ()
-    holding, told = list[str](), [f"reader {reader.name} has a position in it" for reader in readers]
+    blocking, affected = list[str](), [f"reader {reader.name} has a position in it" for reader in readers]
     for application, state in list_application_states(lake):
         batch = state.open
         if batch is not None and any(ssp.qualified_stream == qualified for ssp in batch.ranges):
-            holding.append(f"batch {batch.batch} of application {application} is open and reads it")
+            blocking.append(f"batch {batch.batch} of application {application} is open and reads it")
         elif batch is not None and application in producers:
-            holding.append(f"batch {batch.batch} of application {application} is open and may write to it")
+            blocking.append(f"batch {batch.batch} of application {application} is open and may write to it")
         elif any(ssp.qualified_stream == qualified for ssp in state.checkpoint):
-            told.append(f"application {application} has a checkpoint on it")
+            affected.append(f"application {application} has a checkpoint on it")
     followers, unknown = find_followers(lake, qualified)
-    told += [f"dataset {dataset} follows it" for dataset in followers]
-    return Readers(tuple(holding), (*told, *unknown))
+    affected += [f"dataset {dataset} follows it" for dataset in followers]
+    return Readers(tuple(blocking), (*affected, *unknown))
 
 
 def find_dataset_readers(lake: Lake, name: str) -> Readers:
     """Return the readers of a dataset: leases, holds, applications and builds."""
     now = read_lake_clock(lake, name)
-    holding = [
+    blocking = [
         f"{lease.holder} holds {', '.join(lease.versions)} until {lease.expires_at:%Y-%m-%d %H:%M:%S %Z}"
         for lease in list_live_leases(lake, name, now)
     ]
-    told = []
+    affected = []
     for application, state in list_application_states(lake):
         if state.open is not None and name in state.open.versions:
-            holding.append(f"batch {state.open.batch} of application {application} is open and reads it")
+            blocking.append(f"batch {state.open.batch} of application {application} is open and reads it")
         elif state.last is not None and name in state.last.intent.versions:
-            told.append(f"application {application} read it in its last batch")
+            affected.append(f"application {application} read it in its last batch")
     running = [attempt for attempt in list_attempts(lake, name) if now - attempt.renewed < RUNNING_WITHIN]
-    told += [f"a build of it is recorded as running ({attempt.id})" for attempt in running]
-    return Readers(tuple(holding), tuple(told))
+    affected += [f"a build of it is recorded as running ({attempt.id})" for attempt in running]
+    return Readers(tuple(blocking), tuple(affected))
 
 
 def find_followers(lake: Lake, stream: str) -> tuple[dict[str, DatasetManifest], tuple[str, ...]]:
@@ -118,19 +118,19 @@ _TRIES = 5
 class DeletionReport:
     """What a deletion did, or (`dry_run`) would do. `objects` and `size` (bytes) count what is deleted.
 
-    `told` are readers that only a forced deletion accepts, `holding` those that no deletion accepts. `repeated` means
-    that it had been deleted before, `left` that it was recreated meanwhile.
+    `affected` are readers that only a forced deletion accepts, `blocking` those that no deletion accepts. `repeated`
+    means that it had been deleted before, `recreated` that it was recreated meanwhile.
     """
 
     kind: str
     name: str
     objects: int
     size: int
-    holding: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
+    blocking: tuple[str, ...] = ()
+    affected: tuple[str, ...] = ()
     repeated: bool = False
     dry_run: bool = False
-    left: bool = False
+    recreated: bool = False
 
     def summary(self) -> str:
         """Return the report in one line."""
@@ -138,7 +138,7 @@ class DeletionReport:
         if self.repeated:
             left = f"{self.objects:,} objects that it had left {verb}" if self.objects else "nothing is left of it"
             return f"{self.kind} {self.name} was deleted before: {left}"
-        if self.left:
+        if self.recreated:
             return f"{self.kind} {self.name} deleted, but recreated meanwhile: stream maintain collects the rest"
         return f"{self.kind} {self.name}: {self.objects:,} objects, {self.size:,} bytes {verb}"
 
@@ -239,14 +239,14 @@ def _delete(
         if dry_run:
             there = objects()
             size = sum(there.values())
-            report = DeletionReport(kind, name, len(there), size, reading.holding, reading.told, repeated, dry_run)
+            report = DeletionReport(kind, name, len(there), size, reading.blocking, reading.affected, repeated, dry_run)
             return lambda: report
         if reading.blocks(force=force):
             step = (
                 "Remove it from these first. Or force the deletion (--force, force=True): no data is mixed up, and "
                 "their next run fails with advice."
             )
-            if reading.holding:
+            if reading.blocking:
                 step = (
                     "Run the application, or abandon its batch (adjunct checkpoint abandon); close the readers. A "
                     "lease that nobody renews expires within minutes."
@@ -256,13 +256,13 @@ def _delete(
                 step,
                 stream=f"lake.{name}" if kind == "stream" else None,
                 dataset=name if kind == "dataset" else None,
-                readers=(*reading.holding, *reading.told),
+                readers=(*reading.blocking, *reading.affected),
             )
 
         def commit() -> DeletionReport:
             done = delete(seen)
             return DeletionReport(
-                kind, name, done.objects, done.size, told=reading.told, repeated=repeated, left=done.left
+                kind, name, done.objects, done.size, affected=reading.affected, repeated=repeated, recreated=done.left
             )
 
         return commit

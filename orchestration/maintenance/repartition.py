@@ -40,8 +40,8 @@ from dagster_adjunct.resources.streams.system import SystemStreamPartition
 class RepartitionReport:
     """What a repartitioning did, or (`dry_run`) would do. `rows` are records.
 
-    `carried` applications and `datasets` continue at their positions; `told` are readers whose next run fails, which
-    only a forced repartitioning accepts; `holding` are readers that none accepts.
+    `carried` applications and `datasets` continue at their positions; `affected` are readers whose next run fails,
+    which only a forced repartitioning accepts; `blocking` are readers that none accepts.
     """
 
     name: str
@@ -49,8 +49,8 @@ class RepartitionReport:
     partitions: int
     rows: int
     carried: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
-    holding: tuple[str, ...] = ()
+    affected: tuple[str, ...] = ()
+    blocking: tuple[str, ...] = ()
     dry_run: bool = False
     datasets: tuple[str, ...] = ()
 
@@ -85,7 +85,7 @@ def repartition_stream(
     if dry_run:
         carried, datasets, readers = _inspect_readers(lake, name, seen)
         return RepartitionReport(
-            name, before, partitions, rows, carried, readers.told, readers.holding, dry_run, datasets
+            name, before, partitions, rows, carried, readers.affected, readers.blocking, dry_run, datasets
         )
 
     def check(state: StreamState) -> None:
@@ -95,7 +95,7 @@ def repartition_stream(
                 "Let their runs end, abandon their batches (adjunct checkpoint abandon) or clear startpoints (adjunct "
                 "startpoint clear), and repeat it."
             )
-            if not readers.holding:
+            if not readers.blocking:
                 step = (
                     "Run the readers that have not read all of it, and repeat it. Or force it (--force, force=True): "
                     "no record is lost or read twice, and the readers' next run fails with advice."
@@ -104,14 +104,14 @@ def repartition_stream(
                 f"stream {name!r} can't be repartitioned now: {readers.describe()}.",
                 step,
                 stream=f"lake.{name}",
-                readers=(*readers.holding, *readers.told),
+                readers=(*readers.blocking, *readers.affected),
             )
 
     after = repartition(streams, name, partitions, reason=reason, by=by, check=check)
-    told = _inspect_readers(lake, name, seen)[2].told
+    affected = _inspect_readers(lake, name, seen)[2].affected
     rows = sum(entry.rows for entry in after.entries())
     carried, datasets = _carry_positions(lake, name, by)
-    return RepartitionReport(name, before, partitions, rows, carried, told, datasets=datasets)
+    return RepartitionReport(name, before, partitions, rows, carried, affected, datasets=datasets)
 
 
 def repartition_dataset(
@@ -134,39 +134,39 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[s
     """Return the applications and datasets that have read all of the stream, and the readers that have not."""
     stream = f"lake.{name}"
     carried: list[str] = []
-    told: list[str] = []
-    holding: list[str] = []
+    affected: list[str] = []
+    blocking: list[str] = []
     ends = {SystemStreamPartition("lake", name, p): str(offset) for p, offset in enumerate(state.next)}
     for application, known in list_application_states(lake):
         mine = {ssp: offset for ssp, offset in known.checkpoint.items() if ssp.qualified_stream == stream}
         batch = known.open
         read = batch is not None and any(ssp.qualified_stream == stream for ssp in batch.ranges)
         if batch is not None and (read or application in state.producers):
-            holding.append(f"batch {batch.batch} of application {application} is open and reads it or writes to it")
+            blocking.append(f"batch {batch.batch} of application {application} is open and reads it or writes to it")
         elif has_pending_startpoints(known, stream):
-            holding.append(f"a startpoint of application {application} is being followed in it")
+            blocking.append(f"a startpoint of application {application} is being followed in it")
         elif mine and (mine != ends or known.offsets.streams.get(stream) != state.id):
-            told.append(f"application {application} has not read all of it")
+            affected.append(f"application {application} has not read all of it")
         elif mine:
             carried.append(application)
         for namespace in (REQUESTS, FAN_OUTS):
             waiting = MetadataStore(lake).namespace(namespace, application).read()
             if any(concerns_stream(stream, key, value) for key, value in waiting.items()):
                 # Its offset would refer to other records after the rewrite.
-                holding.append(f"a startpoint of application {application} waits on it")
+                blocking.append(f"a startpoint of application {application} waits on it")
                 break
     for reader in list_readers(lake, name):
         if reader.problem or reader.behind or reader.lost:
-            told.append(f"reader {reader.name} has not read all of it")
+            affected.append(f"reader {reader.name} has not read all of it")
     followers, unknown = find_followers(lake, stream)
     ends_of_stream = tuple(map(str, state.next))
     level = [dataset for dataset, known in followers.items() if has_read_all(known, state.id, ends_of_stream)]
-    told += [
+    affected += [
         f"dataset {dataset} follows it and has not read all of it, or is being built"
         for dataset in followers
         if dataset not in level
     ]
-    return tuple(carried), tuple(level), Readers(tuple(holding), (*told, *unknown))
+    return tuple(carried), tuple(level), Readers(tuple(blocking), (*affected, *unknown))
 
 
 def _carry_positions(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -520,7 +520,7 @@ class VersionCache:
                 self._plans[plan] = read_plan(self._context.lake, app, plan)
             except ObjectNotFoundError as error:
                 raise ConfigurationError(
-                    f"{replay.words()} can't continue: the plan of its versions is gone ({error.key}).",
+                    f"{replay.describe()} can't continue: the plan of its versions is gone ({error.key}).",
                     f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …) and ask again.",
                     application=app,
                 ) from error

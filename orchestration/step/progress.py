@@ -221,7 +221,7 @@ class StepEvent:
             return f"planned: {', '.join(parts)}"
         text = _EVENT_TEXTS[self.what].format(**{"unit": "records", **detail})
         few = "; one task a stage, as they are few" if detail.get("few") else ""
-        times = "; ".join(input_times.words() for input_times in detail.get("watermarks", ()))
+        times = "; ".join(input_times.describe() for input_times in detail.get("watermarks", ()))
         return f"batch {self.batch}: {text}{few}{f'; {times}' if times else ''}"
 
 
@@ -418,7 +418,7 @@ class InputTimes:
             return False
         return self.lag is None or self.lag > self.max_lag
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return the times as one line."""
         held = "" if self.held_by is None else f", held back by {self.held_by}"
         if self.watermark is None or self.lag is None:

@@ -402,8 +402,8 @@ def _close_batch(step: StepResources, opened: OpenBatch, outputs: BatchMetrics) 
     if any((asked := operator.spec.call(context.app)) and asked.recorded for operator in context.app.operators):
         purge_answers(context.lake, context.app.name, intent.batch)
     state, after = logged.state, logged.state.offsets
-    texts = [f"{after.applied[ssp].words(ssp)} applied in batch {intent.batch}" for ssp in intent.startpoints]
-    texts += [f"{before.replays[key].words()} has ended" for key in before.replays if key not in after.replays]
+    texts = [f"{after.applied[ssp].describe(ssp)} applied in batch {intent.batch}" for ssp in intent.startpoints]
+    texts += [f"{before.replays[key].describe()} has ended" for key in before.replays if key not in after.replays]
     run = replace(opened.run, logged=logged).with_messages(context, texts)
     run = run.with_batch(done, time.monotonic() - began, outputs.measured, few=opened.inputs.few)
     detail: dict[str, Any] = {"records": state.records, "unit": context.unit, "counters": outputs.counters}
@@ -425,7 +425,7 @@ def _commit_positions(step: StepResources, run: StepState, nothing: NothingToRea
     logged = step.log.commit_positions(run.logged, reached, applied, lost, by=context.run, note=note)
     step.startpoints.remove_applied(step.tasks, applied)
     after = logged.state.offsets.applied
-    texts = [f"{after[ssp].words(ssp)} applied; there is nothing to read yet" for ssp in applied]
+    texts = [f"{after[ssp].describe(ssp)} applied; there is nothing to read yet" for ssp in applied]
     run = replace(run, logged=logged, counters=add_counters(run.counters, lost)).with_messages(context, texts)
     for text in nothing.losses:
         context.on_event(StepEvent("lost", logged.state.batch, {"text": text}))

@@ -90,7 +90,7 @@ def test_a_deleted_stream_is_gone_and_what_is_made_anew_is_another_one(lake: Lak
     before = streams.info("s").identity
     objects = len(keys(lake, "streams/s/"))
     planned = delete_stream(lake, "s", dry_run=True, **WHY)
-    assert (planned.objects, planned.holding, planned.told) == (objects - 1, (), ())
+    assert (planned.objects, planned.blocking, planned.affected) == (objects - 1, (), ())
     assert values(streams) == [1, 2], "a dry run changes nothing"
     report = delete_stream(lake, "s", **WHY)
     assert (report.objects, report.repeated) == (planned.objects, False)
@@ -157,7 +157,7 @@ def test_what_is_made_anew_while_the_old_one_is_swept_is_left_alone() -> None:
         if done:
             assert values(streams) == [7], nth
             assert list(streams.log("s").history()), "its history can be read"
-            if report.left:
+            if report.recreated:
                 streams.maintain("s", datetime.now(UTC) + timedelta(hours=2))
             assert len(keys(inner, "streams/s/data/")) == 1, nth
 
@@ -187,7 +187,7 @@ def test_a_stream_that_is_read_is_not_deleted(planes: World) -> None:
     for force in (False, True):
         with pytest.raises(StillReadError, match=r"batch 1 of application app is open and reads it.*abandon"):
             delete_stream(lake, "s", force=force, **WHY)
-    assert delete_stream(lake, NAME, force=True, **WHY).told == ("dataset planes follows it",)
+    assert delete_stream(lake, NAME, force=True, **WHY).affected == ("dataset planes follows it",)
     assert served(lake) == whole(2), "versions stand for themselves"
 
 
@@ -198,7 +198,7 @@ def test_a_stream_with_a_named_reader_is_deleted_by_force_and_the_reader_is_told
     batch = read_new(lake, "s", reader="report")
     with pytest.raises(StillReadError, match=r"reader report has a position in it.*--force"):
         delete_stream(lake, "s", **WHY)
-    assert delete_stream(lake, "s", force=True, **WHY).told == ("reader report has a position in it",)
+    assert delete_stream(lake, "s", force=True, **WHY).affected == ("reader report has a position in it",)
     sent(streams, 2, 3)
     batch.commit()
     # To begin anew by itself would be to number its batches from 1 again, over those that it has made.

@@ -40,7 +40,7 @@ def test_one_that_has_not_refuses_the_rewriting_unless_it_is_forced() -> None:
     with pytest.raises(StillReadError, match="dataset planes follows it and has not read all of it"):
         repartition_stream(world.lake, NAME, 5, **WHY)
     world.advance(PLANES)
-    assert repartition_stream(world.lake, NAME, 5, **WHY).told == ()
+    assert repartition_stream(world.lake, NAME, 5, **WHY).affected == ()
 
 
 def test_a_crash_at_any_request_leaves_a_dataset_that_goes_on() -> None:

@@ -67,7 +67,7 @@ def test_an_application_that_has_read_all_goes_on_in_the_new_partitions(lake: La
     sent(streams, *range(9))
     at(lake, ends(streams), epochs=3)
     planned = repartition_stream(lake, "s", 5, dry_run=True, **WHY)
-    assert (planned.carried, planned.told, planned.holding, planned.rows) == (("app",), (), (), 9)
+    assert (planned.carried, planned.affected, planned.blocking, planned.rows) == (("app",), (), (), 9)
     assert streams.info("s").partitions == 2
     report = repartition_stream(lake, "s", 5, **WHY)
     assert report.carried == ("app",)
@@ -132,7 +132,7 @@ def test_a_named_reader_that_is_behind_is_told(lake: Lake) -> None:
         new.commit()
     with pytest.raises(StillReadError, match="reader me has not read all of it"):
         repartition_stream(lake, "s", 5, **WHY)
-    assert repartition_stream(lake, "s", 5, force=True, **WHY).told == ("reader me has not read all of it",)
+    assert repartition_stream(lake, "s", 5, force=True, **WHY).affected == ("reader me has not read all of it",)
 
 
 def test_the_command_says_what_it_did(lake: Lake) -> None:

@@ -218,7 +218,7 @@ def test_the_input_that_lags_is_told_with_the_partition_that_holds_it_back() -> 
     assert (told.watermark, told.held_by, told.idle) == (at(60), "lake.clicks.1", ("lake.clicks.2",))
     assert (told.lag, told.behind_newest, told.exceeds) == (40 * SECOND, 20 * SECOND, True)
     assert told.to_json()["lag"] == 40.0
-    assert "held back by lake.clicks.1" in told.words()
+    assert "held back by lake.clicks.1" in told.describe()
     assert find_holding_partitions(app, times, at(100)) == {"seen": ssp(1)}
     (empty,) = measure_input_times(app, state_of({0: partition(90, 80), 1: partition(90)}), at(100))
     assert (empty.watermark, empty.held_by, empty.exceeds) == (None, "lake.clicks.1", True)
