@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_stored_versions
 from dagster_adjunct.assets.retention import discard as datasets
@@ -157,25 +158,15 @@ def delete_stream(
     advice. A stream declared later under the name is a different stream. Raises StreamNotFoundError.
     """
     streams = LakeStreams(lake)
-
-    def read_commit() -> Commit:
-        commit = streams.log(name).current()
-        if commit is None:
-            raise StreamNotFoundError(
-                f"there is no stream {name!r} in {lake.url} to delete; there are: "
-                f"{', '.join(streams.list_streams()) or 'none'}.",
-                "Check the name and the lake.",
-                stream=f"lake.{name}",
-            )
-        return commit
-
     return _delete(
+        lake,
         "stream",
         name,
-        read_commit,
-        lambda: find_stream_readers(lake, name),
-        lambda: streams_deleting.list_deletable_objects(streams, name),
-        lambda seen: streams_deleting.delete_stream(streams, name, seen, reason=reason, by=by),
+        lambda: streams.log(name).current(),
+        names=streams.list_streams,
+        readers=partial(find_stream_readers, lake, name),
+        objects=partial(streams_deleting.list_deletable_objects, streams, name),
+        delete=partial(streams_deleting.delete_stream, streams, name, reason=reason, by=by),
         reason=reason,
         force=force,
         dry_run=dry_run,
@@ -193,25 +184,21 @@ def delete_dataset(
     """
     log = DatasetLog(lake, name).log
 
-    def read_commit() -> Commit:
+    def read_commit() -> Commit | None:
         commit = log.current()
-        if commit is None:
-            raise DatasetNotFoundError(
-                f"there is no dataset {name!r} in {lake.url} to delete; there are: "
-                f"{', '.join(list_datasets(lake)) or 'none'}.",
-                "Check the name and the lake.",
-                dataset=name,
-            )
-        datasets.check_deletable(name, commit)
+        if commit is not None:
+            datasets.check_deletable(name, commit)
         return commit
 
     return _delete(
+        lake,
         "dataset",
         name,
         read_commit,
-        lambda: find_dataset_readers(lake, name),
-        lambda: list_log_objects(log),
-        lambda seen: datasets.delete_dataset_objects(lake, name, seen, reason=reason, by=by),
+        names=partial(list_datasets, lake),
+        readers=partial(find_dataset_readers, lake, name),
+        objects=partial(list_log_objects, log),
+        delete=partial(datasets.delete_dataset_objects, lake, name, reason=reason, by=by),
         reason=reason,
         force=force,
         dry_run=dry_run,
@@ -219,21 +206,28 @@ def delete_dataset(
 
 
 def _delete(
-    kind: str,
+    lake: Lake,
+    kind: Literal["stream", "dataset"],
     name: str,
-    read_commit: Callable[[], Commit],
+    read_commit: Callable[[], Commit | None],
+    *,
+    names: Callable[[], list[str]],
     readers: Callable[[], Readers],
     objects: Callable[[], dict[str, int]],
     delete: Callable[[Commit], DeletedObjects],
-    *,
     reason: str,
     force: bool,
     dry_run: bool,
 ) -> DeletionReport:
     require_reason(reason, f"{kind} {name!r}", "deleted")
+    about: dict[str, Any] = {kind: f"lake.{name}" if kind == "stream" else name}
 
     def decide() -> Callable[[], DeletionReport]:  # called again after a conflict, because there may be a new reader
         seen = read_commit()
+        if seen is None:
+            not_found = StreamNotFoundError if kind == "stream" else DatasetNotFoundError
+            problem = f"there is no {kind} {name!r} in {lake.url} to delete; there are: {', '.join(names()) or 'none'}."
+            raise not_found(problem, "Check the name and the lake.", **about)
         repeated = is_deletion_commit(seen)
         reading = Readers() if repeated else readers()
         if dry_run:
@@ -254,9 +248,8 @@ def _delete(
             raise StillReadError(
                 f"{kind} {name!r} is still read: {reading.describe()}.",
                 step,
-                stream=f"lake.{name}" if kind == "stream" else None,
-                dataset=name if kind == "dataset" else None,
                 readers=(*reading.blocking, *reading.affected),
+                **about,
             )
 
         def commit() -> DeletionReport:
