@@ -186,7 +186,7 @@ class Asked(Sample):
         return made | {name: ((answered, name),) for schema in self.answers for name in schema.names}
 
 
-def test_what_a_schema_of_its_calls_sensitive_is_told_by_no_failure_whatever_the_field_is_called() -> None:
+def test_no_failure_quotes_what_an_operators_own_schema_marks_as_sensitive() -> None:
     app = Application("app")
     answers = Schema.of(ssn="string", rank="int").with_sensitive("ssn")
     app.input_stream("lake.old").apply(Asked("miles", 2, (answers,)), name="who").filter("rank > 1")

@@ -51,7 +51,7 @@ def application(*datasets: Any) -> Application:
     return app
 
 
-def test_a_run_publishes_a_version_set_in_one_commit_and_leaves_alone_what_is_made_by_partitions(world: World) -> None:
+def test_a_run_publishes_a_version_set_in_one_commit_and_skips_partitioned_datasets(world: World) -> None:
     app = application(*version_set("catalogue", ITEMS, PRICES), DAILY)
     for stream in ("items", "prices"):
         world.send(stream, [("a", 1), ("b", 2)], version="v1")

@@ -162,7 +162,7 @@ def test_what_is_made_anew_while_the_old_one_is_swept_is_left_alone() -> None:
             assert len(keys(inner, "streams/s/data/")) == 1, nth
 
 
-def test_an_append_that_began_before_the_deletion_does_not_come_back_as_the_new_stream(lake: Lake) -> None:
+def test_an_append_begun_before_a_deletion_does_not_reach_the_new_stream(lake: Lake) -> None:
     class Slow(LakeStreams):
         def _commit(self, seen, append):
             delete_stream(lake, "s", **WHY)

@@ -42,7 +42,7 @@ def application(records: int = 100_000, **options: object) -> Application:
     return app
 
 
-def test_each_record_is_behind_what_came_before_it_in_its_partition_however_batches_are_cut(
+def test_records_are_late_by_those_before_them_however_batches_are_cut(
     step_world: StepWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By this process for few records, by Spark for each of them, and by Spark in blocks."""
@@ -157,7 +157,7 @@ class DearWorld(StepWorld):
         return DearToRead(self.lake)
 
 
-def test_arrival_is_the_time_of_the_record_also_behind_a_function_and_where_reading_twice_is_dear(
+def test_arrival_time_is_kept_after_a_function_and_where_reading_twice_is_costly(
     step_world: StepWorld,
 ) -> None:
     step_world = DearWorld(step_world.lake, step_world.folder, step_world.spark)

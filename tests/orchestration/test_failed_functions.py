@@ -152,7 +152,7 @@ def test_what_failed_is_told_by_operator_line_and_record(
         assert error.line == line_with("# the line of the UDF" if "udf" in message else "# the line that fails")
 
 
-def test_an_update_of_a_table_that_fails_is_told_with_its_record_and_its_batch_is_given_up(world: StepWorld) -> None:
+def test_a_failed_table_update_names_its_record_and_its_batch_is_abandoned(world: StepWorld) -> None:
     def describe(stream: Any, app: Application) -> None:
         stream.update(app.table(world.table()), set={"v": "cast(email as int)"}, if_missing=[])
         described.append(app)

@@ -46,7 +46,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     ],
     indirect=["store"],
 )
-def test_counters_are_exact_where_a_worker_is_killed_before_or_after_the_store_took_a_write(
+def test_counters_are_exact_if_a_worker_dies_before_or_after_a_write(
     step_world: StepWorld, store: Store, when: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.function.when = when

@@ -79,7 +79,7 @@ def run(world: World, lake: Lake) -> list[list[int]]:
     return reading.seen
 
 
-def test_versions_that_are_met_by_time_may_be_replaced_and_discarded_at_any_request_of_a_step() -> None:
+def test_versions_joined_by_time_may_be_replaced_and_discarded_at_any_request() -> None:
     begun_again = 0
     for nth in range(1, 100):
         world = new_world()

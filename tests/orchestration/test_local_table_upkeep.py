@@ -112,7 +112,7 @@ def test_what_needs_a_stream_is_refused_by_name(world: World) -> None:
         rebuild_dataset(world.spec(), lake=world.lake, systems={}, spark=IN_PROCESS, reason="a test", by="me")
 
 
-def test_an_open_batch_reads_again_what_it_was_begun_with_whatever_is_compacted_and_discarded(world: World) -> None:
+def test_an_open_batch_rereads_its_versions_after_compaction_and_discard(world: World) -> None:
     begun = world.begin(3)
     world.batch(3, ("b", 3))
     compact_dataset(world.lake, "counts", spark=IN_PROCESS, by="me", level="major")
@@ -143,7 +143,7 @@ def test_what_a_batch_that_was_given_up_is_taken_out_to_stays_until_then(world: 
     assert world.held() == {"a": 2, "b": 1, "c": 2}
 
 
-def test_where_an_erasure_has_taken_what_a_batch_that_was_given_up_began_with_the_error_says_the_way_on(
+def test_undoing_a_batch_whose_former_version_was_erased_says_what_to_do(
     world: World,
 ) -> None:
     begun = world.begin(3)
@@ -160,7 +160,7 @@ def test_where_an_erasure_has_taken_what_a_batch_that_was_given_up_began_with_th
     assert world.held() == {"b": 4}
 
 
-def test_a_batch_can_not_be_taken_out_over_a_change_of_partitions_and_the_error_says_the_way_on(world: World) -> None:
+def test_undoing_a_batch_after_a_repartition_is_rejected_with_what_to_do(world: World) -> None:
     context = Runtime(world.lake, {}, IN_PROCESS, "run")
     repartition_dataset(world.lake, "counts", 3, reason="more", by="me")  # nobody knows yet that batch 2 is given up
     with pytest.raises(DatasetError, match="from 2 to 3 partitions after batch 2 of application app") as caught:
@@ -187,7 +187,7 @@ def test_its_partitions_are_changed_in_place_between_batches_only(world: World) 
     assert world.held() == {"a": 2, "b": 4, "c": 2, "d": 4}
 
 
-def test_an_erased_key_is_gone_from_all_versions_and_the_report_says_where_it_may_come_from(world: World) -> None:
+def test_an_erased_key_leaves_all_versions_and_the_report_names_its_sources(world: World) -> None:
     report = forget(world.lake, "counts", ["a"], reason="asked for", by="me")
     assert world.held() == {"b": 1, "c": 2}
     assert any("input streams of application app" in text for text in report.not_erased)

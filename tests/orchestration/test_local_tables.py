@@ -94,7 +94,7 @@ def last_seen(world: StepWorld, table: str = "seen") -> dict[Any, Any]:
     return {key: entry["place"] for key, entry in held(world, table).items()}
 
 
-def test_what_is_sent_is_met_in_the_same_batch_and_two_streams_feed_one_table_in_their_order(
+def test_sent_records_are_joined_in_the_same_batch_and_two_streams_feed_one_table(
     step_world: StepWorld,
 ) -> None:
     step_world.stream("scans", "item", 2, item="string", place="string")
@@ -120,7 +120,7 @@ def test_what_is_sent_is_met_in_the_same_batch_and_two_streams_feed_one_table_in
     assert step_world.run(app, run="run-2").versions["seen"] == [before]
 
 
-def test_a_condition_deletes_and_records_without_a_key_are_skipped_where_that_is_asked_for(
+def test_a_condition_deletes_rows_and_null_keys_are_skipped_on_request(
     step_world: StepWorld,
 ) -> None:
     step_world.stream("visits", "shop", 2, visitor="string", shop="string")
@@ -133,7 +133,7 @@ def test_a_condition_deletes_and_records_without_a_key_are_skipped_where_that_is
     assert report.counters["opened"]["null_keys"] == 1
 
 
-def test_a_record_without_a_key_is_told_with_its_operator_its_place_and_what_may_be_done(step_world: StepWorld) -> None:
+def test_the_error_for_a_null_key_names_operator_position_and_next_step(step_world: StepWorld) -> None:
     step_world.stream("visits", "shop", 1, visitor="string", shop="string")
     step_world.send("visits", ("in", "a"), ("in", None), ("in", "b"), ("in", None))
     app = Application("open")
@@ -167,7 +167,7 @@ def test_records_that_go_on_are_computed_once(step_world: StepWorld) -> None:
     assert calls.value == 10
 
 
-def test_a_bounded_replay_leaves_state_alone_and_a_startpoint_that_goes_back_adds_to_it(step_world: StepWorld) -> None:
+def test_a_bounded_replay_leaves_state_alone_and_a_startpoint_adds_to_it(step_world: StepWorld) -> None:
     step_world.stream("visits", "shop", 1, visitor="string", shop="string")
     step_world.send("visits", ("1", "a"), ("2", "a"))
     app = counting(partitions=1)
@@ -191,7 +191,7 @@ def test_a_bounded_replay_leaves_state_alone_and_a_startpoint_that_goes_back_add
     assert held(step_world, "visits_by_shop")["a"]["visits"] == 3
 
 
-def test_a_batch_that_is_abandoned_is_taken_out_of_the_state_before_its_records_are_read_again(
+def test_an_abandoned_batch_is_removed_from_state_before_its_records_are_reread(
     step_world: StepWorld,
 ) -> None:
     step_world.stream("visits", "shop", 2, visitor="string", shop="string")
@@ -232,7 +232,7 @@ def test_two_streams_may_be_sent_to_one_dataset_and_the_next_batch_meets_both(st
     assert set(held(step_world, "cities")) == {*"abcde"}
 
 
-def test_only_what_is_written_to_a_table_moves_for_it_and_the_records_go_on_from_where_they_lay(
+def test_only_records_written_to_a_table_move_and_the_others_stay_in_place(
     step_world: StepWorld,
 ) -> None:
     for name, key, partitions in (("r", "n", 3), ("s", "k", 4)):

@@ -92,7 +92,7 @@ def test_last_seen_is_wrong_without_newest_by_as_the_plan_says_and_right_with_it
     assert wrong(store.times(), scans) == 0
 
 
-def test_counters_are_exact_after_a_kill_and_a_startpoint_applies_or_skips_as_declared(
+def test_counters_are_exact_after_a_kill_and_replays_apply_or_skip_as_declared(
     step_world: StepWorld, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     store = emptied(postgres_store(postgres_server.port))
@@ -199,7 +199,7 @@ def counted_so_far(store: Store, child: subprocess.Popen[Any], least: int, log: 
     raise AssertionError(log.read_text()[-3000:])
 
 
-def test_records_of_two_streams_at_one_position_both_count_and_so_do_those_behind_an_output(
+def test_records_of_two_streams_at_one_position_both_count_also_after_an_output(
     step_world: StepWorld, tmp_path: Path
 ) -> None:
     store = sqlite_store(tmp_path)

@@ -56,7 +56,7 @@ BEYOND = pa.array([0, 253_402_300_800_000_000], pa.int64()).cast(pa.timestamp("u
 
 
 @pytest.mark.parametrize("entry", [None, "__entry"])
-def test_a_value_that_python_does_not_have_is_told_by_its_column_and_not_blamed_on_the_function(
+def test_a_value_without_a_python_form_is_reported_by_column(
     entry: str | None,
 ) -> None:
     given: list[Any] = []

@@ -101,7 +101,7 @@ def selling() -> Application:
     return app
 
 
-def test_by_time_replays_meet_what_is_known_now_or_what_is_served_or_what_was_recorded(step_world: StepWorld) -> None:
+def test_replays_by_time_join_current_served_or_recorded_versions(step_world: StepWorld) -> None:
     """After the first run the past is corrected, and what is current moves on: three replays, three answers."""
     step_world.stream("sales", "item", 1, item="string", at="timestamp")
     step_world.stream("fares", "item", 1, item="string", since="timestamp", fare="bigint")

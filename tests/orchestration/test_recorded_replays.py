@@ -281,7 +281,7 @@ def test_records_that_no_batch_has_read_are_refused_by_name(trips: Trips) -> Non
     assert f"offsets {ends[P0]} up to {ends[P0] + 1}: no batch has read them yet" in str(shown.error)
 
 
-def test_the_first_batch_of_the_main_position_counts_not_a_replay_or_what_went_back_later(trips: Trips) -> None:
+def test_the_first_main_batch_counts_not_a_replay_or_a_later_startpoint(trips: Trips) -> None:
     first = trips.first_run()
     trips.startpoints.request("lake.trips.0", at(0), until=at(2), versions="current", **WHO)
     trips.run()

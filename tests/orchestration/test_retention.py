@@ -66,7 +66,7 @@ def test_an_open_batch_keeps_its_version_until_it_is_closed(planes: World) -> No
     assert retained(planes) == ["v3"]
 
 
-def test_discarding_one_dataset_from_python_spares_open_batches_and_goes_by_what_is_declared(planes: World) -> None:
+def test_discarding_one_dataset_spares_open_batches_and_follows_its_declaration(planes: World) -> None:
     old, _, _ = publish(planes, 1, 2, 3)
     intent = begin(planes.lake, "delays", {NAME: old})
     assert discard(planes.lake, NAME, by="test").discarded == (), "three are kept, and nothing young"
@@ -152,7 +152,7 @@ def test_a_batch_that_opens_while_its_version_is_doomed_is_run_again_with_it(pla
     raise AssertionError("a discard has less requests")
 
 
-def test_datasets_go_by_their_own_policy_and_by_the_default_one_where_none_is_declared(planes: World) -> None:
+def test_datasets_follow_their_own_policy_or_else_the_default(planes: World) -> None:
     publish(planes, 1, 2, 3, 4, 5)
     assert [report.discarded for report in discard_all(planes.lake, by="test")] == [()], "all are younger than a day"
     (told,) = discard_all(planes.lake, AT_ONCE, by="test", dry_run=True)

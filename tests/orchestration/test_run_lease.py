@@ -75,13 +75,13 @@ def why_over(held_by: Holder | None, seconds: float, *ended: str) -> str:
     )
 
 
-def test_a_lease_is_over_when_it_was_not_renewed_for_its_time_to_live_by_the_stores_clock() -> None:
+def test_a_lease_ends_when_not_renewed_for_its_ttl_by_the_stores_clock() -> None:
     assert why_over(holder(ELSEWHERE), 119.9) == ""
     assert why_over(holder(ELSEWHERE), 120) == "it was not renewed for 0:02:00"
     assert why_over(holder(ELSEWHERE, ttl=600), 120) == ""
 
 
-def test_a_lease_is_over_at_once_when_its_holder_has_ended_as_it_says_or_as_dagster_says() -> None:
+def test_a_lease_ends_at_once_when_its_holder_or_dagster_says_so() -> None:
     assert why_over(holder(ELSEWHERE, ended=True), 0) == "it has ended"
     assert why_over(holder(ELSEWHERE, dagster="d1"), 0, "d1") == "Dagster has ended the run"
     assert why_over(holder(ELSEWHERE, dagster="d1"), 0, "d2") == ""
@@ -190,7 +190,7 @@ def test_who_was_taken_over_from_knows_it_at_its_next_check_not_at_its_next_rene
             second.check()
 
 
-def test_a_store_that_does_not_answer_a_check_is_waited_for_until_the_lease_may_have_expired(lake: Lake) -> None:
+def test_a_store_that_does_not_answer_is_waited_for_until_the_lease_may_expire(lake: Lake) -> None:
     down = Lake(FaultyStore(lake.store, [Fault("get", nth, "lost-before") for nth in range(2, 50)]), lake.id)
     with lease(down) as held:
         held.check()

@@ -48,7 +48,7 @@ class HeldBack(FaultyStore):
             raise Crash(key)
 
 
-def test_the_first_commit_of_a_table_of_state_is_refused_when_it_arrives_after_its_batch_was_given_up(
+def test_the_first_state_commit_of_an_abandoned_batch_is_rejected(
     step_world: StepWorld,
 ) -> None:
     world = step_world

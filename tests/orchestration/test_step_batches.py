@@ -165,7 +165,7 @@ def test_batches_keep_to_the_limit_of_records_and_a_run_to_its_limit_of_batches(
     assert step_world.run(app).batches == 0
 
 
-def test_a_checkpoint_that_retention_has_passed_is_refused_before_an_intent_is_written(step_world: StepWorld) -> None:
+def test_a_checkpoint_behind_retention_is_rejected_before_an_intent_is_written(step_world: StepWorld) -> None:
     world_of_trips(step_world)
     step_world.send("planes", ("N1", 100), version="v1")
     step_world.send("trips", ("N1", 1))

@@ -100,7 +100,7 @@ def test_startpoints_and_replays_go_to_all_tasks_in_an_epoch_of_their_own(world:
     assert order(replayed) == order(expected(again))
 
 
-def test_a_batch_that_died_between_outputs_is_repeated_for_the_tasks_that_it_was_begun_for(world: StepWorld) -> None:
+def test_a_batch_that_died_between_outputs_is_repeated_for_its_original_tasks(world: StepWorld) -> None:
     def die(event: StepEvent) -> None:
         if event.what == "output" and event.detail["output"] == "lake.keyed":
             raise Crash

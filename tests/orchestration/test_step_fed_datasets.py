@@ -67,7 +67,7 @@ def test_the_mend_of_a_conflict_in_place_runs(step_world: StepWorld) -> None:
     assert step_world.streams.info("ref").partitions == 4
 
 
-def test_a_key_that_a_function_widens_is_refused_before_a_batch_and_the_dataset_goes_on(step_world: StepWorld) -> None:
+def test_a_key_widened_by_a_function_is_rejected_before_a_batch(step_world: StepWorld) -> None:
     step_world.stream("numbers", "k", 2, k="string", v="int")
     step_world.stream("ref", "k", 2, k="string", v="int")
     ref = unbounded_dataset("ref", input="lake.ref", key=["k", "v"], partition_by="k", partitions=2)

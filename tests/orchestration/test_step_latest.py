@@ -73,7 +73,7 @@ def placed(world: StepWorld) -> list[dict[int, int]]:
     return numbers
 
 
-def test_the_latest_results_agree_with_what_the_application_would_make_of_each_record_when_it_last_read_it(
+def test_the_latest_results_equal_those_of_the_last_read_of_each_record(
     step_world: StepWorld,
 ) -> None:
     world = step_world

@@ -200,7 +200,7 @@ def test_a_step_whose_lease_was_lost_fails_before_it_writes(new_trips, monkeypat
     [(1, []), (2, ["analysis", "intent"]), (3, ["analysis", "intent", "output", "outputs"])],
     ids=["batch", "output", "commit"],
 )
-def test_a_step_stops_before_a_batch_an_output_and_a_commit_where_the_run_may_not_go_on(new_trips, nth, events) -> None:
+def test_a_step_stops_before_batch_output_and_commit_if_the_run_may_not_continue(new_trips, nth, events) -> None:
     trips = new_trips()
     trips.publish(1)
     asked = 0
@@ -297,7 +297,7 @@ def test_work_that_the_store_broke_off_is_begun_again_before_anybody_hears_of_it
 
 
 @pytest.mark.parametrize("datasets", [ALONE, TOGETHER], ids=["alone", "in a version set"])
-def test_a_step_reads_whole_versions_that_are_replaced_and_discarded_at_any_request_of_it(new_trips, datasets) -> None:
+def test_a_step_reads_whole_versions_replaced_and_discarded_at_any_request(new_trips, datasets) -> None:
     """Before the nth request of the step, for every n, another version is published and the one before discarded."""
     begun_again = 0
     for nth in range(1, 100):

@@ -59,7 +59,7 @@ def test_a_table_gets_its_rate_from_any_number_of_partitions(
     assert report.measured["sink"].rate_waits > 2.0
 
 
-def test_a_budget_that_two_tables_state_with_two_rates_is_refused_before_anything_is_read(
+def test_a_budget_declared_with_two_rates_is_rejected_before_anything_is_read(
     step_world: StepWorld, tmp_path: Path
 ) -> None:
     step_world.stream("clicks", "k", 1, k="string", v="int")

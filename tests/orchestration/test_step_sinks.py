@@ -65,7 +65,7 @@ def scored(function: SinkFunction, *, keeps: bool = False, returns: Schema = SCO
     return app
 
 
-def test_a_function_gets_the_records_of_each_partition_in_order_and_they_go_on_computed_once(
+def test_a_function_gets_each_partitions_records_in_order_computed_once(
     step_world: StepWorld,
 ) -> None:
     folder = numbers(step_world)
@@ -96,7 +96,7 @@ def test_results_that_are_declared_flow_on_in_place_of_the_records(step_world: S
     assert by_partition[:2] == by_partition[2:]
 
 
-def test_a_batch_that_is_run_again_has_the_results_that_were_recorded_and_calls_nobody(step_world: StepWorld) -> None:
+def test_a_repeated_batch_reuses_the_recorded_results_without_calls(step_world: StepWorld) -> None:
     folder = numbers(step_world)
     at_its_output = Fault("put_if_absent", 1, "crash-before", below="streams/out/")
     step_world.killed_at(scored(noting(folder, 10)), at_its_output)

@@ -141,7 +141,7 @@ def test_alternating_puts_and_deletes_are_few_requests_and_end_as_in_their_order
     assert counters["requests"] <= 8  # twelve runs of one kind
 
 
-def test_the_short_form_sets_adds_removes_and_begins_and_the_records_go_on_computed_once(
+def test_the_short_form_sets_adds_removes_and_begins_with_records_computed_once(
     step_world: StepWorld, tmp_path: Path
 ) -> None:
     changes(step_world)
@@ -288,7 +288,7 @@ def received(world: StepWorld) -> RemoteTable[Any, Any, Any]:
 
 
 @pytest.mark.parametrize("expression", UNREADABLE)
-def test_a_record_that_python_can_not_hold_is_a_dead_letter_and_the_others_are_written(
+def test_a_record_without_a_python_form_is_a_dead_letter_and_others_are_written(
     step_world: StepWorld, expression: str
 ) -> None:
     number, shown = UNREADABLE[expression]
@@ -366,7 +366,7 @@ def test_a_failure_names_the_first_keys_and_how_many_there_are(step_world: StepW
         step_world.run(app)
 
 
-def test_more_refused_records_than_dead_letters_may_take_are_counted_with_them_and_the_bound_is_named(
+def test_more_rejected_records_than_dead_letters_allow_fail_naming_the_limit(
     step_world: StepWorld,
 ) -> None:
     step_world.stream("changes", "k", 1, k="string", v="double")

@@ -123,7 +123,7 @@ def test_plain_a_dataset_that_is_marked_is_advanced_once_before_the_batches(worl
     assert enriched(world) == [(1, 100), (2, 100)]
 
 
-def test_plain_a_stream_that_the_application_reads_itself_is_delivered_and_feeds_its_dataset(world: StepWorld) -> None:
+def test_plain_a_stream_that_the_application_reads_also_feeds_its_dataset(world: StepWorld) -> None:
     world.send("planes", ("N1", 100), ("N2", 200))
     app = Application("app", few_records=0)
     table = app.table(planes())
@@ -212,7 +212,7 @@ def test_failover_another_run_goes_on_with_the_versions_of_the_one_that_was_kill
     assert enriched(world) == [(1, 100), (2, None), (3, 333), (4, 999), (5, None)]
 
 
-def test_failover_a_batch_whose_changes_the_stream_does_not_hold_any_more_is_refused_by_name(world: StepWorld) -> None:
+def test_failover_a_batch_whose_changes_retention_deleted_is_rejected_by_name(world: StepWorld) -> None:
     world.send("planes", ("N1", 100), ("N2", 200), ("N3", 300))
     world.send("trips", ("N1", 1))
     app = enriching(planes(persistent=False))

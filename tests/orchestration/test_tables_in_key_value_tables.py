@@ -52,7 +52,7 @@ def test_counts_are_exact_and_a_batch_or_stream_that_comes_again_writes_nothing(
     assert entries(step_world) == there
 
 
-def test_the_newest_is_kept_and_looked_up_by_another_application_and_by_the_command_line(
+def test_the_newest_is_kept_and_read_by_another_application_and_the_command_line(
     step_world: StepWorld,
 ) -> None:
     scans = scanned(2, 200)

@@ -111,7 +111,7 @@ SECOND: tuple[Parts, Parts] = (
 )
 
 
-def test_records_of_kafka_are_counted_by_their_own_time_and_by_a_column_over_a_restart(world: KafkaWorld) -> None:
+def test_kafka_records_are_counted_by_their_time_and_a_column_over_a_restart(world: KafkaWorld) -> None:
     orders: Parts = [[], []]
     payments: Parts = [[], []]
     for number, (new_orders, new_payments) in enumerate((FIRST, SECOND)):

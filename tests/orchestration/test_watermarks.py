@@ -81,7 +81,7 @@ def streams(draw: st.DrawFn) -> list[list[Record]]:
 
 @given(streams(), st.integers(0, 20), st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), max_size=5))
 @settings(max_examples=100, deadline=None)
-def test_any_split_into_batches_finds_the_same_behind_and_ends_with_the_same_watermarks(
+def test_any_split_into_batches_finds_the_same_late_records_and_watermarks(
     partitions: list[list[Record]], delay: int, cuts: list[list[int]]
 ) -> None:
     app = application(delay=delay * SECOND)
@@ -140,7 +140,7 @@ def state_of(times: Mapping[int, PartitionTimes], operators: Mapping[str, dateti
     )
 
 
-def test_a_partition_without_records_holds_back_until_it_is_idle_and_nothing_goes_back() -> None:
+def test_a_partition_without_records_holds_back_until_idle_and_nothing_goes_back() -> None:
     times = state_of({0: partition(10, 100), 1: partition(0)})
     patient, hasty = application(), application(idle_after=30 * SECOND)
     assert compute_operator_watermark(patient, times, "seen", at(10_000)) is None
@@ -195,7 +195,7 @@ def test_how_long_records_are_needed_adds_up_along_the_longest_way() -> None:
     assert required_retention(app.operators) == {"lake.clicks": 15 * SECOND + joined, "lake.other": joined}
 
 
-def test_a_stream_that_was_made_anew_begins_anew_and_one_in_other_partitions_goes_on_from_the_slowest() -> None:
+def test_a_recreated_stream_starts_afresh_and_a_repartitioned_one_from_the_slowest() -> None:
     times = TimeState(
         partitions={
             ssp(0): PartitionTimes(active_at=at(5), newest=at(50), watermark=at(40), read_to=9),

@@ -31,7 +31,7 @@ def value_of(returned: Any, returns: str) -> Any:
     return call(RECORDS).to_pylist()[0]["f"]
 
 
-def test_a_record_that_python_can_not_hold_is_refused_by_its_column_before_a_function_gets_it() -> None:
+def test_a_record_without_a_python_form_is_rejected_before_a_function_gets_it() -> None:
     times = pa.array([0, 253_402_300_800_000_000], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     functions = (("f", Aggregate(lambda records: pytest.fail("it was called"), "int", of=["at"])),)
     call = WindowFunctionCall("window-2-w", functions, ("k",), ("at",), Schema.of(k="string", f="int"), frozenset())

@@ -114,7 +114,7 @@ def test_what_updates_say_is_proven() -> None:
     assert error.next_step == "Did you mean 'shop'? Correct set= for column 'last_shop' of table last."
 
 
-def test_what_is_wrong_in_several_branches_is_told_at_once_and_nothing_that_follows_from_it() -> None:
+def test_errors_in_several_branches_are_reported_at_once_without_consequences() -> None:
     def describe(app, visits):
         visits.filter("spnt > 0").filter("this_too > 0")
         visits.map("visitr")

@@ -39,7 +39,7 @@ def test_figure_4_an_intermediate_stream_gets_the_count_of_what_it_is_joined_wit
     )
 
 
-def test_figure_5_an_intermediate_stream_that_needs_two_counts_is_refused_naming_all_streams():
+def test_figure_5_an_intermediate_stream_that_needs_two_counts_is_rejected():
     app = application()
     moved = app.input_stream("lake.s2").partition_by("k")
     moved.join(app.table(dataset("a", 16)), on="k", select=[]).join(app.table(dataset("b", 8)), on="k", select=[])

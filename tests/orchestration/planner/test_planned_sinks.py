@@ -95,7 +95,7 @@ def full():
     return app, catalog(s=8, t=1, b=1, r=3)
 
 
-def test_a_task_owns_its_partition_of_every_input_and_dataset_and_all_of_what_is_broadcast():
+def test_a_task_owns_a_partition_of_each_input_and_all_broadcasts():
     planned = build_plan(*full())
     assert len(planned.tasks) == 10
     assert tuple(map(str, planned.tasks[2].ssps)) == ("lake.s.2", "lake.r.2")

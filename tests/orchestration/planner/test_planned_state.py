@@ -26,7 +26,7 @@ def counting(app: Application, partitions: int = 4) -> ExecutionPlan:
     return build_plan(app, STREAMS)
 
 
-def test_records_that_lie_in_its_buckets_do_not_move_on_their_way_to_a_table_or_in_a_join_with_it() -> None:
+def test_records_in_a_tables_buckets_move_neither_to_it_nor_for_a_join_with_it() -> None:
     planned = counting(application())
     assert planned.exchanges == ()
     assert [(group.join, group.partitions) for group in planned.join_groups] == [
@@ -37,7 +37,7 @@ def test_records_that_lie_in_its_buckets_do_not_move_on_their_way_to_a_table_or_
     assert planned.task("Partition 3").buckets == ("counts.3",)
 
 
-def test_records_that_lie_elsewhere_are_brought_to_its_buckets_and_go_on_from_where_they_lay() -> None:
+def test_records_elsewhere_move_to_a_tables_buckets_and_continue_from_their_place() -> None:
     app = application()
     counts = app.local_table("counts", key="k", schema=COUNTS, partitions=8)
     sent = app.input_stream("lake.r").send_to(counts)
@@ -80,7 +80,7 @@ def test_a_table_that_is_joined_is_fed_by_streams_of_its_count() -> None:
         assert 'At send-to-table-2-counts: move lake.r with .partition_by("k") before it' in caught.value.next_step
 
 
-def test_what_is_moved_on_its_way_to_a_table_gets_the_count_of_the_join_and_moves_once() -> None:
+def test_records_moved_to_a_table_get_the_count_of_the_join_and_move_once() -> None:
     app = application()
     counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
     app.input_stream("lake.r").partition_by("k").send_to(counts)
@@ -90,7 +90,7 @@ def test_what_is_moved_on_its_way_to_a_table_gets_the_count_of_the_join_and_move
     assert streams_of_join(planned, "join-5-counts") == ("app-partition-by-2", "lake.s", "counts")
 
 
-def test_a_join_meets_what_is_sent_before_it_in_this_batch_and_what_is_sent_after_it_in_the_next() -> None:
+def test_a_join_sees_earlier_sends_in_this_batch_and_later_ones_in_the_next() -> None:
     app = application()
     counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
     s, r = app.input_stream("lake.s"), app.input_stream("lake.r")
@@ -116,7 +116,7 @@ def test_a_join_meets_what_is_sent_before_it_in_this_batch_and_what_is_sent_afte
     assert "counts" in planned.to_mermaid()
 
 
-def test_a_dataset_that_the_application_feeds_by_its_stream_is_met_in_the_next_batch_wherever_the_join_stands() -> None:
+def test_a_dataset_fed_by_its_stream_is_joined_in_the_next_batch() -> None:
     app = application()
     fed = app.table(dataset("t", 4))
     sent = app.input_stream("lake.s").send_to(fed)

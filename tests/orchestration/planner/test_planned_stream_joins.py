@@ -42,7 +42,7 @@ def test_both_sides_lie_by_the_key_and_so_does_what_leaves() -> None:
     assert any("app-met-left, app-met-right" in note for note in plan.notes)
 
 
-def test_streams_that_lie_by_a_part_of_the_key_meet_where_they_are_where_the_join_says_so() -> None:
+def test_streams_partitioned_by_part_of_the_key_join_in_place_on_request() -> None:
     two = {"on": {"k": "k", "n": "paid"}}
     plan = assert_plannable(joining(**two, partition_by="k"), given())
     joined = next(operator for operator in plan.operators if operator.kind == "stream-join")
@@ -121,7 +121,7 @@ def test_keys_of_different_types_do_not_meet() -> None:
 
 
 @pytest.mark.parametrize("behind", [lambda sent: sent, lambda sent: sent.filter("n > 0").merge(sent.filter("n < 0"))])
-def test_what_comes_back_from_an_output_stream_has_no_time_to_meet_or_to_be_counted_at(behind: Any) -> None:
+def test_records_read_back_from_an_output_have_no_event_time(behind: Any) -> None:
     app = Application("app")
     left, right = (app.input_stream(f"lake.{name}", event_time="at") for name in ("left", "right"))
     sent = behind(left.send_to(app.output_stream("lake.sent", partitions=2, key="k")))
@@ -193,7 +193,7 @@ def test_state_has_no_name_of_a_dataset() -> None:
         assert_plannable(local, given())
 
 
-def test_state_keeps_no_key_that_can_not_be_compared_and_no_column_that_the_lake_has_not() -> None:
+def test_state_rejects_incomparable_keys_and_types_that_the_lake_lacks() -> None:
     app = Application("app")
     left, right = (app.input_stream(f"lake.{name}", event_time="at") for name in ("left", "right"))
     left = left.with_columns(k="cast(n as double)").partition_by("k", partitions=2)

@@ -275,15 +275,13 @@ def test_sums_that_another_send_replaces_depend_on_the_order() -> None:
         (scans(()), "per source partition"),
     ],
 )
-def test_order_holds_where_the_columns_that_choose_the_partition_are_in_the_tables_key(
-    facts: StreamFacts, order: str
-) -> None:
+def test_order_holds_where_the_partitioning_columns_are_in_the_tables_key(facts: StreamFacts, order: str) -> None:
     execution_plan = planned(last_seen(tags()), facts)
     assert [table.order for table in execution_plan.tables] == [order]
     assert bool(execution_plan.notes) is (order != "per key")
 
 
-def test_a_partition_column_that_was_computed_is_another_and_a_repartitioning_brings_no_order() -> None:
+def test_a_computed_partition_column_differs_and_repartitioning_brings_no_order() -> None:
     computed, moved, renamed = (Application(f"gates-{number}") for number in range(3))
     computed.input_stream("lake.scans").map("upper(tag) as tag", "place").send_to(computed.table(tags()))
     moved.input_stream("lake.scans").partition_by("tag").map("tag", "place").send_to(moved.table(tags()))

@@ -64,7 +64,7 @@ def test_a_number_of_tasks_that_can_not_be_is_refused(wrong):
         application(tasks=wrong)
 
 
-def test_a_startpoint_is_handed_to_the_task_that_owns_the_partition_and_passed_on_when_tasks_change():
+def test_a_startpoint_goes_to_the_task_that_owns_its_partition_after_tasks_change():
     startpoints = StartpointManager(MetadataStore(lake_in(InMemoryStore())), "app")
     fifth = SystemStreamPartition("lake", "s", 5)
     write_startpoint(startpoints, fifth, StartpointOldest(), by="ada", reason="r")

@@ -53,7 +53,7 @@ def test_a_window_over_records_that_lie_apart_is_refused(expression: str, proble
 
 
 @pytest.mark.parametrize("columns", ["k", "K", "n, k", "(k)", "`k`, upper(k)"])
-def test_a_window_over_records_that_lie_together_is_planned_with_a_note_and_refused_where_strict(columns: str):
+def test_a_window_over_co_located_records_is_noted_and_rejected_if_strict(columns: str):
     expression = f"sum(n) over (partition by {columns}) as t"
     execution_plan = build_plan(described(expression), FACTS)
     (note,) = (note for note in execution_plan.notes if "one batch" in note)

@@ -88,7 +88,7 @@ def test_an_application_runs_on_records_of_the_test_and_goes_on_from_run_to_run(
     assert not folder.exists()
 
 
-def test_what_is_not_described_has_the_columns_of_its_first_records_and_files_are_deliveries(
+def test_undescribed_streams_get_the_columns_of_their_first_records(
     spark: SparkSession,
 ) -> None:
     app = Application("small")
@@ -175,7 +175,7 @@ class Service(TableWriteFunction[str, Any, Any]):
         raise AssertionError("the real function was called")
 
 
-def test_a_function_of_ones_own_is_not_called_and_what_it_can_not_do_is_refused_as_ever(spark: SparkSession) -> None:
+def test_a_users_table_function_is_not_called_but_its_limits_hold(spark: SparkSession) -> None:
     def told(update: bool) -> Application:
         app = Application("told")
         table = app.table(RemoteTable("service", key="visitor", write_function=Service()))
@@ -238,7 +238,7 @@ def test_the_application_stays_as_it_was() -> None:
         assert app.datasets == datasets
 
 
-def test_deletions_are_told_apart_from_records_of_nulls_and_a_later_record_closes_a_window(spark: SparkSession) -> None:
+def test_deletions_differ_from_records_of_nulls_and_a_later_record_closes_a_window(spark: SparkSession) -> None:
     seen = Schema.of(visitor="string", shop="string", at="timestamp")
     app = Application("seen")
     stream = app.input_stream("lake.seen", event_time="at")
