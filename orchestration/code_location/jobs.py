@@ -463,13 +463,10 @@ def _apply_action(store: StoredVersions, config: VersionActionConfig, *, by: str
         )
     if action is VersionAction.pin:
         hours = config.expires_in_hours
-        expires_at = None if hours is None else utc_now() + timedelta(hours=hours)
-        return store.pin(version, expires_at=expires_at, **why)
-    if action is VersionAction.revoke:
-        return store.withdraw(version, **why)
+        return store.pin(version, expires_at=None if hours is None else utc_now() + timedelta(hours=hours), **why)
     if action is VersionAction.accept:
         return store.force(version, make_current=config.make_current, **why)
-    return store.drop(version, **why)
+    return (store.withdraw if action is VersionAction.revoke else store.drop)(version, **why)
 
 
 def _served_event(

@@ -20,7 +20,6 @@ from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
-    ClosedBatch,
     OffsetState,
     application_state,
 )
@@ -301,8 +300,16 @@ def decide_restart(
     application ("" for nobody), which also prevents it. The wait is one minute, doubled with each failure.
     """
     failed = _failed_in_a_row(attempts, state)
+    if not attempts:
+        return Skip("No run to restart.")
     if not failed:
-        return Skip(_skip_reason(attempts, state))
+        last = attempts[0]
+        what, why = f"The newest run, {last.run_id[:8]},", f"ended as {last.status.value.lower()}"
+        if last.status is dg.DagsterRunStatus.FAILURE:
+            what, why = f"Run {last.run_id[:8]} failed, and", "a batch was committed since it began"
+        elif last.status in ACTIVE:
+            why = "is in progress"
+        return Skip(f"{what} {why}: nothing to restart.")
     newest, first = failed[0], failed[-1]
     assert newest.ended_at is not None
     what = f"Run {newest.run_id[:8]} failed"
@@ -326,25 +333,13 @@ def _failed_in_a_row(attempts: Sequence[ApplicationRun], state: ApplicationState
         if attempt.status is not dg.DagsterRunStatus.FAILURE or attempt.ended_at is None:
             break
         left_open = not failed and state.open is not None and state.open.run == attempt.run_id
-        if last is not None and not left_open and _closed_since(last, attempt):
+        closed = last is not None and (
+            last.intent.run == attempt.run_id or last.closed_at.timestamp() > attempt.began_at
+        )
+        if closed and not left_open:
             break
         failed.append(attempt)
     return failed
-
-
-def _closed_since(last: ClosedBatch, attempt: ApplicationRun) -> bool:
-    """Whether the application's last batch is this run's own, or was closed since it began."""
-    return last.intent.run == attempt.run_id or last.closed_at.timestamp() > attempt.began_at
-
-
-def _skip_reason(attempts: Sequence[ApplicationRun], state: ApplicationState) -> str:
-    if not attempts:
-        return "No run to restart."
-    newest = attempts[0]
-    if newest.status is dg.DagsterRunStatus.FAILURE:
-        return f"Run {newest.run_id[:8]} failed, and a batch was committed since it began: nothing to restart."
-    status = "is in progress" if newest.status in ACTIVE else f"ended as {newest.status.value.lower()}"
-    return f"The newest run, {newest.run_id[:8]}, {status}: nothing to restart."
 
 
 def restart_sensor(
@@ -359,8 +354,12 @@ def restart_sensor(
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         lake, instance = tick.lake, tick.context.instance
         now = lake.now()
-        records = application_runs(instance, job.name, made, now - _HORIZON)
-        attempts = [run_from_record(record) for record in records]
+        records = _application_runs(instance, job.name, made, now - _HORIZON)
+        attempts = []
+        for record in records:
+            run, began_at = record.dagster_run, record.start_time or record.end_time
+            began_at = began_at or record.create_timestamp.timestamp()
+            attempts.append(ApplicationRun(run.run_id, run.status, began_at, record.end_time))
         state = application_state(lake, app.name)
         cursor = tick.load_cursor(RestartCursor)
         if attempts and attempts[0].status is dg.DagsterRunStatus.FAILURE and cursor.run_id != attempts[0].run_id:
@@ -402,24 +401,20 @@ def _without_take_over(run_config: Mapping[str, Any]) -> dict[str, Any]:
     return {**run_config, "ops": ops} if ops else dict(run_config)
 
 
-def application_runs(
+def _application_runs(
     instance: dg.DagsterInstance, job: str, outputs: Collection[dg.AssetKey], since: datetime
 ) -> list[dg.RunRecord]:
-    """Return the runs that materialize outputs, of the job or by hand, newest first."""
-    records = [
-        record
-        for name in (job, _ASSET_JOB)
-        for record in instance.get_run_records(dg.RunsFilter(job_name=name, updated_after=since), limit=200)
-        if _makes_outputs(record.dagster_run, job, outputs)
-    ]
+    """Return the runs that materialize outputs, of the job or by hand, newest first.
+
+    A selection of datasets alone commits no batch.
+    """
+    records = []
+    for name in (job, _ASSET_JOB):
+        for record in instance.get_run_records(dg.RunsFilter(job_name=name, updated_after=since), limit=200):
+            selected = record.dagster_run.asset_selection
+            if any(key in outputs for key in selected) if selected else name == job:
+                records.append(record)
     return sorted(records, key=lambda record: (record.create_timestamp, record.storage_id), reverse=True)
-
-
-def run_from_record(record: dg.RunRecord) -> ApplicationRun:
-    """Convert a Dagster run record to an ApplicationRun."""
-    run = record.dagster_run
-    began_at = record.start_time or record.end_time or record.create_timestamp.timestamp()
-    return ApplicationRun(run.run_id, run.status, began_at, record.end_time)
 
 
 def permanent_failure(instance: dg.DagsterInstance, run_id: str) -> str:
@@ -433,13 +428,6 @@ def permanent_failure(instance: dg.DagsterInstance, run_id: str) -> str:
         if failure is not None and (permanent := failure.metadata.get("permanent")) is not None and permanent.value:
             return failure.description or "its error is permanent"
     return ""
-
-
-def _makes_outputs(run: dg.DagsterRun, job: str, outputs: Collection[dg.AssetKey]) -> bool:
-    """Whether a run materializes outputs; a selection of datasets alone commits no batch."""
-    if run.asset_selection:
-        return any(key in outputs for key in run.asset_selection)
-    return run.job_name == job
 
 
 def unapplied_startpoints(fan_outs: Mapping[str, Requests], offsets: OffsetState) -> list[StartpointRequest]:
@@ -461,15 +449,6 @@ def describe_waiting(requests: Sequence[StartpointRequest]) -> str:
     return f"{len(requests)} startpoint{'s wait' if len(requests) != 1 else ' waits'} ({join_shortened(texts, '; ')})"
 
 
-def startpoint_tags(requests: Sequence[StartpointRequest]) -> dict[str, str]:
-    """Return the tags of a run that applies these: their ids, who requested them and why."""
-    return {
-        "adjunct/startpoints": join_shortened(request.id for request in requests),
-        "adjunct/startpoints_by": join_shortened(request.by for request in requests),
-        "adjunct/startpoints_reason": join_shortened((request.reason for request in requests), "; "),
-    }
-
-
 def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[dg.AssetKey]) -> dg.SensorDefinition:
     """Return a sensor that hands startpoints to tasks and launches one run of `job` to apply them.
 
@@ -487,11 +466,10 @@ def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[dg.
         pending = unapplied_startpoints(stored.handed, state.offsets)
         if not requested and not pending:
             return Skip("No startpoints wait.")
+        what = describe_waiting([*requested, *pending])
         if tick.has_active_run(own):
-            what = describe_waiting([*requested, *pending])
             return Skip(f"{what}; a run is in progress: startpoints requested after its start wait for the next one.")
         if who := tick.lease_holder(app.name):
-            what = describe_waiting([*requested, *pending])
             return Skip(f"{what}; waiting for the next run: the application is being run by {who}.")
         systems = systems_for(app, lake=lake)
         planned = plan_application(app, systems=systems) if app.inputs else None
@@ -510,7 +488,12 @@ def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[dg.
         if waiting and planned is not None and fan_out.tasks.keys() <= {task.name for task in planned.tasks}:
             return Skip(f"{what}; {'; '.join(waiting)}.")
         ids = sorted({request.id for request in pending})
-        return tick.request_run(f"{app.name}:{lake.id}:startpoints", what, ids, tags=startpoint_tags(pending))
+        tags = {
+            "adjunct/startpoints": join_shortened(request.id for request in pending),
+            "adjunct/startpoints_by": join_shortened(request.by for request in pending),
+            "adjunct/startpoints_reason": join_shortened((request.reason for request in pending), "; "),
+        }
+        return tick.request_run(f"{app.name}:{lake.id}:startpoints", what, ids, tags=tags)
 
     return job_sensor(
         f"{to_dagster_name(app.name)}_startpoints",

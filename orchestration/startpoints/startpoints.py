@@ -44,7 +44,6 @@ from dagster_adjunct.orchestration.startpoints.request import (
 )
 from dagster_adjunct.orchestration.startpoints.store import (
     PendingStartpoint,
-    StartpointManager,
     has_begun,
     iter_unapplied,
     open_startpoints,
@@ -193,7 +192,10 @@ def take_back_startpoints(
         idle = [held for held in handed if not has_begun(held, state)]
         if not idle:
             break
-        _remove_handed(startpoints, idle)
+        ids: dict[str, dict[SystemStreamPartition, str]] = {}
+        for held in idle:
+            ids.setdefault(str(held.at), {})[held.request.ssp] = held.request.id
+        startpoints.remove_fan_outs(ids)
         taken += idle
     # Read again: a run may have begun with a request before its removal.
     state = log.read().state
@@ -224,13 +226,6 @@ def take_back_startpoints(
                 known.add(ssp)
     left += [_describe_nothing(ssp, state) for ssp in wanted or () if ssp not in known]
     return TakenBack(tuple(taken), tuple(stopped), tuple(left), tuple(unread))
-
-
-def _remove_handed(startpoints: StartpointManager, handed: Sequence[PendingStartpoint]) -> None:
-    ids: dict[str, dict[SystemStreamPartition, str]] = {}
-    for held in handed:
-        ids.setdefault(str(held.at), {})[held.request.ssp] = held.request.id
-    startpoints.remove_fan_outs(ids)
 
 
 def _stop_replays(
