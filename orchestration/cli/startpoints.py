@@ -15,9 +15,9 @@ from dagster_adjunct.orchestration.batch_log.batch_log import Intent, describe_s
 from dagster_adjunct.orchestration.batch_log.checkpoints import Checkpoint, CheckpointChange, CheckpointManager
 from dagster_adjunct.orchestration.cli.options import app_reference, audit_options, lake_options
 from dagster_adjunct.orchestration.cli.output import show_facts, show_json, show_line, show_table
-from dagster_adjunct.orchestration.operators.stream_facts import JOIN_VERSIONS, JoinVersions
+from dagster_adjunct.orchestration.operators.stream_facts import JOIN_VERSIONS
 from dagster_adjunct.orchestration.planner.planner import systems_for
-from dagster_adjunct.orchestration.startpoints.request import parse_position
+from dagster_adjunct.orchestration.startpoints.request import POSITIONS, parse_position
 from dagster_adjunct.orchestration.startpoints.startpoints import AskedStartpoints, Startpoints
 from dagster_adjunct.orchestration.step.progress import (
     InputTimes,
@@ -97,7 +97,7 @@ def show_checkpoint_history(lake: Lake, name: str, partition: str | None, limit:
     for change in changes:
         batch = "" if change.batch is None else f"  batch {change.batch}"
         show_line(f"{change.number}  {format_time(change.at)}  {change.by}{batch}")
-        for line in [*_startpoint_lines(change, ssp), *_move_lines(change, ssp)]:
+        for line in _change_lines(change, ssp):
             show_line(f"    {line}")
 
 
@@ -198,48 +198,32 @@ def _show_columns(title: str, columns: list[str], rows: list[list[Any]]) -> None
     show_table(title, columns, [row[: len(columns)] for row in rows])
 
 
-def _startpoint_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[str]:
-    lines = [
-        f"{at}: {start.position} is at offset {start.offset} ({start.by}: {start.reason})"
+def _change_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[str]:
+    """Return what a commit changed, at the partition or at all, of many only the first."""
+    starts = {
+        at: [f"{start.position} is at offset {start.offset} ({start.by}: {start.reason})"]
         for at, start in change.resolved.items()
-        if ssp in (None, at)
-    ]
-    lines += [
-        f"{at}: {start.position} applied, epoch {start.epoch} ({start.by}: {start.reason})"
-        for at, start in change.applied.items()
-        if ssp in (None, at)
-    ]
-    lines += [
-        f"{replay.ssp}: replay from {replay.position}, epoch {replay.epoch}, {replay.what}"
-        for replay in change.replays
-        if replay.what != "moved" and ssp in (None, replay.ssp)
-    ]
-    return [*([] if change.note is None else [change.note]), *_truncate_lines(lines, ssp)]
-
-
-def _move_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[str]:
-    moved = {one: span for one, span in change.moved.items() if ssp in (None, one)}
-    lines = []
-    for one, (before, after) in moved.items():
-        by = f"{change.applied[one].offset} -> " if one in change.applied and change.batch is not None else ""
-        lines.append(f"{one}: {_or_none(before)} -> {by}{_or_none(after)}")
-    lines += [
-        f"{replay.ssp}: {replay.before} -> {replay.after} (replay)"
-        for replay in change.replays
-        if replay.what in ("moved", "ended") and ssp in (None, replay.ssp)
-    ]
-    return _truncate_lines(lines, ssp)
-
-
-def _truncate_lines(lines: list[str], ssp: SystemStreamPartition | None) -> list[str]:
-    """Return the lines, shortened if there are many and no partition was named."""
-    return (
-        lines if ssp or len(lines) <= _MAX_LINES + 1 else [*lines[:_MAX_LINES], f"and {len(lines) - _MAX_LINES} more"]
-    )
-
-
-def _or_none(offset: str | None) -> str:
-    return "none" if offset is None else offset
+    }
+    for at, start in change.applied.items():
+        text = f"{start.position} applied, epoch {start.epoch} ({start.by}: {start.reason})"
+        starts.setdefault(at, []).append(text)
+    moves: dict[SystemStreamPartition, list[str]] = {}
+    for at, (before, after) in change.moved.items():
+        by = f"{change.applied[at].offset} -> " if at in change.applied and change.batch is not None else ""
+        moves[at] = [f"{before or 'none'} -> {by}{after or 'none'}"]
+    for replay in change.replays:
+        if replay.what != "moved":
+            text = f"replay from {replay.position}, epoch {replay.epoch}, {replay.what}"
+            starts.setdefault(replay.ssp, []).append(text)
+        if replay.what in ("moved", "ended"):
+            moves.setdefault(replay.ssp, []).append(f"{replay.before} -> {replay.after} (replay)")
+    lines = [] if change.note is None else [change.note]
+    for of_kind in (starts, moves):
+        shown = [f"{at}: {text}" for at, texts in of_kind.items() if ssp in (None, at) for text in texts]
+        if ssp is None and len(shown) > _MAX_LINES + 1:
+            shown[_MAX_LINES:] = [f"and {len(shown) - _MAX_LINES} more"]
+        lines += shown
+    return lines
 
 
 def _stream_ends(lake: Lake, app: Application, last: Checkpoint) -> dict[SystemStreamPartition, tuple[str, Any]]:
@@ -298,43 +282,28 @@ def set_startpoint(
     lake: Lake,
     reference: str,
     partitions: tuple[str, ...],
-    oldest: bool,
-    upcoming: bool,
-    timestamp: str | None,
-    offset: str | None,
-    until_timestamp: str | None,
-    until_offset: str | None,
-    until_upcoming: bool,
-    versions: JoinVersions | None,
-    task: str | None,
-    on_unresolved: str,
-    force: bool,
     replace: bool,
     dry_run: bool,
     reason: str,
     by: str,
+    **options: Any,
 ) -> None:
     """Set where the next run reads PARTITIONs from: lake.flights.3, lake.flights.0-3,7, or lake.flights for all.
 
     It applies once. With an --until… option the run replays that part in addition, and the checkpoint does not move.
     """
-    starts = _parse_position("--", {"oldest": oldest, "upcoming": upcoming, "timestamp": timestamp, "offset": offset})
-    ends = _parse_position(
-        "--until-", {"upcoming": until_upcoming, "timestamp": until_timestamp, "offset": until_offset}
-    )
-    if not starts:
+    start, until = _pop_position(options, ""), _pop_position(options, "until_")
+    if start is None:
         raise ConfigurationError(
             "no position is given: where should reading start?",
             "Give one of --oldest, --upcoming, --timestamp T, --offset N.",
         )
     app = load_application(reference)
     startpoints = Startpoints(app, lake=lake)
-    wanted: dict[str, Any] = {"until": ends, "task": task, "on_unresolved": on_unresolved, "force": force}
-    wanted["versions"] = versions
     if dry_run:
-        asked = startpoints.preview(partitions, starts, **wanted)
+        asked = startpoints.preview(partitions, start, until=until, **options)
     else:
-        asked = startpoints.request(partitions, starts, **wanted, replace=replace, by=by, reason=reason)
+        asked = startpoints.request(partitions, start, until=until, **options, replace=replace, by=by, reason=reason)
     next_step = (
         f"The next run begins there: the sensor {to_dagster_name(app.name)}_startpoints starts one if it is on; "
         f"otherwise: adjunct run {reference}."
@@ -394,19 +363,8 @@ def clear_requests(
     chosen = () if everything else (partitions,)
     done = (startpoints.clear if everything else startpoints.take_back)(*chosen, task=task, by=by, reason=reason)
     show_json(done.to_json())
-    for held in done.startpoints:
-        show_line(held.taken_back())
-    for replay in done.replays:
-        show_line(
-            f"stopped: {replay.ssp}: the replay from {replay.position} ({replay.by}: {replay.reason}) at offset "
-            f"{replay.next}, {replay.until} not reached"
-        )
-    for text in done.left:
-        show_line(f"not removed: {text}")
-    for unread in done.unreadable:
-        show_line(f"removed unread: {unread.summary()}")
-    if not (done.startpoints or done.replays or done.left or done.unreadable):
-        show_line(f"Application {startpoints.app.name}: nothing to remove.")
+    for line in done.describe() or [f"Application {startpoints.app.name}: nothing to remove."]:
+        show_line(line)
 
 
 _TABLES = {
@@ -428,19 +386,21 @@ _TABLES = {
 }
 
 
-def _parse_position(prefix: str, given: dict[str, str | bool | None]) -> Startpoint | None:
-    """Return the position that one of these options gives, None without one."""
+def _pop_position(options: dict[str, Any], prefix: str) -> Startpoint | None:
+    """Remove the options that give a position; return it, None without one."""
+    given = {name: options.pop(f"{prefix}{name}", None) for name in POSITIONS}
     chosen = [name for name, value in given.items() if value is not None and value is not False]
     if len(chosen) > 1:
+        named = [f"--{prefix.replace('_', '-')}{name}" for name in chosen]
         raise ConfigurationError(
-            f"{' and '.join(f'{prefix}{name}' for name in chosen)} are given, but there can be only one position.",
+            f"{' and '.join(named)} are given, but there can be only one position.",
             "Give only one of them.",
-            setting=f"{prefix}{chosen[0]}",
+            setting=named[0],
         )
     if not chosen:
         return None
     value = given[chosen[0]]
-    return parse_position(chosen[0], value if isinstance(value, str) else None)
+    return parse_position(chosen[0], None if value is True else value)
 
 
 def _show_requested(asked: AskedStartpoints) -> None:
@@ -459,9 +419,5 @@ def _show_requested(asked: AskedStartpoints) -> None:
         for preview in asked.previews
     ]
     show_table("requested" if asked.written else "would be requested", columns, rows)
-    for held in asked.replaced:
-        show_line(f"{'replaced' if asked.written else 'would be replaced'}: {held.summary()}")
-    for table, becomes in asked.tables.items():
-        show_line(f"table {table}: {becomes}")
-    for note in asked.notes:
-        show_line(note)
+    for line in asked.describe_effects():
+        show_line(line)

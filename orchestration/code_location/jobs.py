@@ -328,10 +328,8 @@ def _request_startpoints(
         f"{one.request.ssp} ({', '.join(one.tasks) or 'no task'}): from {one.start or 'nowhere'}; {one.effect}"
         for one in asked.previews
     ]
-    lines += [f"replaces: {held.summary()}" for held in asked.replaced]
-    lines += [f"table {table}: {becomes}" for table, becomes in asked.tables.items()]
     outcome = f"requested; {applied_by} if it is on." if asked.written else "Dry run: nothing was written."
-    lines += [*asked.notes, outcome]
+    lines += [*asked.describe_effects(), outcome]
     for line in lines:
         context.log.info(line)
     context.add_output_metadata({"adjunct/startpoints": dg.MetadataValue.json(asked.to_json())})
@@ -347,14 +345,8 @@ def _cancel_startpoints(
             argument="dry_run",
         )
     taken = startpoints.take_back(config.partitions, task=config.task or None, by=by, reason=config.reason)
-    for request in taken.startpoints:
-        context.log.info(request.taken_back())
-    for unread in taken.unreadable:
-        context.log.info(f"removed unread: {unread.summary()}")
-    for replay in taken.replays:
-        context.log.info(f"replay stopped: {replay.ssp} at offset {replay.next} of {replay.until}")
-    for text in taken.left:
-        context.log.warning(f"not removed: {text}")
+    for line in taken.describe():
+        context.log.info(line)
     context.add_output_metadata({"adjunct/startpoints": dg.MetadataValue.json(taken.to_json())})
 
 

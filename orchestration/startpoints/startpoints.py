@@ -18,7 +18,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     describe_similar_names,
     list_applications,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
+from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
 from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
 from dagster_adjunct.orchestration.startpoints.positions import snapshot_stream
 from dagster_adjunct.orchestration.startpoints.preview import (
@@ -32,7 +32,7 @@ from dagster_adjunct.orchestration.startpoints.preview import (
     preview_request,
     preview_rewinds,
 )
-from dagster_adjunct.orchestration.startpoints.recorded_replay import plan_recorded, write_plan
+from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedRequests, plan_recorded, write_plan
 from dagster_adjunct.orchestration.startpoints.request import (
     OnUnresolved,
     StartpointRequest,
@@ -140,6 +140,17 @@ class TakenBack:
     replays: tuple[Replay, ...]
     left: tuple[str, ...]
     unreadable: tuple[Unreadable, ...] = ()
+
+    def describe(self) -> list[str]:
+        """Return a line for each entry."""
+        lines = [held.taken_back() for held in self.startpoints]
+        lines += [
+            f"stopped: {replay.ssp}: the replay from {replay.position} ({replay.by}: {replay.reason}) at offset "
+            f"{replay.next}, {replay.until} not reached"
+            for replay in self.replays
+        ]
+        lines += [f"not removed: {text}" for text in self.left]
+        return lines + [f"removed unread: {entry.summary()}" for entry in self.unreadable]
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -266,6 +277,11 @@ class AskedStartpoints:
     written: bool
     tables: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def describe_effects(self) -> list[str]:
+        """Return what else the requests do, a line each: what they replace, tables, and notes."""
+        lines = [f"{'replaced' if self.written else 'would be replaced'}: {held.summary()}" for held in self.replaced]
+        return [*lines, *(f"table {table}: {becomes}" for table, becomes in self.tables.items()), *self.notes]
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -452,7 +468,10 @@ def request_startpoints(
     tables, keeping_state = describe_remote_tables(plan, requests), describe_state_effects(app)
     previews = [preview_request(app, readers, look, state, request, stored.at) for request in requests]
     previews = preview_rewinds(lake, systems, app, previews)
-    recorded = plan_recorded(lake, app, plan, look, mark_blocked_previews(stored.unreadable, previews), stored.at)
+    previews = mark_blocked_previews(stored.unreadable, previews)
+    recorded = RecordedRequests(previews, None)
+    if any(request.versions == RECORDED for request in requests):
+        recorded = plan_recorded(lake, app, plan, look, previews, stored.at)
     there = [*map(PendingStartpoint, stored.waiting), *iter_unapplied(stored.handed, state)]
     replaced = find_replaced(requests, there, readers.by_name)
     if not dry_run:
