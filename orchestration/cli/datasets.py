@@ -13,23 +13,7 @@ from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_stored_versions
 from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport
 from dagster_adjunct.assets.versions.manifest import as_follower
-from dagster_adjunct.orchestration.cli import maintenance, versions
-from dagster_adjunct.orchestration.cli.options import (
-    deletion_command,
-    lake_options,
-    parse_leading_values,
-    repartition_command,
-    require_zone,
-    split_keys,
-)
-from dagster_adjunct.orchestration.cli.output import (
-    fail_if_missing,
-    show_facts,
-    show_json,
-    show_line,
-    show_record,
-    show_table,
-)
+from dagster_adjunct.orchestration.cli import maintenance, options, output, versions
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
@@ -46,7 +30,7 @@ for command in (*maintenance.COMMANDS, *versions.COMMANDS):
 
 
 @dataset.command("list")
-@lake_options()
+@options.lake_options()
 def show_datasets(lake: Lake) -> None:
     """List the datasets and the version that each serves."""
     descriptions: list[dict[str, Any]] = []
@@ -63,11 +47,11 @@ def show_datasets(lake: Lake) -> None:
         spread = declaration["partitions"] or "broadcast"
         count = "merged when read" if version.get("rows") is None else version["rows"]
         rows.append([name, declaration["kind"], declaration["input"], spread, version.get("id"), count])
-    show_json(descriptions)
-    show_table("datasets", ["name", "kind", "input", "partitions", "version", "rows"], rows)
+    output.show_json(descriptions)
+    output.show_table("datasets", ["name", "kind", "input", "partitions", "version", "rows"], rows)
     for item in descriptions:
         if "unreadable" in item:
-            show_line(f"{item['name']} is unreadable: {item['unreadable']}")
+            output.show_line(f"{item['name']} is unreadable: {item['unreadable']}")
 
 
 _version = click.option("--version", metavar="VERSION", help="A version id or name. Default: the served version.")
@@ -80,7 +64,7 @@ _as_of = click.option(
 @click.argument("name")
 @click.argument("version", required=False)
 @_as_of
-@lake_options()
+@options.lake_options()
 def show_dataset(lake: Lake, name: str, version: str | None, as_of: str | None) -> None:
     """Show a dataset: declaration, current version, retained versions, offsets. With VERSION, show that version."""
     store = open_stored_versions(lake, name)
@@ -92,22 +76,24 @@ def show_dataset(lake: Lake, name: str, version: str | None, as_of: str | None) 
     table = as_follower(manifest)
     if table is not None:
         facts["lag"] = maintenance.lag_facts(lake, table)
-    show_json(facts)
+    output.show_json(facts)
     served = facts.get("version") or {}
     schema = served.pop("columns", [])
-    show_facts(f"dataset {name}", facts["declaration"])
+    output.show_facts(f"dataset {name}", facts["declaration"])
     if served:
-        show_facts("version served", {key: value for key, value in served.items() if value not in ({}, None, [])})
+        output.show_facts(
+            "version served", {key: value for key, value in served.items() if value not in ({}, None, [])}
+        )
     for what, title in {"pin": "pinned", "awaited": "waiting", "offsets": "next offsets"}.items():
         if facts.get(what):
-            show_facts(title, facts[what])
+            output.show_facts(title, facts[what])
     for lost in manifest.lost[-3:]:
-        show_line(f"{lost.at:%Y-%m-%d %H:%M} UTC: {lost.summary()}.")
+        output.show_line(f"{lost.at:%Y-%m-%d %H:%M} UTC: {lost.summary()}.")
     if facts.get("lag"):
         maintenance.show_lag(facts["lag"])
     if facts.get("versions"):
         versions.show_versions(store)
-    show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
+    output.show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
 
 
 @dataset.command("get")
@@ -115,7 +101,7 @@ def show_dataset(lake: Lake, name: str, version: str | None, as_of: str | None) 
 @click.argument("key", nargs=-1, required=True)
 @_version
 @_as_of
-@lake_options()
+@options.lake_options()
 def get_dataset_entries(lake: Lake, name: str, key: tuple[str, ...], version: str | None, as_of: str | None) -> None:
     """Look up entries by key: one KEY per entry, or one per key column in order.
 
@@ -124,15 +110,15 @@ def get_dataset_entries(lake: Lake, name: str, key: tuple[str, ...], version: st
     with _open(lake, name, version, as_of) as opened:
         fields = [opened.schema.field(column) for column in opened.sealed.key]
         what = f"dataset {name!r}, version {opened.version}"
-        texts_of_keys = split_keys(name, opened.sealed.key, key)
+        texts_of_keys = options.split_keys(name, opened.sealed.key, key)
         keys = [key_from_text(what, fields, texts) for texts in texts_of_keys]
         entries = opened.get_all(keys)
         read = opened.version
     answers = [(texts, entries.get(asked)) for texts, asked in zip(texts_of_keys, keys, strict=True)]
-    show_json([{"key": texts, "version": read, "entry": entry} for texts, entry in answers])
+    output.show_json([{"key": texts, "version": read, "entry": entry} for texts, entry in answers])
     for texts, entry in answers:
-        show_record(f"{name} {', '.join(texts)} (version {read})", entry, "no entry")
-    fail_if_missing(entry for _, entry in answers)
+        output.show_record(f"{name} {', '.join(texts)} (version {read})", entry, "no entry")
+    output.fail_if_missing(entry for _, entry in answers)
 
 
 @dataset.command("items")
@@ -143,7 +129,7 @@ def get_dataset_entries(lake: Lake, name: str, key: tuple[str, ...], version: st
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of entries.")
 @_version
 @_as_of
-@lake_options()
+@options.lake_options()
 def list_entries(
     lake: Lake,
     name: str,
@@ -161,18 +147,18 @@ def list_entries(
             raise ConfigurationError(
                 "--prefix and a range are both given.", "Give --prefix, or --from and --to.", setting="--prefix"
             )
-        leading: Any = parse_leading_values(name, fields, prefix)
+        leading: Any = options.parse_leading_values(name, fields, prefix)
         if len(prefix) == 1 and isinstance(leading[0], str):
             leading = leading[0]  # a prefix of the first column's text
         in_order = opened.items(
             leading if prefix else None,
-            start=parse_leading_values(name, fields, start) if start else None,
-            end=parse_leading_values(name, fields, end) if end else None,
+            start=options.parse_leading_values(name, fields, start) if start else None,
+            end=options.parse_leading_values(name, fields, end) if end else None,
         )
         entries = [entry for _, entry in islice(in_order, limit)]
         read, columns = opened.version, list(opened.schema.names)
-    show_json({"dataset": name, "version": read, "entries": entries})
-    show_table(f"{name} (version {read})", columns, [[entry[c] for c in columns] for entry in entries], own=True)
+    output.show_json({"dataset": name, "version": read, "entries": entries})
+    output.show_table(f"{name} (version {read})", columns, [[entry[c] for c in columns] for entry in entries], own=True)
 
 
 def _open(lake: Lake, name: str, version: str | None, as_of: str | None) -> Dataset:
@@ -190,7 +176,7 @@ def _parse_as_of(as_of: str) -> datetime | int | str:
         moment = datetime.fromisoformat(as_of)
     except ValueError:
         return as_of
-    return require_zone("--as-of", as_of, moment)
+    return options.require_zone("--as-of", as_of, moment)
 
 
 def _repartition_details(report: RebucketReport) -> list[str]:
@@ -201,7 +187,7 @@ def _repartition_details(report: RebucketReport) -> list[str]:
 
 
 dataset.add_command(
-    repartition_command(
+    options.repartition_command(
         "Rewrite a dataset into another number of partitions, in one commit.\n\n"
         "Rewrites every retained version of a bounded dataset, or the served table of an unbounded one.",
         repartition_dataset,
@@ -209,7 +195,7 @@ dataset.add_command(
     )
 )
 dataset.add_command(
-    deletion_command(
+    options.deletion_command(
         "Delete a dataset and all its versions permanently. Rejected while it is read; repeat it if interrupted.",
         delete_dataset,
     )

@@ -16,26 +16,8 @@ from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import load_application
 from dagster_adjunct.orchestration.application.graph import describe_partitions, is_advanced_by_partition
-from dagster_adjunct.orchestration.cli import datasets, startpoints, streams, tables
+from dagster_adjunct.orchestration.cli import datasets, options, output, startpoints, streams, tables
 from dagster_adjunct.orchestration.cli.maintenance import show_stage
-from dagster_adjunct.orchestration.cli.options import (
-    app_reference,
-    audit_options,
-    lake_options,
-    lake_url,
-    master,
-    parse_duration,
-)
-from dagster_adjunct.orchestration.cli.output import (
-    Commands,
-    console,
-    fail_if_rejected,
-    run_command,
-    show_json,
-    show_line,
-    show_report,
-    show_table,
-)
 from dagster_adjunct.orchestration.cli.plan import show_plan
 from dagster_adjunct.orchestration.maintenance.rename import rename_application
 from dagster_adjunct.orchestration.planner.planner import systems_for
@@ -47,7 +29,7 @@ from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.scope import session_scope
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=output.Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dagster-adjunct", prog_name="adjunct")
 def root() -> None:
     """Streams joined with versioned reference data and written as partial updates, on Dagster and Spark."""
@@ -67,19 +49,19 @@ for command in (startpoints.startpoint, startpoints.checkpoint):
 @app.command()
 @click.argument("old")
 @click.argument("new")
-@audit_options
-@lake_options()
+@options.audit_options
+@options.lake_options()
 def rename(lake: Lake, old: str, new: str, reason: str, by: str) -> None:
     """Rename application OLD to NEW, with its checkpoint, history, startpoints and local tables.
 
     Its outputs still know it by the old name. Deploy the code that calls it NEW afterwards.
     """
-    show_report(rename_application(lake, old, new, reason=reason, by=by))
+    output.show_report(rename_application(lake, old, new, reason=reason, by=by))
 
 
 @root.command()
-@app_reference
-@master
+@options.app_reference
+@options.master_option
 @click.option("--max-batches", type=click.IntRange(1), help="Stop after this many batches.")
 @click.option(
     "--wait",
@@ -90,7 +72,7 @@ def rename(lake: Lake, old: str, new: str, reason: str, by: str) -> None:
 )
 @click.option("--take-over", is_flag=True, help="Take over from another run at once, even if it is alive.")
 @click.option("--adopt", is_flag=True, help="Let a first run write to outputs that another application has written.")
-@lake_options(create=True)
+@options.lake_options(create=True)
 def run(
     lake: Lake,
     reference: str,
@@ -107,22 +89,22 @@ def run(
 
     def show_event(event: StepEvent | AdvanceReport) -> None:
         if getattr(event, "what", "") != "lease":  # waiting for a lease is logged as a warning on stderr
-            show_line(event.summary())
+            output.show_line(event.summary())
 
-    max_wait = parse_duration("--wait", wait, "for example 5m or 1h; 0m does not wait")
+    max_wait = options.parse_duration("--wait", wait, "for example 5m or 1h; 0m does not wait")
     app = load_application(reference)
     systems, run = systems_for(app, lake=lake), f"cli-{uuid.uuid4().hex[:12]}"
     partitioned = [dataset for dataset in app.datasets if is_advanced_by_partition(dataset)]
-    with session_scope(master=master, lake_url=lake.url, on_start=show_line) as spark:
+    with session_scope(master=master, lake_url=lake.url, on_start=output.show_line) as spark:
         if app.datasets and not (app.inputs or app.outputs or app.tables):
             runtime = Runtime(lake, systems, session_factory(spark), run)
             reports = advance_datasets(runtime, app, on_report=show_event, on_stage=show_stage).reports
-            show_json({"datasets": [report.to_json() for report in reports], "step": None})
+            output.show_json({"datasets": [report.to_json() for report in reports], "step": None})
             for dataset in partitioned:
                 command = f"adjunct dataset advance {dataset.name} {reference} --partition VERSION"
-                show_line(f"dataset {dataset.name}: its versions are partitions, built by: {command}")
-            show_line(f"Application {app.name} declares only datasets: there are no batches to run.")
-            fail_if_rejected(reports)
+                output.show_line(f"dataset {dataset.name}: its versions are partitions, built by: {command}")
+            output.show_line(f"Application {app.name} declares only datasets: there are no batches to run.")
+            output.fail_if_rejected(reports)
             return
         report = run_application(
             app,
@@ -137,20 +119,20 @@ def run(
             take_over=take_over,
             adopt=adopt,
         )
-    show_json(report.to_json())
+    output.show_json(report.to_json())
     for name, counters in report.step.counters.items():
-        show_table(name, ["counter", "value"], list(counters.items()))
+        output.show_table(name, ["counter", "value"], list(counters.items()))
     end = "caught up" if report.step.caught_up else "stopped at the limit"
-    console.print(f"{report.step.batches} batches, {end}.")
+    output.console.print(f"{report.step.batches} batches, {end}.")
     for dataset in partitioned:
-        show_line(describe_partitions(dataset))
-    fail_if_rejected(report.datasets)
+        output.show_line(describe_partitions(dataset))
+    output.fail_if_rejected(report.datasets)
 
 
 @root.command()
-@lake_url
+@options.lake_url_option
 @click.option("--postgres", metavar="DSN", help="Keep the aircraft in this PostgreSQL instead of SQLite.")
-@master
+@options.master_option
 def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None:
     """Run the main job on real data: 336,776 flights joined with planes, weather, airlines and airports."""
     try:
@@ -166,7 +148,7 @@ def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None
 
 @root.command()
 @click.option("--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Port on 127.0.0.1.")
-@lake_url
+@options.lake_url_option
 def ui(port: int, lake_url: str | None) -> None:
     """Serve the Dagster UI, with its daemon, over the lake and the runs of the demo."""
     from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home
@@ -182,7 +164,7 @@ def ui(port: int, lake_url: str | None) -> None:
         if Path("workspace.yaml").exists()
         else ["-m", "dagster_adjunct.orchestration.definitions"]
     )
-    console.print(f"Dagster UI: http://127.0.0.1:{port}")
+    output.console.print(f"Dagster UI: http://127.0.0.1:{port}")
     os.execve(sys.executable, arguments, environment)
 
 
@@ -202,7 +184,7 @@ def require_free_port(port: int) -> None:
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    sys.exit(run_command(lambda: root(standalone_mode=False)))
+    sys.exit(output.run_command(lambda: root(standalone_mode=False)))
 
 
 if __name__ == "__main__":

@@ -25,24 +25,7 @@ from dagster_adjunct.assets.versions.reports import StageEvent
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.application.graph import group_datasets
-from dagster_adjunct.orchestration.cli.options import (
-    app_reference,
-    audit_options,
-    lake_options,
-    master,
-    parse_duration,
-    read_keys,
-    split_keys,
-    user,
-)
-from dagster_adjunct.orchestration.cli.output import (
-    fail_if_rejected,
-    show_facts,
-    show_json,
-    show_line,
-    show_report,
-    show_table,
-)
+from dagster_adjunct.orchestration.cli import options, output
 from dagster_adjunct.orchestration.maintenance.discard import discard, versions_in_open_batches
 from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, systems_for
 from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
@@ -57,12 +40,12 @@ from dagster_adjunct.resources.streams.registry import open_system
 
 @click.command()
 @click.argument("name")
-@app_reference
+@options.app_reference
 @click.option("--partition", metavar="VERSION", help="Build the version of this name, if versions are partitions.")
 @click.option("--make-current", is_flag=True, help="With --partition: serve it even if a newer version is served.")
-@master
-@user
-@lake_options(create=True)
+@options.master_option
+@options.user_option
+@options.lake_options(create=True)
 def advance(
     lake: Lake, name: str, reference: str, partition: str | None, make_current: bool, master: str | None, by: str
 ) -> None:
@@ -79,7 +62,7 @@ def advance(
     app = load_application(reference)
     group = advance_group(app, name)
     systems = open_dataset_systems(group, lake)
-    with session_scope(master=master, lake_url=lake.url, on_start=show_line) as spark:
+    with session_scope(master=master, lake_url=lake.url, on_start=output.show_line) as spark:
         if partition is None:
             runtime = Runtime(lake, systems_for(app, lake=lake), session_factory(spark), by=by)
             applied = apply_startpoints(runtime, app, only={member.name for member in group})
@@ -90,16 +73,16 @@ def advance(
             _reject_partition(group)
             place: dict[str, Any] = {"lake": lake, "systems": systems, "spark": spark, "by": by}
             reports = [advance_dataset(group[0], **place, partition=partition, make_current=make_current)]
-    show_json([report.to_json() for report in reports])
+    output.show_json([report.to_json() for report in reports])
     for report in reports:
-        show_line(report.summary())
-    fail_if_rejected(reports)
+        output.show_line(report.summary())
+    output.fail_if_rejected(reports)
 
 
 def show_stage(event: StageEvent) -> None:
     """Print a line for a notable stage of a dataset."""
     if event.is_notable:
-        show_line(event.summary())
+        output.show_line(event.summary())
 
 
 def advance_group(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
@@ -135,7 +118,7 @@ def _reject_partition(group: tuple[AdjunctDataset, ...]) -> None:
 
 @click.command()
 @click.argument("name")
-@lake_options()
+@options.lake_options()
 def lag(lake: Lake, name: str) -> None:
     """Show how far an unbounded dataset is behind its stream, by partition, and its bootstrap progress."""
     manifest = open_stored_versions(lake, name).require_manifest()
@@ -143,7 +126,7 @@ def lag(lake: Lake, name: str) -> None:
     if table is None:
         raise _no_lag_error(name, manifest.declaration.owner)
     facts = _lag_to_json(lake, table)
-    show_json({"dataset": name, **facts})
+    output.show_json({"dataset": name, **facts})
     show_lag(facts)
 
 
@@ -187,49 +170,49 @@ def _lag_to_json(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
 def show_lag(facts: Mapping[str, Any]) -> None:
     """Print how far a table is behind its stream."""
     if "unknown" in facts:
-        show_line(f"The lag is unknown: {facts['unknown']}")
+        output.show_line(f"The lag is unknown: {facts['unknown']}")
         return
     bootstrap = facts["bootstrap"]
-    show_facts("bootstrap", {name: value for name, value in bootstrap.items() if value not in ({}, "")})
+    output.show_facts("bootstrap", {name: value for name, value in bootstrap.items() if value not in ({}, "")})
     rows = []
     for ssp, lag in facts["partitions"].items():
         seconds = lag["seconds"]
         behind = "never caught up" if seconds is None else str(timedelta(seconds=round(seconds)))
         rows.append([ssp, *(lag[fact] for fact in ("next", "end", "offsets", "records", "lost")), behind])
     columns = ["partition", "next", "end", "offsets behind", "records", "lost", "time behind"]
-    show_table("behind its stream", columns, rows)
+    output.show_table("behind its stream", columns, rows)
 
 
 @click.command()
 @click.argument("name")
 @click.option("--level", type=click.Choice(["minor", "major"]), help="Default: what its compaction policy finds due.")
-@master
-@user
-@lake_options()
+@options.master_option
+@options.user_option
+@options.lake_options()
 def compact(lake: Lake, name: str, level: Literal["minor", "major"] | None, master: str | None, by: str) -> None:
     """Merge the deltas of an unbounded dataset into one (minor), or with its base into a new one (major).
 
     Safe while readers and writers work; for cron.
     """
-    with session_scope(master=master, lake_url=lake.url, on_start=show_line) as spark:
-        show_report(compact_dataset(lake, name, spark=spark, by=by, level=level))
+    with session_scope(master=master, lake_url=lake.url, on_start=output.show_line) as spark:
+        output.show_report(compact_dataset(lake, name, spark=spark, by=by, level=level))
 
 
 @click.command()
 @click.argument("name")
-@app_reference
-@master
-@audit_options
-@lake_options()
+@options.app_reference
+@options.master_option
+@options.audit_options
+@options.lake_options()
 def rebuild(lake: Lake, name: str, reference: str, master: str | None, reason: str, by: str) -> None:
     """Rebuild an unbounded dataset from the start of its stream or its bulk snapshot; readers keep the old one."""
     dataset = advance_group(load_application(reference), name)[0]
     systems = open_dataset_systems([dataset], lake)
-    with session_scope(master=master, lake_url=lake.url, on_start=show_line) as spark:
+    with session_scope(master=master, lake_url=lake.url, on_start=output.show_line) as spark:
         report = rebuild_dataset(
             dataset, lake=lake, systems=systems, spark=spark, reason=reason, by=by, on_stage=show_stage
         )
-    show_report(report)
+    output.show_report(report)
 
 
 @click.command()
@@ -239,8 +222,8 @@ def rebuild(lake: Lake, name: str, reference: str, master: str | None, reason: s
     "--grace", help="Keep everything younger than this, such as 90m or 7d. Default: as each dataset declares."
 )
 @click.option("--dry-run", is_flag=True, help="Only list what would be deleted, and why.")
-@user
-@lake_options()
+@options.user_option
+@options.lake_options()
 def expire(lake: Lake, names: tuple[str, ...], keep: str | None, grace: str | None, dry_run: bool, by: str) -> None:
     """Delete versions that the retention policy no longer keeps, and what failed builds left.
 
@@ -256,7 +239,7 @@ def expire(lake: Lake, names: tuple[str, ...], keep: str | None, grace: str | No
         )
     given: dict[str, Any] = {}
     if grace is not None:
-        given["grace"] = parse_duration("--grace", grace, "for example 90m, 24h or 7d")
+        given["grace"] = options.parse_duration("--grace", grace, "for example 90m, 24h or 7d")
     if keep is not None:
         if keep != "all" and not (keep.isdecimal() and int(keep)):
             raise ConfigurationError(
@@ -271,13 +254,13 @@ def expire(lake: Lake, names: tuple[str, ...], keep: str | None, grace: str | No
             reports.append(discard(lake, name, policy, by=by, dry_run=dry_run))
         except AdjunctError as error:
             errors.append(error)
-    show_json([report.to_json() for report in reports])
+    output.show_json([report.to_json() for report in reports])
     for report in reports:
-        show_line(f"{report.summary()}.")
+        output.show_line(f"{report.summary()}.")
         outcomes = {"deleted": (*report.discarded, *report.garbage), "spared": report.spared, "kept": report.kept}
         rows = [[outcome, item.what, item.name, item.reason] for outcome, items in outcomes.items() for item in items]
         if rows:
-            show_table(report.dataset, ["", "what", "name", "why"], rows)
+            output.show_table(report.dataset, ["", "what", "name", "why"], rows)
     raise_first(errors)
 
 
@@ -285,7 +268,7 @@ def expire(lake: Lake, names: tuple[str, ...], keep: str | None, grace: str | No
 @click.argument("name")
 @click.argument("version", required=False)
 @click.option("--deep", is_flag=True, help="Also check rows, columns, key order and buckets.")
-@lake_options()
+@options.lake_options()
 def verify(lake: Lake, name: str, version: str | None, deep: bool) -> None:
     """Compare every object of a version (default: all sealed versions) with its checksum.
 
@@ -310,11 +293,11 @@ def verify(lake: Lake, name: str, version: str | None, deep: bool) -> None:
                 raise
             continue  # discarded meanwhile, not damaged
         reports.append(report)
-    show_json([report.to_json() for report in reports])
+    output.show_json([report.to_json() for report in reports])
     for report in reports:
-        show_line(report.summary())
+        output.show_line(report.summary())
         for damage in report.damaged:
-            show_line(f"  {damage}")
+            output.show_line(f"  {damage}")
     if not all(report.ok for report in reports):
         raise click.exceptions.Exit(1)
 
@@ -328,8 +311,8 @@ def verify(lake: Lake, name: str, version: str | None, deep: bool) -> None:
     help="Read the keys from a CSV file without header, one per line.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask before.")
-@audit_options
-@lake_options()
+@options.audit_options
+@options.lake_options()
 def erase(lake: Lake, name: str, key: tuple[str, ...], keys_from: Path | None, yes: bool, reason: str, by: str) -> None:
     """Erase entries permanently from everything that a dataset stores, and verify it by a search.
 
@@ -345,7 +328,9 @@ def erase(lake: Lake, name: str, key: tuple[str, ...], keys_from: Path | None, y
             dataset=name,
         )
     fields = [Field(column, kind) for column, kind in zip(declared.key, declared.key_types, strict=True)]
-    texts = read_keys(name, declared.key, keys_from) if keys_from else split_keys(name, declared.key, key)
+    texts = (
+        options.read_keys(name, declared.key, keys_from) if keys_from else options.split_keys(name, declared.key, key)
+    )
     keys = [key_from_text(f"dataset {name!r}", fields, values) for values in texts]
     if not yes:
         question = f"Erase {len(keys)} key(s) from {manifest.stored_description} of {name} permanently?"
@@ -355,8 +340,8 @@ def erase(lake: Lake, name: str, key: tuple[str, ...], keys_from: Path | None, y
         return versions_in_open_batches(lake).get(name, {})
 
     report = forget(lake, name, keys, reason=reason, by=by, roots=needed_versions)
-    show_report(report)
-    show_line(f"Not erased, because the dataset does not own it: {'; '.join(report.not_erased)}.")
+    output.show_report(report)
+    output.show_line(f"Not erased, because the dataset does not own it: {'; '.join(report.not_erased)}.")
     if not report.complete:
         raise click.exceptions.Exit(1)
 

@@ -24,15 +24,17 @@ C = TypeVar("C", bound=Callable[..., Any])
 _DURATION = re.compile(r"(\d+)\s*(m|h|d|w)")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
-lake_url = click.option(
+lake_url_option = click.option(
     "--lake",
     "lake_url",
     metavar="URL",
     help="The lake: s3://bucket/prefix or a folder. Default: ADJUNCT_LAKE, else .adjunct/lake.",
 )
-master = click.option("--master", help="Spark master, such as local[4] or spark://host:7077. Default: all cores here.")
+master_option = click.option(
+    "--master", help="Spark master, such as local[4] or spark://host:7077. Default: all cores here."
+)
 app_reference = click.argument("reference", metavar="MODULE:APP")
-user = click.option(
+user_option = click.option(
     "--by",
     callback=lambda context, option, by: resolve_user(by),
     help="Who does it. Default: the user of this machine.",
@@ -43,7 +45,7 @@ def lake_option(*, create: bool = False) -> Callable[[C], C]:
     """Add --lake, and pass the lake as `lake`; unless `create`, it must exist."""
 
     def decorate(command: C) -> C:
-        @lake_url
+        @lake_url_option
         @wraps(command)
         def run(lake_url: str | None, **given: Any) -> Any:
             return command(lake=open_lake(lake_url, create=create), **given)
@@ -75,7 +77,7 @@ def output_options(command: C) -> C:
 
 def audit_options(command: C) -> C:
     """Add --reason and --by, which every change records."""
-    return click.option("--reason", required=True, help="Why; recorded with the change.")(user(command))
+    return click.option("--reason", required=True, help="Why; recorded with the change.")(user_option(command))
 
 
 def parse_duration(option: str, text: str, example: str) -> timedelta:

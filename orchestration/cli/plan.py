@@ -11,7 +11,7 @@ import click
 
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import load_application
-from dagster_adjunct.orchestration.cli.options import app_reference, lake_options, master
+from dagster_adjunct.orchestration.cli.options import app_reference, lake_options, master_option
 from dagster_adjunct.orchestration.cli.output import console, format_json, show_line
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import check_syntax, plan_application, systems_for
@@ -39,7 +39,7 @@ DIFFERS = 4
     help="Show the differences from a plan that --format json wrote to this file.",
 )
 @click.option("--verify", is_flag=True, help="Ask Spark for its physical plan, over no records, and compare.")
-@master
+@master_option
 @lake_options(create=True)
 def show_plan(
     lake: Lake,

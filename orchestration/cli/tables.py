@@ -15,17 +15,8 @@ import click
 
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.orchestration.application.table_registry import open_registered_table, reset_table
-from dagster_adjunct.orchestration.cli.options import lake_options, user
-from dagster_adjunct.orchestration.cli.output import (
-    fail_if_missing,
-    show_facts,
-    show_items,
-    show_json,
-    show_line,
-    show_record,
-    show_table,
-    show_with_error,
-)
+from dagster_adjunct.orchestration.cli import output
+from dagster_adjunct.orchestration.cli.options import lake_options, user_option
 from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
 from dagster_adjunct.resources.backends.columns import Kind, parse_known_column
 from dagster_adjunct.resources.errors import ConditionsNotMetError, ConfigurationError
@@ -68,20 +59,20 @@ def get_record(lake: Lake, name: str, key: tuple[str, ...]) -> None:
     values = key_from_text(f"table {remote.name!r}", fields, list(key))
     with BlockingTable(remote) as blocking:
         record = blocking.get(values[0] if len(values) == 1 else values)
-    show_json({"table": name, "key": list(key), "record": record})
-    show_record(f"{name} {' '.join(key)}", record, "no record")
-    fail_if_missing([record])
+    output.show_json({"table": name, "key": list(key), "record": record})
+    output.show_record(f"{name} {' '.join(key)}", record, "no record")
+    output.fail_if_missing([record])
 
 
 @table.command("allow-recreate")
 @click.argument("name")
-@user
+@user_option
 @lake_options()
 def allow_recreate(lake: Lake, name: str, by: str) -> None:
     """Let the next run create a table again whose file is gone. Deletes nothing."""
     reset_table(lake, name, by=by)
-    show_json({"table": name, "forgotten": True})
-    show_line(f"Table {name} may be created again: the next run that writes it creates it where it is declared.")
+    output.show_json({"table": name, "forgotten": True})
+    output.show_line(f"Table {name} may be created again: the next run that writes it creates it where it is declared.")
 
 
 @click.group()
@@ -133,7 +124,7 @@ class _EntryFormat:
                 }
                 for failure in error.failures
             ]
-            show_with_error(failures=failures)
+            output.show_with_error(failures=failures)
             raise
 
 
@@ -279,13 +270,13 @@ def get_entries(lake: Lake, entries: _EntryFormat, table: str, keys: tuple[str, 
     with entries.open(lake, table) as reading:
         found = reading.get_all(wanted, family=family)
     shown = [None if one is None else entries.to_json(one.key, one) for one in found]
-    show_json({"table": table, "family": family, "entries": shown})
+    output.show_json({"table": table, "family": family, "entries": shown})
     rows = [
         [key, "", "no entry"] if one is None else [key, _format_cell(entries.value_type, one["value"]), one["version"]]
         for key, one in zip(keys, shown, strict=True)
     ]
-    show_table(_title(table, family), ["key", "value", "version"], rows, own=True)
-    fail_if_missing(shown)
+    output.show_table(_title(table, family), ["key", "value", "version"], rows, own=True)
+    output.fail_if_missing(shown)
 
 
 @kv.command("put")
@@ -318,8 +309,8 @@ def put_entry(
             written = writing.replace(name, content, _parse_version(version), family=family)
         else:
             written = (writing.put_if_absent if if_absent else writing.put)(name, content, family=family)
-    show_json({"table": table, "family": family, "key": entries.key_to_json(name), "version": str(written)})
-    show_line(f"{key} has version {written}.")
+    output.show_json({"table": table, "family": family, "key": entries.key_to_json(name), "version": str(written)})
+    output.show_line(f"{key} has version {written}.")
 
 
 @kv.command("remove")
@@ -345,8 +336,8 @@ def remove_entries(
             writing.remove_all(wanted, family=family)
         else:
             writing.remove(wanted[0], version=None if version is None else _parse_version(version), family=family)
-    show_json({"table": table, "family": family, "removed": [entries.key_to_json(key) for key in wanted]})
-    show_line(f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} removed.")
+    output.show_json({"table": table, "family": family, "removed": [entries.key_to_json(key) for key in wanted]})
+    output.show_line(f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} removed.")
 
 
 @kv.command("iterate")
@@ -412,7 +403,7 @@ def iterate_entries(
                 at = base64.urlsafe_b64encode(behind.to_bytes()).decode()
                 keys = [(item, None) if keys_only else (item.key, item) for item in page.items]
                 found += [entries.to_json(key, entry) for key, entry in keys]
-    show_json({"table": table, "entries": found, "state": at})
+    output.show_json({"table": table, "entries": found, "state": at})
     if found:
         columns = ["family", "key", *(() if keys_only else ("value",)), "version"]
         rows = [
@@ -424,11 +415,11 @@ def iterate_entries(
             ]
             for one in found
         ]
-        show_table(_title(table, family), columns, rows, own=True)
+        output.show_table(_title(table, family), columns, rows, own=True)
     if not found:
-        show_line("No entries." if state is None else "No more entries.")
+        output.show_line("No entries." if state is None else "No more entries.")
     else:
-        show_line("End of entries." if ended else f"Continue with --state {at}")
+        output.show_line("End of entries." if ended else f"Continue with --state {at}")
 
 
 def _title(table: str, family: str | None) -> str:
@@ -457,8 +448,8 @@ def create_scope(lake: Lake, scope: str) -> None:
 def list_scopes(lake: Lake, after: str | None, limit: int | None) -> None:
     """List the scopes, ordered by name."""
     scopes = KeyValueTableManager(lake).list_scopes(after=after, limit=limit)
-    show_json(list(scopes))
-    show_table("scopes", ["scope"], [[name] for name in scopes], own=True)
+    output.show_json(list(scopes))
+    output.show_table("scopes", ["scope"], [[name] for name in scopes], own=True)
 
 
 @scope.command("delete")
@@ -510,9 +501,11 @@ def create(
 def list_tables(lake: Lake, scope: str, after: str | None, limit: int | None) -> None:
     """List the tables of a scope, ordered by name."""
     tables = [_facts(table) for table in KeyValueTableManager(lake).list(scope, after=after, limit=limit)]
-    show_json(tables)
+    output.show_json(tables)
     columns = ["name", "state", "partitions", "backend", "created_at"]
-    show_items(f"key-value tables of {scope}", columns + ["problem"] * any(one["problem"] for one in tables), tables)
+    output.show_items(
+        f"key-value tables of {scope}", columns + ["problem"] * any(one["problem"] for one in tables), tables
+    )
 
 
 @kv.command("show")
@@ -523,9 +516,9 @@ def show_key_value_table(lake: Lake, table: str) -> None:
     manager, names = KeyValueTableManager(lake), _split_table_name(table)
     facts = _facts(manager.describe(*names))
     segments = [asdict(segment) for segment in manager.segments(*names)]
-    show_json({**facts, "segments": segments})
-    show_facts(f"key-value table {table}", {name: value for name, value in facts.items() if name != "problem"})
-    show_items("segments", ["partition", "location"], segments)
+    output.show_json({**facts, "segments": segments})
+    output.show_facts(f"key-value table {table}", {name: value for name, value in facts.items() if name != "problem"})
+    output.show_items("segments", ["partition", "location"], segments)
 
 
 @kv.command()
@@ -569,8 +562,8 @@ def delete(lake: Lake, table: str, unregister: bool, yes: bool) -> None:
 
 
 def _show_change(facts: dict[str, Any], what: str, outcome: str) -> None:
-    show_json(facts)
-    show_line(f"{what} {outcome}.")
+    output.show_json(facts)
+    output.show_line(f"{what} {outcome}.")
 
 
 def _facts(table: TableInfo) -> dict[str, Any]:

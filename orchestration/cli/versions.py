@@ -15,15 +15,8 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions, open_
 from dagster_adjunct.assets.versions.actions import describe_unserved_version
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, as_bounded
 from dagster_adjunct.assets.versions.version import VersionRef
+from dagster_adjunct.orchestration.cli import output
 from dagster_adjunct.orchestration.cli.options import audit_options, lake_options, parse_expiry, split_keys
-from dagster_adjunct.orchestration.cli.output import (
-    fail_if_missing,
-    show_facts,
-    show_items,
-    show_json,
-    show_line,
-    show_table,
-)
 from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
@@ -35,7 +28,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 def list_versions(lake: Lake, name: str) -> None:
     """List the retained versions with their states (served, pinned, rejected, withdrawn) and reasons."""
     store = open_stored_versions(lake, name)
-    show_json(_list_facts(store.require_manifest()))
+    output.show_json(_list_facts(store.require_manifest()))
     show_versions(store)
 
 
@@ -46,7 +39,7 @@ def show_versions(store: StoredVersions) -> None:
     columns = ["id", "name", *dated, "rows", "bytes", "sealed at", "state", "reason"]
     marked = [fact | {"state": ", ".join([fact["state"], *fact["marks"]])} for fact in facts]
     rows = [[fact.get(column.replace(" ", "_")) for column in columns] for fact in marked]
-    show_table(f"versions of {store.name}, sealed in UTC", columns, rows)
+    output.show_table(f"versions of {store.name}, sealed in UTC", columns, rows)
 
 
 def show_version(store: StoredVersions, version: str) -> None:
@@ -64,15 +57,15 @@ def show_version(store: StoredVersions, version: str) -> None:
             sealed = store.log.read_version(ref)
             verdicts = [verdict.model_dump(mode="json") for verdict in sealed.verdicts]
             facts |= {"columns": sealed.columns.to_json(), "offsets": sealed.offsets, "counters": sealed.counters}
-    show_json(facts | {"verdicts": verdicts})
+    output.show_json(facts | {"verdicts": verdicts})
     schema = facts.pop("columns", [])
-    show_facts(
+    output.show_facts(
         f"version {facts['id']} of {store.name}", {k: v for k, v in facts.items() if v not in ({}, [], "", None)}
     )
     if verdicts:
         rows = [[v["name"], "passed" if v["passed"] else "failed", v["severity"], v["message"]] for v in verdicts]
-        show_table("validators", ["name", "result", "severity", "message"], rows)
-    show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
+        output.show_table("validators", ["name", "result", "severity", "message"], rows)
+    output.show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
 
 
 @click.command("history")
@@ -95,9 +88,9 @@ def show_history(lake: Lake, name: str, key: tuple[str, ...], limit: int) -> Non
         _show_entry_over_time(lake, name, key, limit)
         return
     entries = [entry.to_json() for entry in open_stored_versions(lake, name).history(limit)]
-    show_json(entries)
+    output.show_json(entries)
     columns = ["number", "at", "action", "version", "served", "readable", "by", "reason"]
-    show_items(f"history of {name}, in UTC", columns, entries)
+    output.show_items(f"history of {name}, in UTC", columns, entries)
 
 
 @click.command("diff")
@@ -111,18 +104,20 @@ def show_history(lake: Lake, name: str, key: tuple[str, ...], limit: int) -> Non
 def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
     """Compare two versions: count and sample the keys that were added, removed and changed."""
     differences = open_stored_versions(lake, name).diff(old, new, sample=sample)
-    show_json(differences.to_json())
+    output.show_json(differences.to_json())
     counts = {what: getattr(differences, what) for what in ("added", "removed", "changed", "unchanged")}
     columns = {f"columns {what}": getattr(differences, f"columns_{what}") for what in ("added", "removed", "retyped")}
     retyped = [f"{column} ({before} to {after})" for column, before, after in differences.columns_retyped]
     columns["columns retyped"] = tuple(retyped)
-    show_facts(f"{name}: {differences.old} to {differences.new}", counts | {k: v for k, v in columns.items() if v})
+    output.show_facts(
+        f"{name}: {differences.old} to {differences.new}", counts | {k: v for k, v in columns.items() if v}
+    )
     for what, keys in (("added", differences.added_sample), ("removed", differences.removed_sample)):
         if keys:
-            show_table(what, list(keys[0]), [list(key.values()) for key in keys], own=True)
+            output.show_table(what, list(keys[0]), [list(key.values()) for key in keys], own=True)
     for entry in differences.changed_sample:
         values = {n: f"{entry.old[n]} -> {v}" for n, v in entry.new.items() if n in entry.old and entry.old[n] != v}
-        show_facts(f"changed: {', '.join(map(str, entry.key.values()))}", values, own=True)
+        output.show_facts(f"changed: {', '.join(map(str, entry.key.values()))}", values, own=True)
 
 
 def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: int) -> None:
@@ -140,9 +135,9 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
         values = [column for column in opened.schema.names if column not in opened.sealed.key]
     newest = every[-limit:]
     slots = ("valid_from", "valid_to", "is_current", "entry")
-    show_json([{slot: getattr(part, slot) for slot in slots} for part in newest])
+    output.show_json([{slot: getattr(part, slot) for slot in slots} for part in newest])
     if not every:
-        show_line(f"{name} has no entry {', '.join(texts[0])} in its retained history")
+        output.show_line(f"{name} has no entry {', '.join(texts[0])} in its retained history")
     else:
         deleted = ["deleted", *[""] * (len(values) - 1)]
         rows = [
@@ -155,8 +150,8 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
         ]
         part_of_all = f", the newest {len(newest)} of {len(every)} (--limit)" if len(newest) < len(every) else ""
         title = f"{name} {', '.join(texts[0])} over time, in UTC{part_of_all}"
-        show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
-    fail_if_missing([every or None])
+        output.show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
+    output.fail_if_missing([every or None])
 
 
 def _list_facts(manifest: DatasetManifest) -> list[dict[str, Any]]:
@@ -262,7 +257,7 @@ def _show_change(store: StoredVersions, action: str, before: DatasetManifest, af
     version = after.change.version if after.change and changed else None
     others = sorted(set(store.log.read_all()[1]) - {store.name})
     note = describe_unserved_version(after) if version else ""
-    show_json(
+    output.show_json(
         {
             "dataset": store.name,
             "action": action,
@@ -278,8 +273,8 @@ def _show_change(store: StoredVersions, action: str, before: DatasetManifest, af
     what = f"{action} {version}" if changed else f"{action}: nothing to do"
     serves = f"{served.id} ({served.name}) is served now" if served else "no version is served now"
     until = f" until {pin.expires_at:%Y-%m-%d %H:%M} UTC" if pin and pin.expires_at else ""
-    show_line(f"{store.name}: {what}; {serves}{', pinned' + until if pin else ''}.")
+    output.show_line(f"{store.name}: {what}; {serves}{', pinned' + until if pin else ''}.")
     if note:
-        show_line(f"{note}.")
+        output.show_line(f"{note}.")
     elif others and changed and action != "abandon":
-        show_line(f"{', '.join(others)} changed with it, as members of the same version set.")
+        output.show_line(f"{', '.join(others)} changed with it, as members of the same version set.")
