@@ -21,20 +21,7 @@ from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
-from dagster_adjunct.orchestration.code_location import checks
-from dagster_adjunct.orchestration.code_location.metadata import (
-    DATA_VERSION_TAG,
-    column_schema,
-    dataset_columns,
-    dataset_metadata,
-    dataset_preview,
-    lag_metadata,
-    lineage_metadata,
-    served_metadata,
-    stream_metadata,
-    translate_errors,
-    version_metadata,
-)
+from dagster_adjunct.orchestration.code_location import checks, metadata
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, systems_for
 from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
@@ -51,14 +38,14 @@ def last_data_version(context: dg.AssetExecutionContext | dg.OpExecutionContext,
     """Return the data version of the asset's newest materialization, None before the first."""
     known = context.instance.get_latest_materialization_event(key)
     tags = known.asset_materialization.tags if known and known.asset_materialization else None
-    return (tags or {}).get(DATA_VERSION_TAG)
+    return (tags or {}).get(metadata.DATA_VERSION_TAG)
 
 
 def report_version(
     context: dg.AssetExecutionContext,
     key: dg.AssetKey,
     version: str,
-    metadata: Mapping[str, Any],
+    facts: Mapping[str, Any],
     description: str,
     *,
     always: bool = False,
@@ -71,15 +58,15 @@ def report_version(
     selected = key in context.selected_asset_keys
     if not always and last_data_version(context, key) == version:
         context.log_event(
-            dg.AssetObservation(key, description=description, metadata=metadata, tags={DATA_VERSION_TAG: version})
+            dg.AssetObservation(key, description=description, metadata=facts, tags={metadata.DATA_VERSION_TAG: version})
         )
         if selected:
             yield output_without_materialization(context, key)
     elif selected:
-        yield dg.MaterializeResult(asset_key=key, metadata=metadata, data_version=dg.DataVersion(version))
+        yield dg.MaterializeResult(asset_key=key, metadata=facts, data_version=dg.DataVersion(version))
     else:
         # Not selected, but built together with a selected asset, like members of a version set.
-        yield dg.AssetMaterialization(key, metadata=metadata, tags={DATA_VERSION_TAG: version})
+        yield dg.AssetMaterialization(key, metadata=facts, tags={metadata.DATA_VERSION_TAG: version})
 
 
 def output_without_materialization(context: dg.AssetExecutionContext, key: dg.AssetKey) -> dg.Output[None]:
@@ -148,7 +135,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: Sequence[Applicat
     )
     def advance(context: dg.AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> Results:
         keys = {member.dataset.name: member.key for member in unit}
-        with translate_errors(context, retry=RETRYABLE), checks.report_validator_errors(context, keys):
+        with metadata.translate_errors(context, retry=RETRYABLE), checks.report_validator_errors(context, keys):
             lake = adjunct_lake.open()
             run = checks.OpRun(context, lake, open_dataset_systems(datasets, lake))
             reports: dict[str, AdvanceReport] = {}
@@ -195,21 +182,23 @@ def _dataset_events(
     A table with a freshness policy is materialised by each look at its stream, because Dagster counts nothing else.
     """
     context = run.context
-    metadata = dataset_metadata(report, dataset_uri(run.lake, member.dataset)) | display_metadata(run, member, manifest)
+    facts = metadata.dataset_metadata(report, dataset_uri(run.lake, member.dataset)) | display_metadata(
+        run, member, manifest
+    )
     if manifest is not None:
-        metadata |= version_metadata(manifest)
+        facts |= metadata.version_metadata(manifest)
         table = as_follower(manifest)
         if table is not None:
-            metadata |= lag_metadata(StreamPosition.of(run.systems, table).lags(run.lake.now()))
+            facts |= metadata.lag_metadata(StreamPosition.of(run.systems, table).lags(run.lake.now()))
     if report.version is None:
         context.log.warning(report.summary())
-        context.log_event(dg.AssetObservation(member.key, description=report.summary(), metadata=metadata))
+        context.log_event(dg.AssetObservation(member.key, description=report.summary(), metadata=facts))
         if not member.dataset.bootstrap and member.key in context.selected_asset_keys:
             yield output_without_materialization(context, member.key)
         return
     context.log.info(report.summary())
     always = member.spec.freshness_policy is not None
-    yield from report_version(context, member.key, report.version, metadata, report.summary(), always=always)
+    yield from report_version(context, member.key, report.version, facts, report.summary(), always=always)
 
 
 def display_metadata(run: checks.OpRun, member: DatasetAsset, manifest: DatasetManifest | None) -> dict[str, Any]:
@@ -223,14 +212,16 @@ def display_metadata(run: checks.OpRun, member: DatasetAsset, manifest: DatasetM
         schema = run.systems[system].info(name).schema
         records = None if schema is None else schema.names
     source = next((dep.asset_key for dep in member.spec.deps), None)
-    metadata: dict[str, Any] = {
-        "dagster/column_schema": column_schema(version.columns, dict(dataset.column_descriptions)),
-        **lineage_metadata(dataset_columns(dataset, version.columns.names, records), lambda node: source),
+    facts: dict[str, Any] = {
+        "dagster/column_schema": metadata.column_schema(version.columns, dict(dataset.column_descriptions)),
+        **metadata.lineage_metadata(
+            metadata.dataset_columns(dataset, version.columns.names, records), lambda node: source
+        ),
     }
     if not member.preview_rows:
-        return metadata
+        return facts
     with open_dataset(run.lake, dataset.name, version=version.id, lease=False) as opened:
-        return metadata | dataset_preview(opened, member.preview_rows, dataset.sensitive)
+        return facts | metadata.dataset_preview(opened, member.preview_rows, dataset.sensitive)
 
 
 def log_rejected_versions(
@@ -247,17 +238,17 @@ def log_rejected_versions(
         if ref is not None:
             text = checks.rejection_warning(report.dataset, ref, report.version)
             context.log.warning(text)
-            metadata = checks.rejection_metadata(ref, report.version)
+            facts = checks.rejection_metadata(ref, report.version)
             partition = ref.name if member.dataset.versions is not None else None
-            context.log_event(dg.AssetObservation(member.key, partition=partition, description=text, metadata=metadata))
+            context.log_event(dg.AssetObservation(member.key, partition=partition, description=text, metadata=facts))
 
 
 def observe_streams(run: checks.OpRun, streams: Mapping[str, dg.AssetKey]) -> None:
     """Log an observation of what each stream holds now."""
     for name, key in streams.items():
-        metadata = stream_metadata(run.lake, run.systems, name)
-        if metadata is not None:
-            run.context.log_event(dg.AssetObservation(key, metadata=metadata))
+        facts = metadata.stream_metadata(run.lake, run.systems, name)
+        if facts is not None:
+            run.context.log_event(dg.AssetObservation(key, metadata=facts))
 
 
 def report_served_version(run: checks.OpRun, dataset: AdjunctDataset, key: dg.AssetKey) -> None:
@@ -266,9 +257,9 @@ def report_served_version(run: checks.OpRun, dataset: AdjunctDataset, key: dg.As
     if manifest is None or manifest.version is None:
         return
     if last_data_version(run.context, key) != manifest.version.id:
-        tags = {DATA_VERSION_TAG: manifest.version.id}
-        metadata = served_metadata(manifest, dataset_uri(run.lake, dataset))
-        run.context.log_event(dg.AssetMaterialization(key, metadata=metadata, tags=tags))
+        tags = {metadata.DATA_VERSION_TAG: manifest.version.id}
+        facts = metadata.served_metadata(manifest, dataset_uri(run.lake, dataset))
+        run.context.log_event(dg.AssetMaterialization(key, metadata=facts, tags=tags))
 
 
 def dataset_uri(lake: Lake, dataset: AdjunctDataset) -> str:
@@ -343,7 +334,7 @@ def partitioned_dataset_asset(member: DatasetAsset) -> dg.AssetsDefinition:
     ) -> PartitionResults:
         wanted = sorted(context.partition_keys, key=natural_sort_key)
         with (
-            translate_errors(context, retry=RETRYABLE),
+            metadata.translate_errors(context, retry=RETRYABLE),
             checks.report_validator_errors(context, {dataset.name: member.key}),
         ):
             lake = adjunct_lake.open()
@@ -432,7 +423,7 @@ class _PartitionBuild:
             failed = {name: result for name, result in by_partition.items() if not result.passed}
             shown = next(iter(failed.values()), any_result)
             failures = "; ".join(f"{name}: {result.description}" for name, result in failed.items())
-            metadata = {
+            facts = {
                 **shown.metadata,
                 "adjunct/partitions": dg.MetadataValue.json(sorted(by_partition, key=natural_sort_key)),
             }
@@ -443,7 +434,7 @@ class _PartitionBuild:
                     passed=not failed,
                     severity=shown.severity,
                     description=(failures if len(by_partition) > 1 else shown.description) or None,
-                    metadata=metadata,
+                    metadata=facts,
                 )
             )
 
@@ -461,27 +452,27 @@ class _PartitionBuild:
         self, name: str, report: AdvanceReport, manifest: DatasetManifest, *, alone: bool
     ) -> dg.MaterializeResult[Any] | dg.AssetMaterialization | None:
         ref = _newest_version(manifest, name, "sealed")
-        metadata = dataset_metadata(report, dataset_uri(self.op.lake, self.member.dataset)) | version_metadata(manifest)
-        metadata |= display_metadata(self.op, self.member, manifest)
+        facts = metadata.dataset_metadata(
+            report, dataset_uri(self.op.lake, self.member.dataset)
+        ) | metadata.version_metadata(manifest)
+        facts |= display_metadata(self.op, self.member, manifest)
         rejected = {one.name for one in map(manifest.ref, report.rejected) if one is not None}
         if ref is None or (name in rejected and ref.id not in report.sealed):
-            metadata["adjunct/version"] = ref.id if ref else "none"
+            facts["adjunct/version"] = ref.id if ref else "none"
             text = report.summary()
-            observation = dg.AssetObservation(self.member.key, partition=name, metadata=metadata, description=text)
+            observation = dg.AssetObservation(self.member.key, partition=name, metadata=facts, description=text)
             self.op.context.log_event(observation)
             return None
-        metadata |= {"adjunct/version": ref.id, "adjunct/name": name, "adjunct/served": report.version or "none"}
-        metadata.pop("dagster/row_count", None)
+        facts |= {"adjunct/version": ref.id, "adjunct/name": name, "adjunct/served": report.version or "none"}
+        facts.pop("dagster/row_count", None)
         if ref.rows is not None:
-            metadata["dagster/partition_row_count"] = ref.rows
+            facts["dagster/partition_row_count"] = ref.rows
         if alone:
             # In a backfill of several partitions one result would give all of them the same data version.
             self.has_output = True
-            return dg.MaterializeResult(
-                asset_key=self.member.key, metadata=metadata, data_version=dg.DataVersion(ref.id)
-            )
-        tags = {DATA_VERSION_TAG: ref.id}
-        return dg.AssetMaterialization(self.member.key, partition=name, metadata=metadata, tags=tags)
+            return dg.MaterializeResult(asset_key=self.member.key, metadata=facts, data_version=dg.DataVersion(ref.id))
+        tags = {metadata.DATA_VERSION_TAG: ref.id}
+        return dg.AssetMaterialization(self.member.key, partition=name, metadata=facts, tags=tags)
 
 
 def _newest_version(manifest: DatasetManifest, name: str, state: str | None = None) -> VersionRef | None:

@@ -18,6 +18,7 @@ from dagster_adjunct.orchestration.application.graph import (
 from dagster_adjunct.orchestration.application.table_registry import register_tables
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease, validate_wait
+from dagster_adjunct.orchestration.code_location import metadata
 from dagster_adjunct.orchestration.code_location.checks import (
     OpRun,
     join_check_results,
@@ -31,17 +32,6 @@ from dagster_adjunct.orchestration.code_location.dataset_assets import (
     observe_streams,
     report_served_version,
     report_version,
-)
-from dagster_adjunct.orchestration.code_location.metadata import (
-    has_ended,
-    lineage_metadata,
-    lookup_metadata,
-    output_columns,
-    output_metadata,
-    plan_metadata,
-    step_metadata,
-    trace_origins,
-    translate_errors,
 )
 from dagster_adjunct.orchestration.code_location.nodes import NODE_KINDS, VERSION_KEY, RunOutputs
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
@@ -112,7 +102,7 @@ def outputs_asset(
         if not context.selected_asset_keys:
             yield from _reevaluate_checks(context, adjunct_lake, app, checks, lags)
             return
-        with translate_errors(context):
+        with metadata.translate_errors(context):
             lake = adjunct_lake.open()
             op = OpRun(context, lake, systems_for(app, lake=lake))
             waiting = log_skipped_datasets(op, app)
@@ -129,12 +119,14 @@ def outputs_asset(
             return
         version = hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16]
         description = f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
-        shared = step_metadata(report) | plan_metadata(planned) | lookup_metadata(report, tables)
+        shared = (
+            metadata.step_metadata(report) | metadata.plan_metadata(planned) | metadata.lookup_metadata(report, tables)
+        )
         if waiting:
             shared["adjunct/left_out"] = dg.MetadataValue.json(waiting)
         for node, spec in outputs.items():
-            metadata = shared | output_metadata(report, node.name) | described[node]
-            yield from report_version(context, spec.key, metadata.pop(VERSION_KEY, version), metadata, description)
+            facts = shared | metadata.output_metadata(report, node.name) | described[node]
+            yield from report_version(context, spec.key, facts.pop(VERSION_KEY, version), facts, description)
         results = [*join_check_results(context, app, checks, report.counters)]
         results += watermark_check_results(context, lags, report.watermarks)
         yield from results
@@ -155,7 +147,7 @@ def _run_batches(
         wait=validate_wait(config.wait_seconds),
         take_over=config.take_over,
         dagster=run,
-        finished=partial(has_ended, op.context.instance),
+        finished=partial(metadata.has_ended, op.context.instance),
         say=log.warning,
     )
     with RunLease(op.lake, app.name, run, claim) as lease:
@@ -189,7 +181,7 @@ def _reevaluate_checks(
     lags: Mapping[str, dg.AssetCheckSpec],
 ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
     """Yield the checks for the last batch, when only checks are selected and no batch runs."""
-    with translate_errors(context):
+    with metadata.translate_errors(context):
         lake = adjunct_lake.open()
         state = BatchLog(lake, app.name).read()[1]
         last, inputs = state.last, measure_input_times(app, state.times, lake.now())
@@ -210,11 +202,11 @@ def _describe_outputs(
     def key_of(node: LineageNode) -> dg.AssetKey | None:
         return outputs[node].key if node in outputs else read.get(node.name)
 
-    made = output_columns(written.app, planned)
-    whence = trace_origins(made)
+    made = metadata.output_columns(written.app, planned)
+    whence = metadata.trace_origins(made)
     return {
         node: NODE_KINDS[node.kind].written(written, node.name, whence.get(node, {}))
-        | lineage_metadata(made.get(node, {}), key_of)
+        | metadata.lineage_metadata(made.get(node, {}), key_of)
         for node in outputs
     }
 
