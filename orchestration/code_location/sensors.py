@@ -20,7 +20,6 @@ from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
-    OffsetState,
     application_state,
 )
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, ensure_partitions
@@ -46,7 +45,7 @@ from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, 
 from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_requests
 from dagster_adjunct.orchestration.startpoints.fan_out import Requests, describe_dropped, describe_unapplied
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-from dagster_adjunct.orchestration.startpoints.store import open_startpoints
+from dagster_adjunct.orchestration.startpoints.store import iter_unapplied, open_startpoints
 from dagster_adjunct.orchestration.step import progress
 from dagster_adjunct.resources.common import StoredDocument, check_whole_number, subtract_span
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
@@ -430,17 +429,13 @@ def permanent_failure(instance: dg.DagsterInstance, run_id: str) -> str:
     return ""
 
 
-def unapplied_startpoints(fan_outs: Mapping[str, Requests], offsets: OffsetState) -> list[StartpointRequest]:
+def unapplied_startpoints(handed: Mapping[str, Requests], state: ApplicationState) -> list[StartpointRequest]:
     """Return the startpoints handed to tasks that no commit has applied, each once, ordered by partition.
 
     A run that died before removing applied ones leaves them here; the next run removes them.
     """
-    left: dict[tuple[str, str], StartpointRequest] = {}
-    for requests in fan_outs.values():
-        for ssp, request in requests.items():
-            if not offsets.has_taken(ssp, request.id):
-                left[str(ssp), request.id] = request
-    return sorted(left.values(), key=lambda request: (request.ssp, request.id))
+    requests = [held.request for held in iter_unapplied(handed, state)]
+    return sorted({(one.ssp, one.id): one for one in requests}.values(), key=lambda one: (one.ssp, one.id))
 
 
 def describe_waiting(requests: Sequence[StartpointRequest]) -> str:
@@ -463,7 +458,7 @@ def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[dg.
         state = BatchLog(lake, app.name).read()[1]
         stored = startpoints.read()
         requested = stored.waiting
-        pending = unapplied_startpoints(stored.handed, state.offsets)
+        pending = unapplied_startpoints(stored.handed, state)
         if not requested and not pending:
             return Skip("No startpoints wait.")
         what = describe_waiting([*requested, *pending])
@@ -474,7 +469,7 @@ def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[dg.
         systems = systems_for(app, lake=lake)
         planned = plan_application(app, systems=systems) if app.inputs else None
         fan_out = fan_out_requests(startpoints, systems, app, planned, state.offsets)
-        pending = unapplied_startpoints(fan_out.tasks, state.offsets)
+        pending = unapplied_startpoints(fan_out.tasks, state)
         for text in (*describe_dropped(fan_out), *describe_unapplied(fan_out)):
             tick.context.log.warning(text)
         unassigned = [*fan_out.unknown, *(request for held in fan_out.stranded.values() for request in held.values())]

@@ -98,19 +98,15 @@ class FanOutDecision:
     finished: tuple[StartpointRequest, ...]
 
 
-def _nothing_taken(task: str, request: StartpointRequest) -> bool:
-    return False
-
-
 def decide_fan_out(
     state: FanOutState,
     requests: Iterable[StartpointRequest],
     tasks: Mapping[str, frozenset[SystemStreamPartition]],
     now_ms: int,
     expiry_ms: int,
-    named_only: frozenset[str] = frozenset(),
-    taken: Taken = _nothing_taken,
-    complete: bool = False,
+    named_only: frozenset[str],
+    taken: Taken,
+    complete: bool,
 ) -> FanOutDecision:
     """Hand the requests to the tasks that they are for; `tasks` has the partitions that each task reads.
 
@@ -271,35 +267,31 @@ class _Distribution:
 
 def describe_dropped(fan_out: FanOut) -> list[str]:
     """Return what was deleted and will not be applied, a line each."""
-    lines = [f"{_describe(request)} has expired: no run has taken it up in time" for request in fan_out.expired]
-    lines += [f"{_describe(request)} is skipped: a later request waits there" for request in fan_out.passed_over]
-    return lines + [
-        f"{_describe(request)} had been applied already, and each request is applied once: write a new one"
-        for request in fan_out.again
-    ]
+    why = {
+        "has expired: no run has taken it up in time": fan_out.expired,
+        "is skipped: a later request waits there": fan_out.passed_over,
+        "had been applied already, and each request is applied once: write a new one": fan_out.again,
+    }
+    return [f"{_describe(request)} {text}" for text, requests in why.items() for request in requests]
 
 
 def describe_unapplied(fan_out: FanOut) -> list[str]:
     """Return what is stored and not applied by any task, a line each."""
-    lines = [
-        f"{_describe(request)} waits, and no task "
-        f"{'' if request.task is None else repr(request.task) + ' '}reads the partition"
-        for request in fan_out.unknown
-    ]
-    lines += [
-        f"{_describe(request)}, handed to {task!r}, waits, and no task reads the partition any more"
-        for task, requests in fan_out.stranded.items()
-        for request in requests.values()
-    ]
+    lines = []
+    for request in fan_out.unknown:
+        task = "" if request.task is None else f"{request.task!r} "
+        lines.append(f"{_describe(request)} waits, and no task {task}reads the partition")
+    for task, requests in fan_out.stranded.items():
+        for request in requests.values():
+            lines.append(f"{_describe(request)}, handed to {task!r}, waits, and no task reads the partition any more")
     lines += [f"{_describe(request)} waits behind one that can't be read" for request in fan_out.behind]
     held = {ssp for ssps in fan_out.held.values() for ssp in ssps}
     for entry in fan_out.unreadable:
         waits = "a startpoint was handed out" if entry.kind == "fan-out" else "a startpoint waits"
         more = "; nothing is read there until it is taken back" if entry.at and entry.ssp in held else ""
         lines.append(f"{entry.partition or entry.key}: {waits} that is left alone{more}: {entry.error}")
-    named = {entry.ssp for entry in fan_out.unreadable}
-    lines += [f"{ssp}: nothing is read there: what its task was handed can't be read" for ssp in sorted(held - named)]
-    return lines
+    unexplained = sorted(held - {entry.ssp for entry in fan_out.unreadable})
+    return lines + [f"{ssp}: nothing is read there: what its task was handed can't be read" for ssp in unexplained]
 
 
 def describe_left_alone(fan_out: FanOut) -> list[str]:

@@ -35,7 +35,6 @@ from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
 from dagster_adjunct.orchestration.startpoints.preview import Preview
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import (
@@ -259,13 +258,6 @@ class RecordedRequests:
     previews: list[Preview]
     plan: RecordedPlan | None
     messages: tuple[str, ...] = ()
-
-    def with_plan(self, requests: Sequence[StartpointRequest]) -> list[StartpointRequest]:
-        """Return the requests; those for recorded versions name the plan."""
-        if self.plan is None:
-            return [*requests]
-        plan = self.plan.id
-        return [replace(asked, recorded=plan) if asked.versions == RECORDED else asked for asked in requests]
 
 
 def plan_recorded(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as with_fields
 from datetime import UTC, datetime, timedelta
 from functools import cache, cached_property, partial
 from typing import Any, TypeAlias
@@ -480,7 +481,8 @@ def request_startpoints(
             check_same_kinds(replaced)
         if recorded.plan is not None:
             write_plan(lake, recorded.plan)  # retains its versions from here on
-            requests = recorded.with_plan(requests)
+            plan_id = recorded.plan.id
+            requests = [with_fields(one, recorded=plan_id) if one.versions == RECORDED else one for one in requests]
         startpoints.write_startpoints(requests)
     taken_over = tuple(dict.fromkeys(old for old, _ in replaced))
     notes = (*versions, *recorded.messages, *keeping_state)

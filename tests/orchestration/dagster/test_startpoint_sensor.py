@@ -161,9 +161,13 @@ def test_a_replay_that_has_begun_is_not_launched_for_again() -> None:
         ssp=ORDERS[0], startpoint=StartpointOldest(id="a"), until=StartpointSpecific(offset="3"), by="ann", reason="why"
     )
     fanned_out = {"Partition 0": {ORDERS[0]: request}}
-    assert unapplied_startpoints(fanned_out, OffsetState()) == [request]
-    assert unapplied_startpoints(fanned_out, OffsetState(begun=frozenset({"a@lake.orders.1"}))) == [request]
-    assert unapplied_startpoints(fanned_out, OffsetState(begun=frozenset({"a@lake.orders.0"}))) == []
+
+    def begun(replay: str) -> ApplicationState:
+        return ApplicationState(offsets=OffsetState(begun=frozenset({replay})))
+
+    assert unapplied_startpoints(fanned_out, ApplicationState()) == [request]
+    assert unapplied_startpoints(fanned_out, begun("a@lake.orders.1")) == [request]
+    assert unapplied_startpoints(fanned_out, begun("a@lake.orders.0")) == []
 
 
 def test_startpoints_wait_for_the_datasets_that_hold_the_input_back(
