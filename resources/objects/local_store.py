@@ -207,8 +207,8 @@ class LocalStore(DescribedStore):
 
     def _raise_unless_missing(self, error: OSError) -> None:
         """Raise for a folder that can't be listed, whose objects would be left out silently."""
-        gone = isinstance(error, FileNotFoundError | NotADirectoryError) and not self._root.is_file()
-        if not gone:
+        missing = isinstance(error, FileNotFoundError | NotADirectoryError) and not self._root.is_file()
+        if not missing:
             raise self._translate_os_error(error, "what is below it") from error
 
     def _translate_os_error(self, error: OSError, what: str) -> AdjunctError:

@@ -181,7 +181,7 @@ class _RangeConsumer:
         limit = response_timeout(self._settings)
         with closing(self._consumer):
             self._consumer.assign([TopicPartition(w.topic, w.partition, w.start) for w in self._left.values()])
-            heard = time.monotonic()
+            received_at = time.monotonic()
             while self._left:
                 # No more than can be left, since the call returns as soon as it has as many.
                 width = sum(wanted.end - self._positions[partition] for partition, wanted in self._left.items())
@@ -190,12 +190,12 @@ class _RangeConsumer:
                     got, ended = self._handle_errors(got)
                 for share in self._group_by_partition(got):
                     yield share
-                    heard = time.monotonic()
+                    received_at = time.monotonic()
                 for partition in ended:
                     self.stop_partition(partition)
                 if not got:
                     self._refusals.check()
-                    if time.monotonic() - heard > limit:
+                    if time.monotonic() - received_at > limit:
                         raise self._timeout_error(limit)
 
     def stop_partition(self, partition: int) -> None:

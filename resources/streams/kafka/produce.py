@@ -539,10 +539,10 @@ def _select_columns(frame: DataFrame, facts: TopicFacts, order_by: Sequence[str]
     from pyspark.sql import functions as F
 
     schema = topic_schema(facts.declared)
-    gone = {
+    dropped = {
         name for name in (*RECORD_META, *order_by) if name not in (TIMESTAMP, TOMBSTONE, EPOCH) and name not in schema
     }
-    kept = [F.col(quote_name(name)) for name in frame.columns if name not in gone]
+    kept = [F.col(quote_name(name)) for name in frame.columns if name not in dropped]
     order = [F.col(quote_name(name)).alias(f"{_ORDER}{i}") for i, name in enumerate(order_by)]
     return frame.select(*kept, *order)
 

@@ -102,7 +102,7 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
 
     def run(batch: pa.RecordBatch) -> pa.RecordBatch:
         data, keys = batch.column(VALUE).to_pylist(), batch.column(KEY).to_pylist()
-        gone = batch.column(VALUE).is_null()
+        tombstones = batch.column(VALUE).is_null()
         bad_values: RowProblems = {}
         bad_keys: RowProblems = {}
         columns = dict(zip(value.columns().names, read_value(data, bad_values), strict=True))
@@ -112,7 +112,7 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
                 wanted = [key if none is None else None for key, none in zip(keys, data, strict=True)]
             of_keys = dict(zip(key_names, read_key(wanted, bad_keys), strict=True))
             for name in shared:
-                of_keys[name] = pc.if_else(gone, of_keys[name], columns[name])
+                of_keys[name] = pc.if_else(tombstones, of_keys[name], columns[name])
             columns |= of_keys
         if bad_keys or bad_values:
             rows = pa.array([row in bad_keys or row in bad_values for row in range(len(data))])
@@ -129,7 +129,9 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
                 raise _unreadable_error(batch, which, form, given, bad, stream)
         if topic.headers is not None:
             columns[topic.headers] = _headers_json(batch.column(HEADERS))
-        columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)} | {TOMBSTONE: gone}
+        columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)} | {
+            TOMBSTONE: tombstones
+        }
         return pa.RecordBatch.from_arrays([columns[name].cast(out.field(name).type) for name in out.names], schema=out)
 
     return run
@@ -229,8 +231,10 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         check_readable(records, written, stream, stream=stream)
         columns = [(name, records.column(name)) for name in written.names]
         flat = {name: c.chunk(0) if c.num_chunks == 1 else c.combine_chunks() for name, c in columns}
-        gone = around[TOMBSTONE].fill_null(False) if TOMBSTONE in around else pa.array(np.zeros(batch.num_rows, bool))
-        keep = pc.invert(gone)
+        tombstones = (
+            around[TOMBSTONE].fill_null(False) if TOMBSTONE in around else pa.array(np.zeros(batch.num_rows, bool))
+        )
+        keep = pc.invert(tombstones)
         present = [flat[name].filter(keep) for name in value.columns().names]
         made = iter(write_value(present))
         values = [next(made) if kept else None for kept in keep.to_pylist()]

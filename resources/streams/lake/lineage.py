@@ -305,7 +305,7 @@ def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Ta
         return table
     offsets = pc.fill_null(table.column(SOURCE_OFFSET), -1).to_numpy()
     epochs = pc.fill_null(table.column(SOURCE_EPOCH), 0).to_numpy()
-    gone = np.zeros(table.num_rows, bool)
+    is_replaced = np.zeros(table.num_rows, bool)
     # Ranges of one group are in order and disjoint; those replaced upstream may overlap those replaced here.
     spans: dict[tuple[str, str, bool], list[SupersededRange]] = {}
     for span in replaced:
@@ -318,8 +318,8 @@ def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Ta
         starts, ends, highest = (np.array([getattr(s, name) for s in mine]) for name in ("start", "end", "epoch"))
         at = np.searchsorted(starts, offsets[rows], side="right") - 1
         inside = (at >= 0) & (offsets[rows] < ends[at])
-        gone[rows] |= inside & (epochs[rows] < highest[at])
-    return table.filter(pa.array(~gone))
+        is_replaced[rows] |= inside & (epochs[rows] < highest[at])
+    return table.filter(pa.array(~is_replaced))
 
 
 def filter_latest_frame(frame: DataFrame, replaced: Sequence[SupersededRange]) -> DataFrame:

@@ -190,15 +190,15 @@ class RowRanges:
     """Conditions on `__row`, which counts from a segment's base in each of its files.
 
     `partitions` are those whose files are read, None for all. `rows` are intervals [low, high) that contain every
-    row to read, to skip row groups by; empty if they would skip none. `begun` are the indexes of segments in which a
-    file begins before its span, `ended` those in which one ends after it: only there must rows be compared with `lows`
-    and `highs`, which are indexed by segment * partitions + partition.
+    row to read, to skip row groups by; empty if they would skip none. `clipped_low` are the indexes of segments in
+    which a file begins before its span, `clipped_high` those in which one ends after it. Only there must rows be
+    compared with `lows` and `highs`, which are indexed by segment * partitions + partition.
     """
 
     partitions: tuple[int, ...] | None
     rows: tuple[Span, ...]
-    begun: tuple[int, ...]
-    ended: tuple[int, ...]
+    clipped_low: tuple[int, ...]
+    clipped_high: tuple[int, ...]
     lows: tuple[int, ...]
     highs: tuple[int, ...]
 
@@ -208,7 +208,7 @@ def find_row_ranges(segments: Sequence[Segment], spans: Mapping[int, Span], part
     wanted = tuple(sorted(p for p, (start, end) in spans.items() if start < end))
     files = [(i, segment, file.partition) for i, segment in enumerate(segments) for file in segment.files]
     lows, highs = [0] * len(segments) * partitions, [0] * len(segments) * partitions
-    begun, ended, rows, longest = set(), set(), [], 0
+    clipped_low, clipped_high, rows, longest = set(), set(), [], 0
     for i, segment, p in files:
         if p not in wanted:
             continue
@@ -218,17 +218,17 @@ def find_row_ranges(segments: Sequence[Segment], spans: Mapping[int, Span], part
         lows[i * partitions + p], highs[i * partitions + p] = low, high
         longest = max(longest, width)
         if low > 0:
-            begun.add(i)
+            clipped_low.add(i)
         if high < width:
-            ended.add(i)
+            clipped_high.add(i)
         if low < high:
             rows.append((low, high))
     intervals = _merge_intervals(rows)
     return RowRanges(
         None if {p for _, _, p in files} <= set(wanted) else wanted,
         () if intervals == ((0, longest),) else intervals,
-        tuple(sorted(begun)),
-        tuple(sorted(ended)),
+        tuple(sorted(clipped_low)),
+        tuple(sorted(clipped_high)),
         tuple(lows),
         tuple(highs),
     )
@@ -320,10 +320,10 @@ def _row_conditions(cut: RowRanges, place: Column, segments: int) -> Iterator[Co
         )
     if cut.rows:
         yield reduce(or_, [(F.col(ROW) >= low) & (F.col(ROW) < high) for low, high in cut.rows])
-    if cut.begun:
-        yield _is_outside(cut.begun, segments) | (F.col(ROW) >= F.get(bigint_array(cut.lows), place))
-    if cut.ended:
-        yield _is_outside(cut.ended, segments) | (F.col(ROW) < F.get(bigint_array(cut.highs), place))
+    if cut.clipped_low:
+        yield _is_outside(cut.clipped_low, segments) | (F.col(ROW) >= F.get(bigint_array(cut.lows), place))
+    if cut.clipped_high:
+        yield _is_outside(cut.clipped_high, segments) | (F.col(ROW) < F.get(bigint_array(cut.highs), place))
 
 
 def _is_outside(some: Sequence[int], segments: int) -> Column:

@@ -165,7 +165,7 @@ def read_new(
         position = position.model_copy(update={"read": state.read if start == "upcoming" else {}})
     elif problem := _find_problem(position, state):
         raise OffsetOutOfRangeError(
-            f"reader {reader!r} can't go on in lake.{stream}: {problem}.",
+            f"reader {reader!r} can't continue in lake.{stream}: {problem}.",
             f"Start over as a new reader: adjunct stream remove-reader {stream} {reader}; or remove_reader in Python.",
             stream=f"lake.{stream}",
         )

@@ -112,7 +112,7 @@ def spans_from_ranges(
     stream: str, state: StreamState, ranges: Mapping[SystemStreamPartition, OffsetRange]
 ) -> dict[int, Span]:
     """Return the ranges as [start, end) by partition. Raises OffsetOutOfRangeError for records not in the stream."""
-    held = OffsetRangeChecker(
+    checker = OffsetRangeChecker(
         of="stream",
         upcoming="the stream's upcoming one",
         dropped="Retention dropped the records before it: begin at the oldest (with a startpoint), or keep the stream "
@@ -125,7 +125,7 @@ def spans_from_ranges(
             raise missing_partition_error(ssp, len(state.next))
         start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
         oldest, upcoming = state.oldest[ssp.partition], state.next[ssp.partition]
-        held.check(ssp, start, end, oldest, upcoming)
+        checker.check(ssp, start, end, oldest, upcoming)
         spans[ssp.partition] = (start, end)
     return spans
 

@@ -29,8 +29,8 @@ def passes(cut: RowRanges, segment: int, partition: int, row: int) -> bool:
     return (
         (cut.partitions is None or partition in cut.partitions)
         and (not cut.rows or any(low <= row < high for low, high in cut.rows))
-        and (segment not in cut.begun or row >= cut.lows[place])
-        and (segment not in cut.ended or row < cut.highs[place])
+        and (segment not in cut.clipped_low or row >= cut.lows[place])
+        and (segment not in cut.clipped_high or row < cut.highs[place])
     )
 
 
@@ -49,12 +49,12 @@ def test_exactly_the_rows_of_the_spans_pass(widths: list[tuple[int, ...]], spans
 
 def test_whole_segments_ask_nothing_of_their_rows() -> None:
     cut = find_row_ranges(segments_of([(4, 4, 4), (9, 2, 0)]), {0: (0, 13), 1: (0, 6), 2: (0, 4)}, N)
-    assert (cut.partitions, cut.rows, cut.begun, cut.ended) == (None, (), (), ())
+    assert (cut.partitions, cut.rows, cut.clipped_low, cut.clipped_high) == (None, (), (), ())
 
 
 def test_only_segments_that_are_cut_compare_rows() -> None:
     cut = find_row_ranges(segments_of([(8, 8, 8)] * 4), dict.fromkeys(range(N), (4, 28)), N)
-    assert (cut.partitions, cut.rows, cut.begun, cut.ended) == (None, (), (0,), (3,))
+    assert (cut.partitions, cut.rows, cut.clipped_low, cut.clipped_high) == (None, (), (0,), (3,))
 
 
 def test_row_groups_in_the_middle_of_two_neighbours_are_skipped() -> None:
