@@ -250,9 +250,7 @@ def source_changed_error(tree: FileTree, file: ListedFile, what: str) -> SourceC
     """Return the error for a file that has changed since it was listed."""
     place = f"{tree.url}/{file.path}"
     problem = f"{place} {what} after it was listed with {file.size:,} bytes, modified {file.modified:%F %T}."
-    step = (
-        "Run it again. Write the completion object when all files are complete, and remove it before you replace any."
-    )
+    step = "Run it again. Write the completion object when all files are complete, and remove it before replacing any."
     return SourceChangedError(problem, step, file=place)
 
 

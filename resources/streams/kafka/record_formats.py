@@ -143,16 +143,15 @@ def _unreadable_error(
     """Return the error for the first message that can't be read."""
     row = min(bad)
     partition, offset = batch.column(PARTITION)[row].as_py(), batch.column(OFFSET)[row].as_py()
-    more = (
-        f" {len(bad) - 1} more of the next {len(data) - row - 1} messages can't be read either." if len(bad) > 1 else ""
-    )
-    return SchemaMismatchError(
+    problem = (
         f"{stream}.{partition}: the {which} of the message at offset {offset} can't be read as {form.describe()}: "
-        f"{bad[row]}. It is {_describe_bytes(data[row] or b'')}.{more}",
-        "Correct the producer, and skip the message with a startpoint; or declare malformed=COLUMN in the format "
-        f"of the {which}, to store the bytes of such messages in that column.",
-        stream=stream,
     )
+    problem += f"{bad[row]}. It is {_describe_bytes(data[row] or b'')}."
+    if len(bad) > 1:
+        problem += f" {len(bad) - 1} more of the next {len(data) - row - 1} messages can't be read either."
+    step = "Correct the producer, and skip the message with a startpoint; or declare malformed=COLUMN in the format of "
+    step += f"the {which}, to store the bytes of such messages in that column."
+    return SchemaMismatchError(problem, step, stream=stream)
 
 
 def _describe_bytes(data: bytes) -> str:
@@ -231,10 +230,8 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         check_readable(records, written, stream, stream=stream)
         columns = [(name, records.column(name)) for name in written.names]
         flat = {name: c.chunk(0) if c.num_chunks == 1 else c.combine_chunks() for name, c in columns}
-        tombstones = (
-            around[TOMBSTONE].fill_null(False) if TOMBSTONE in around else pa.array(np.zeros(batch.num_rows, bool))
-        )
-        keep = pc.invert(tombstones)
+        none = pa.array(np.zeros(batch.num_rows, bool))
+        keep = pc.invert(around.get(TOMBSTONE, none).fill_null(False))
         present = [flat[name].filter(keep) for name in value.columns().names]
         made = iter(write_value(present))
         values = [next(made) if kept else None for kept in keep.to_pylist()]

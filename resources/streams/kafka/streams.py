@@ -364,10 +364,8 @@ class KafkaStreams(KafkaAppends, NumberedOffsets):
         retention, or by recreating the topic, since the ranges were checked.
         """
         if wants_latest_epochs(epochs):
-            problem = (
-                f'stream system {self.name!r} can\'t read epochs="latest": a topic does not store which ranges were '
-            )
-            problem += "read again, so replaced records can't be found."
+            problem = f'stream system {self.name!r} can\'t read epochs="latest": a topic does not store which ranges '
+            problem += "were read again, so replaced records can't be found."
             step = "Send the results to a stream of the lake too, or compare headers (adjunct-source, adjunct-epoch)."
             raise ConfigurationError(problem, step, argument="epochs", system=self.name)
         from dagster_adjunct.resources.streams.kafka.source import KafkaReadPlan, records_frame
@@ -399,10 +397,8 @@ class KafkaStreams(KafkaAppends, NumberedOffsets):
         known = self._declarations.check(name, schema, key, partitions)
         topic = self.admin.describe(known.topic)
         if topic is not None and topic.partitions != partitions:
-            problem = (
-                f"stream {name!r} exists with another declaration: topic {known.topic!r} of {self.settings.where} "
-            )
-            problem += f"has {topic.partitions} partitions, expected {partitions}."
+            problem = f"stream {name!r} exists with another declaration: topic {known.topic!r} of "
+            problem += f"{self.settings.where} has {topic.partitions} partitions, expected {partitions}."
             step = "Declare the partitions that it has, or use another name."
             raise StreamExistsError(problem, step, stream=f"{self.name}.{name}")
         return known, topic

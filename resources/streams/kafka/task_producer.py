@@ -46,9 +46,7 @@ def translate_produce_error(
         its_size = "" if size is None else f" has {size:,} bytes and"
         problem = f"{target}: the record with the key {_describe_key(key)}{its_size} is larger than the topic allows "
         problem += f"({target.max_bytes:,} bytes)."
-        step = (
-            f"Make it smaller, or raise max.message.bytes of topic {target.topic!r}, and message.max.bytes in client=."
-        )
+        step = f"Make it smaller, or raise max.message.bytes of {target.topic!r}, and message.max.bytes in client=."
         return PermanentError(problem, step, stream=str(target))
     if error.name() in TRANSIENT_CODES:
         problem = f"{target}: Kafka did not accept the records ({error.name()}: {reason})."

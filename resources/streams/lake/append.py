@@ -27,6 +27,8 @@ from dagster_adjunct.resources.schemas.schema import (
 )
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.streams.lake.manifest import (
+    MARK_TYPES,
+    POSITION_TYPES,
     FileEntry,
     Fold,
     LakeStreamDeclaration,
@@ -41,10 +43,7 @@ from dagster_adjunct.resources.streams.lake.manifest import (
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     POSITION,
-    READER,
-    SOURCE,
     SOURCE_EPOCH,
-    SOURCE_OFFSET,
     TIMESTAMP,
     TOMBSTONE,
     AppendResult,
@@ -210,8 +209,6 @@ def _build_segment(state: StreamState, append: Append, appended: int) -> Segment
     )
 
 
-_POSITIONS = {SOURCE: "string", SOURCE_OFFSET: "bigint", SOURCE_EPOCH: "int", READER: "string"}
-MARK_COLUMNS = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int", **_POSITIONS}
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
@@ -226,7 +223,7 @@ def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int
         types: dict[str, Any] = {field.name: field.type for field in data.schema}
     else:
         types = dict(data.dtypes)
-    names = types.keys() - MARK_COLUMNS.keys()
+    names = types.keys() - MARK_TYPES.keys()
     for place in range(len(state.earlier), -1, -1):
         fields = state.with_columns_at(place).schema_.fields
         known = {field.name for field in fields}
@@ -246,7 +243,7 @@ def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -
 
     A value that does not fit the earlier type becomes null, or is left as it is and fails when it is written.
     """
-    kept = {*before.names, *MARK_COLUMNS, *order_by}
+    kept = {*before.names, *MARK_TYPES, *order_by}
     if _is_table(data):
         table = data.select([name for name in data.column_names if name in kept])
         for place, each in [(table.schema.get_field_index(field.name), field) for field in before.fields]:
@@ -280,7 +277,7 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
     epoch is not 0, then the table's columns of POSITION.
     """
     plain = fit_to_schema(
-        table.select([name for name in table.column_names if name not in MARK_COLUMNS]), declaration.schema_, what
+        table.select([name for name in table.column_names if name not in MARK_TYPES]), declaration.schema_, what
     )
     times = _mark_column(table, TIMESTAMP, what)
     if declaration.timestamp is not None:
@@ -303,7 +300,7 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
 
 
 def _mark_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
-    kind = arrow_type(MARK_COLUMNS[name])
+    kind = arrow_type(MARK_TYPES[name])
     if name not in table.column_names:
         return pa.chunked_array([pa.nulls(table.num_rows, kind)])
     column = table.column(name)
@@ -311,7 +308,7 @@ def _mark_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
     if not pa.types.is_null(column.type) and not (column.type.id == kind.id and aware):
         problem = f"{what}: column {name!r} holds {column.type}, expected {kind}."
         raise SchemaMismatchError(problem, "Cast it, or leave the column out.", column=name)
-    return cast_column(column, name, MARK_COLUMNS[name], what)
+    return cast_column(column, name, MARK_TYPES[name], what)
 
 
 def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: Sequence[str], what: str) -> DataFrame:
@@ -321,7 +318,7 @@ def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: S
     types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
     schema = declaration.schema_
     missing = [name for name in schema.names if name not in types]
-    extra = [name for name in types if name not in schema and name not in MARK_COLUMNS and name not in order_by]
+    extra = [name for name in types if name not in schema and name not in MARK_TYPES and name not in order_by]
     if missing or extra or len(types) != len(df.schema.fields):
         problem = f"{what}: columns {missing} are missing and {extra} are unexpected; the schema is "
         problem += f"{', '.join(f'{f.name} {f.type}' for f in schema.fields)}."
@@ -333,7 +330,7 @@ def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: S
             problem = f"{what}: column {each.name!r} holds {types[each.name]} where the schema says {each.type}."
             raise SchemaMismatchError(problem, f"Cast it: F.col({each.name!r}).cast({each.type!r}).", column=each.name)
         columns.append(F.col(quote_name(each.name)).cast(each.type).alias(each.name))
-    for name, kind in MARK_COLUMNS.items():
+    for name, kind in MARK_TYPES.items():
         if types.get(name, kind) not in (kind, "void"):
             problem = f"{what}: column {name!r} holds {types[name]}, expected {kind}."
             raise SchemaMismatchError(problem, "Cast it, or leave it out.", column=name)
@@ -344,9 +341,9 @@ def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: S
     marks = [times.cast("timestamp").alias(TIMESTAMP), tombstones.cast("boolean").alias(TOMBSTONE)]
     if EPOCH in types:
         marks.append(F.nullif(F.col(EPOCH), F.lit(0)).cast("int").alias(EPOCH))
-    marks += [F.col(name).cast(kind).alias(name) for name, kind in _POSITIONS.items() if name in types]
+    marks += [F.col(name).cast(kind).alias(name) for name, kind in POSITION_TYPES.items() if name in types]
     rest = [
-        F.col(quote_name(name)) for name in dict.fromkeys(order_by) if name not in schema and name not in MARK_COLUMNS
+        F.col(quote_name(name)) for name in dict.fromkeys(order_by) if name not in schema and name not in MARK_TYPES
     ]
     return df.select(*columns, *marks, *rest)
 

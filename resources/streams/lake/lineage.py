@@ -171,10 +171,8 @@ def find_replaced_results(
     )
     unknown = sum(segment.rows for segment in segments if not segment.positioned)
     if unknown and without_position == "refuse":
-        problem = (
-            f'stream {stream!r}: epochs="latest" needs the source position of every record, and {unknown} records '
-        )
-        problem += "have none: they were not sent by an application."
+        problem = f'stream {stream!r}: epochs="latest" needs the source position of every record, and {unknown} '
+        problem += "records have none: they were not sent by an application."
         step = 'Treat them as latest (without_position="keep"), or read from the first record that an application sent.'
         raise ConfigurationError(problem, step, stream=f"lake.{stream}")
     return [*_find_upstream_replacements(streams, stream, state, segments), *list_superseded(state.read)]

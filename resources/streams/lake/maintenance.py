@@ -74,10 +74,8 @@ def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: 
     missing = [attempt for attempt in wanted if attempt not in listed]
     if missing or state.id != identity:
         lake.store.delete(key)
-        problem = (
-            f"stream {stream!r} has changed since its commit {number}: {len(missing)} of {len(wanted)} folders of "
-        )
-        problem += "files are no longer in its index."
+        problem = f"stream {stream!r} has changed since its commit {number}: {len(missing)} of {len(wanted)} folders "
+        problem += "of files are no longer in its index."
         step = "Take a new view of the stream (stream_view), and retry."
         raise OffsetOutOfRangeError(problem, step, stream=f"lake.{stream}")
 

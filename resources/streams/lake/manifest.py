@@ -146,16 +146,9 @@ def split_by_epoch(replayed: Sequence[ReplayedRange], start: int, end: int) -> I
 
 
 STREAM_KIND = "stream"
-HIDDEN_COLUMNS = (
-    (ROW, "bigint"),
-    (TIMESTAMP, "timestamp"),
-    (TOMBSTONE, "boolean"),
-    (EPOCH, "int"),
-    (SOURCE, "string"),
-    (SOURCE_OFFSET, "bigint"),
-    (SOURCE_EPOCH, "int"),
-    (READER, "string"),
-)
+POSITION_TYPES = {SOURCE: "string", SOURCE_OFFSET: "bigint", SOURCE_EPOCH: "int", READER: "string"}
+MARK_TYPES = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int", **POSITION_TYPES}
+HIDDEN_COLUMNS = ((ROW, "bigint"), *MARK_TYPES.items())
 _ALWAYS = (ROW, TIMESTAMP, TOMBSTONE)
 
 

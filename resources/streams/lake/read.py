@@ -23,7 +23,7 @@ from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor
 from dagster_adjunct.resources.schemas.column_sql import bigint_array, quote_name
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
 from dagster_adjunct.resources.streams.lake.manifest import (
-    HIDDEN_COLUMNS,
+    POSITION_TYPES,
     FileEntry,
     Pages,
     Segment,
@@ -46,9 +46,6 @@ from dagster_adjunct.resources.streams.system import (
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-
-
-_POSITION_KINDS = {name: kind for name, kind in HIDDEN_COLUMNS if name in POSITION}
 
 
 def read_tables(
@@ -76,7 +73,7 @@ def read_tables(
 def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
     """Return the Arrow schema of a read: the record's columns, then those of RECORD_META, then those of POSITION."""
 
-    more = [(name, arrow_type(kind)) for name, kind in _POSITION_KINDS.items() if positions]
+    more = [(name, arrow_type(kind)) for name, kind in POSITION_TYPES.items() if positions]
     return pa.schema([*schema, *map(pa.field, RECORD_META, RECORD_META_TYPES), *(pa.field(*column) for column in more)])
 
 
@@ -122,7 +119,7 @@ def _read_file(
     base = segment.base[file.partition]
     low, high = span[0] - base, span[1] - base
     parquet = open_segment_file(store, prefix, segment, file)
-    more = _POSITION_KINDS if positions else {}
+    more = POSITION_TYPES if positions else {}
     for group, least, greatest, _ in iter_row_groups(parquet, ROW):
         if isinstance(least, int) and isinstance(greatest, int) and (greatest < low or least >= high):
             continue
@@ -168,11 +165,8 @@ def _find_row_at_time(store: ObjectStore, prefix: str, segment: Segment, file: F
     parquet = open_segment_file(store, prefix, segment, file)
     appended = segment.appended * 1000
     for group, _, greatest, nulls in iter_row_groups(parquet, TIMESTAMP):
-        if (
-            not (nulls and appended >= time_us)
-            and greatest is not None
-            and to_microseconds(cast("datetime", greatest)) < time_us
-        ):
+        latest = time_us if greatest is None else to_microseconds(cast("datetime", greatest))
+        if latest < time_us and not (nulls and appended >= time_us):
             continue
         table = parquet.read_row_group(group, columns=[ROW, TIMESTAMP])
         times = pc.fill_null(table.column(TIMESTAMP).cast("int64"), appended).to_numpy()
@@ -300,7 +294,7 @@ def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> Da
     from pyspark.sql import functions as F
 
     kinds = dict(zip(RECORD_META, ("int", "bigint", "timestamp", "boolean", "int"), strict=True))
-    kinds |= {name: kind for name, kind in HIDDEN_COLUMNS if positions and name in POSITION}
+    kinds |= POSITION_TYPES if positions else {}
     known = {EPOCH: F.lit(0), TIMESTAMP: F.col(TIMESTAMP), TOMBSTONE: F.col(TOMBSTONE)}
     return frame.select(
         *[F.col(quote_name(name)) for name in own],
