@@ -124,8 +124,9 @@ def test_a_frame_that_arrow_can_not_hold_is_refused(streams: LakeStreams, data: 
 
 @pytest.mark.parametrize("data", [pl.Series("k", ["a"]), pl.Series("n", [1]), pa.chunked_array([["a"]])])
 def test_one_column_alone_is_no_frame(streams: LakeStreams, data: Any) -> None:
-    with pytest.raises(SchemaMismatchError, match="single column") as refused:
+    with pytest.raises(SchemaMismatchError) as refused:
         streams.append("s", data, producer="p", sequence=1)
+    assert refused.value.facts == {"argument": "data"}
     assert refused.value.argument == "data"
     streams.append("s", pl.DataFrame([A]).to_struct("whole"), producer="p", sequence=1)  # a column of whole records
     assert stored(streams) == [A]
@@ -144,8 +145,9 @@ def test_what_can_be_made_a_frame_says_how(streams: LakeStreams, form: Any, step
 
 @pytest.mark.parametrize("data", [None, "abc", 5, [1], pd.Series(["a"]), pl.DataFrame([A]).lazy()])
 def test_what_holds_no_records_is_refused_and_told_what_does(streams: LakeStreams, data: Any) -> None:
-    with pytest.raises(ConfigurationError, match="a pandas or a Polars frame") as refused:
+    with pytest.raises(ConfigurationError) as refused:
         streams.append("s", data, producer="p", sequence=1)
+    assert refused.value.facts == {"argument": "data"}
     assert refused.value.argument == "data"
 
 
@@ -168,8 +170,9 @@ def test_a_time_that_microseconds_do_not_hold_is_refused_by_row(streams: LakeStr
 
 
 def test_a_reader_of_batches_is_refused_since_a_repeat_would_find_nothing(streams: LakeStreams) -> None:
-    with pytest.raises(ConfigurationError, match=r"read_all"):
+    with pytest.raises(ConfigurationError) as failure:
         streams.append("s", pa.Table.from_pylist(ROWS).to_reader(), producer="p", sequence=1)  # type: ignore[arg-type]
+    assert failure.value.facts == {"argument": "data"}
 
 
 @pytest.mark.parametrize("form", ["pandas", "polars", "batch", "table", "duckdb"])

@@ -24,10 +24,12 @@ def test_a_schema_comes_back_from_json_and_arrow() -> None:
 
 
 def test_a_type_that_can_not_be_stored_is_refused_with_the_choice() -> None:
-    with pytest.raises(SchemaMismatchError, match=r"column 'a' has type 'array<int>': expected one of string,"):
+    with pytest.raises(SchemaMismatchError) as failure:
         Schema.of(a="array<int>")
-    with pytest.raises(SchemaMismatchError, match="timestamp without a time zone"):
+    assert failure.value.facts == {"column": "a"}
+    with pytest.raises(SchemaMismatchError) as failure:
         Schema.from_arrow(pa.schema([("at", pa.timestamp("us"))]))
+    assert failure.value.facts == {"column": "at"}
 
 
 @pytest.mark.parametrize("name", ["", "__offset"])
@@ -37,13 +39,15 @@ def test_names_kept_for_the_record_itself_are_refused(name: str) -> None:
 
 
 def test_names_that_differ_only_in_case_are_refused() -> None:
-    with pytest.raises(SchemaMismatchError, match=r"\['year'\] occur twice"):
+    with pytest.raises(SchemaMismatchError) as failure:
         Schema.of(year="int", Year="int")
+    assert failure.value.facts == {"column": "year"}
 
 
 def test_an_unknown_column_names_those_there_are() -> None:
-    with pytest.raises(SchemaMismatchError, match="stream 'flights' has no column 'yaer': it has year, month"):
+    with pytest.raises(SchemaMismatchError) as failure:
         Schema.of(year="int", month="int").select(["yaer"], "stream 'flights'")
+    assert failure.value.facts == {"column": "yaer"}
 
 
 def test_a_malformed_stored_schema_is_named() -> None:
@@ -65,8 +69,9 @@ def test_quoted_names_survive_in_ddl() -> None:
 
 @pytest.mark.parametrize("kind", ["double", "float", "boolean"])
 def test_keys_that_can_not_be_compared_exactly_are_refused(kind: str) -> None:
-    with pytest.raises(SchemaMismatchError, match=f"dataset 'planes': key column 'k' is {kind}"):
+    with pytest.raises(SchemaMismatchError) as failure:
         check_key_types(Schema.of(k=kind), ["k"], "dataset 'planes'")
+    assert failure.value.facts == {"column": "k"}
 
 
 def test_conform_widens_and_decodes_without_loss() -> None:
@@ -126,27 +131,31 @@ def test_a_value_that_does_not_fit_is_told_by_its_row(values: pa.Array, kind: st
     """However the column is cut; and a sensitive one is not told at all."""
     cut = pa.chunked_array([values.slice(0, 1), values.slice(1)])
     for schema in (Schema.of(k="int", a=kind), Schema.of(k="int", a=kind).with_sensitive("a")):
-        with pytest.raises(SchemaMismatchError, match="row 2") as refused:
+        with pytest.raises(SchemaMismatchError) as refused:
             fit_to_schema(pa.table({"k": pa.array([1] * 4), "a": cut}), schema, "stream 's'")
+        assert refused.value.facts == {"column": "a", "row": 2}
         assert (refused.value.column, refused.value.row) == ("a", 2)
     shown = f"{refused.value.problem}{refused.value.__cause__}"
     assert not any(text in shown for text in ("1000", "-1000", "300", "1.23")), shown
 
 
 def test_conform_wants_exactly_the_columns() -> None:
-    with pytest.raises(SchemaMismatchError, match=r"columns \['b'\] are missing and \['c'\] are not expected"):
+    with pytest.raises(SchemaMismatchError) as failure:
         fit_to_schema(pa.table({"a": [1], "c": [1]}), Schema.of(a="bigint", b="int"), "stream 's'")
+    assert failure.value.facts == {"column": "b"}
 
 
 def test_times_that_do_not_fit_say_what_to_write() -> None:
     ns = pa.array([1_700_000_000_123_456_789], pa.timestamp("ns", "UTC"))
     schema = Schema.of(at="timestamp")
-    with pytest.raises(SchemaMismatchError, match=r"dt\.floor\('us'\).*floor_temporal"):
+    with pytest.raises(SchemaMismatchError) as failure:
         fit_to_schema(pa.table({"at": ns}), schema, "stream 's'")
+    assert failure.value.facts == {"column": "at", "row": 0}
     rounded = pc.floor_temporal(ns, unit="microsecond")
     assert fit_to_schema(pa.table({"at": rounded}), schema, "s").column("at")[0].value == 1_700_000_000_123_456
     naive = ns.cast(pa.timestamp("ns"))
-    with pytest.raises(SchemaMismatchError, match=r"tz_localize\('UTC'\).*assume_timezone"):
+    with pytest.raises(SchemaMismatchError) as failure:
         fit_to_schema(pa.table({"at": naive}), schema, "stream 's'")
+    assert failure.value.facts == {"column": "at"}
     told = pc.floor_temporal(pc.assume_timezone(naive, "UTC"), unit="microsecond")
     assert fit_to_schema(pa.table({"at": told}), schema, "s").num_rows == 1

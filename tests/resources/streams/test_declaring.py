@@ -63,12 +63,15 @@ def test_a_declaration_that_can_not_work_says_why(streams: LakeStreams) -> None:
         streams.create("s", schema=SCHEMA, partitions=4)
     with pytest.raises(ConfigurationError, match=r"partitions: .*greater than or equal to 1"):
         streams.create("s", schema=SCHEMA, key=["k"], partitions=0)
-    with pytest.raises(SchemaMismatchError, match="key column 'x' is double"):
+    with pytest.raises(SchemaMismatchError) as failure:
         streams.create("s", schema=Schema.of(x="double"), key=["x"], partitions=2)
-    with pytest.raises(SchemaMismatchError, match="column 'v' is bigint, but the record's time"):
+    assert failure.value.facts == {"column": "x"}
+    with pytest.raises(SchemaMismatchError) as failure:
         streams.create("s", schema=SCHEMA, key=["k"], partitions=2, timestamp="v")
-    with pytest.raises(InvalidNameError, match=r"stream name 'a b' is not safe") as refused:
+    assert failure.value.facts == {"column": "v"}
+    with pytest.raises(InvalidNameError) as refused:
         streams.create("a b", schema=SCHEMA, partitions=1)
+    assert refused.value.facts == {"name": "a b"}
     assert "'a-b'" in refused.value.next_step
     assert streams.list_streams() == []
 

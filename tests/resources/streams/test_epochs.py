@@ -75,8 +75,9 @@ def test_the_same_records_of_another_epoch_are_other_records(s: LakeStreams, rec
 
 @pytest.mark.parametrize("values", [pa.array([1], pa.int64()), pa.array(["1"])])
 def test_an_epoch_is_an_int(s: LakeStreams, records: Records, values: pa.Array) -> None:
-    with pytest.raises(SchemaMismatchError, match=r"column '__epoch' holds .*, expected int32"):
+    with pytest.raises(SchemaMismatchError) as failure:
         s.append("s", records(("a", 1)).append_column("__epoch", values), producer="p", sequence=0)
+    assert failure.value.facts == {"stream": "lake.s", "column": "__epoch"}
 
 
 def test_compaction_keeps_epochs_also_beside_files_without_them(s: LakeStreams, records: Records) -> None:

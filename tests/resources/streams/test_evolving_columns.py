@@ -84,8 +84,9 @@ def test_who_writes_the_columns_of_before_goes_on(streams: LakeStreams) -> None:
     assert streams.append("s", table(BEFORE, ("a", 1, 7)), producer="old", sequence=1).rows == 1
     assert streams.append("s", table(BEFORE, ("a", 1, 7)), producer="old", sequence=1).duplicate
     assert read(streams) == [("a", Decimal("1.00"), 7, None)]
-    with pytest.raises(SchemaMismatchError, match=r"\['n', 'note'\] are missing"):
+    with pytest.raises(SchemaMismatchError) as failure:
         streams.append("s", table(SCHEMA, ("a", 1)), producer="old", sequence=2)
+    assert failure.value.facts == {"stream": "lake.s", "column": "n"}
 
 
 def test_a_retry_with_more_columns_is_the_same_append(streams: LakeStreams) -> None:
@@ -180,5 +181,6 @@ def test_any_order_of_changes_and_appends_reads_as_a_list_of_rows_would(steps: l
 
 def test_a_broken_declaration_is_no_silent_change(streams: LakeStreams) -> None:
     streams.create("s", schema=SCHEMA, key=["k"], partitions=1)
-    with pytest.raises(AdjunctError, match="column 'x' has type 'int not null'"):
+    with pytest.raises(AdjunctError) as failure:
         Schema.of(x="int not null")
+    assert failure.value.facts == {"column": "x"}

@@ -78,8 +78,9 @@ def test_what_came_to_be_there_meanwhile_is_not_replaced(s: LakeStreams, tmp_pat
             target.mkdir()
             (target / "somebody's").touch()
 
-    with pytest.raises(ConfigurationError, match="already exists"):
+    with pytest.raises(ConfigurationError) as failure:
         export_records(meanwhile(), target, records_per_file=limit)
+    assert failure.value.facts == {"setting": "--to"}
     assert list(tmp_path.iterdir()) == [target]
     assert target.read_text() == "somebody's" if limit is None else [p.name for p in target.iterdir()] == ["somebody's"]
 

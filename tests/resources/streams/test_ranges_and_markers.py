@@ -57,8 +57,9 @@ def test_a_range_that_the_stream_does_not_hold_is_refused(
 
 
 def test_a_partition_or_stream_too_many_is_refused(s: LakeStreams) -> None:
-    with pytest.raises(OffsetOutOfRangeError, match=r"lake\.s\.1 does not exist: the stream has 1 partitions"):
+    with pytest.raises(OffsetOutOfRangeError) as failure:
         s.oldest([SystemStreamPartition("lake", "s", 1)])
+    assert failure.value.facts == {"stream": "lake.s", "partition": 1}
     with pytest.raises(ConfigurationError, match=r"lake\.s, lake\.t"):
         s.read_arrow({ZERO: OffsetRange("0", "0"), SystemStreamPartition("lake", "t", 0): OffsetRange("0", "0")})
 
@@ -90,10 +91,12 @@ def test_markers_alone_are_told_their_counts(streams: LakeStreams) -> None:
         streams.append_markers("m", "v1", partitions=[1], rows={1: 6}, checksum="abc", producer="p", sequence=0)
     streams.append_markers("m", "v2", producer="p", sequence=1)
     assert [(m.version, m.rows, m.checksum) for m in streams.markers("m")][:2] == [("v1", 5, "abc"), ("v2", 0, None)]
-    with pytest.raises(ConfigurationError, match=r"partitions \[3\] are not partitions"):
+    with pytest.raises(ConfigurationError) as failure:
         streams.append_markers("m", "v3", partitions=[3], producer="p", sequence=2)
-    with pytest.raises(ConfigurationError, match="no row count for partition 0"):
+    assert failure.value.facts == {"stream": "lake.m", "argument": "partitions"}
+    with pytest.raises(ConfigurationError) as failure:
         streams.append_markers("m", "v3", rows={1: 1}, producer="p", sequence=2)
+    assert failure.value.facts == {"stream": "lake.m", "argument": "rows"}
 
 
 def test_a_missing_or_cut_file_is_an_error_that_names_it(s: LakeStreams, records: Records) -> None:

@@ -204,8 +204,9 @@ def test_what_is_written_as_json_is_read_as_it_was(made: list[tuple[dict[str, An
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_json_has_no_form_for_is_not_written(value: float) -> None:
-    with pytest.raises(SchemaMismatchError, match=r"column 'lat' has NaN or an infinity"):
+    with pytest.raises(SchemaMismatchError) as failure:
         written(JSON, NOTHING | {"lat": value})
+    assert failure.value.facts == {"column": "lat"}
 
 
 # -- keys, tombstones, headers
@@ -280,8 +281,9 @@ def test_a_message_may_be_kept_as_its_text() -> None:
     assert written(topic, record)[0] == {"__key": b'{"id":1}', "__value": text.encode()}
     with pytest.raises(SchemaMismatchError, match="can't be read as text: not UTF-8 at byte 1"):
         read(topic, b"a\xff")
-    with pytest.raises(SchemaMismatchError, match="is a tombstone"):
+    with pytest.raises(SchemaMismatchError) as failure:
         written(topic, {"id": 1, "envelope": None})
+    assert failure.value.facts == {"column": "envelope"}
 
 
 def test_headers_become_a_column_and_are_headers_again() -> None:
@@ -291,8 +293,9 @@ def test_headers_become_a_column_and_are_headers_again() -> None:
     assert [json.loads(row["said"]) for row in rows] == [[["a", "AA=="], ["a", None], ["é", ""]], []]
     again = [[(h["name"], h["value"]) for h in message["__headers"]] for message in written(topic, *rows)]
     assert again == headers
-    with pytest.raises(SchemaMismatchError, match="not a list of headers"):
+    with pytest.raises(SchemaMismatchError) as failure:
         written(topic, {"seats": 1, "said": "[1]"})
+    assert failure.value.facts == {"stream": "kafka.flights", "column": "said"}
 
 
 @pytest.mark.parametrize(
