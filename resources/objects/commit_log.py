@@ -238,13 +238,10 @@ class CommitLog:
         Raises `ObjectNotFoundError` and `MalformedDocumentError`.
         """
         data = self.store.get(manifest_key).data
-        manifest = decode_document(
-            Manifest,
-            data,
-            f"manifest {manifest_key!r} in {self.store.url}",
-            f"Restore this object from a backup or an older object version; the other commits of {self.prefix} "
-            "are not affected.",
+        step = (
+            f"Restore this object from a backup or an older object version; other commits of {self.prefix} are intact."
         )
+        manifest = decode_document(Manifest, data, f"manifest {manifest_key!r} in {self.store.url}", step)
         expected = self.manifest_key(manifest.number, manifest.commit)
         if manifest.kind != self.kind or manifest_key != expected:
             problem = f"manifest {manifest_key!r} in {self.store.url} is of kind {manifest.kind!r} and belongs at "
@@ -385,19 +382,15 @@ class CommitLog:
         except ObjectNotFoundError:
             return None
         where = f"pointer {self.pointer_key!r} in {self.store.url}"
-        next_step = (
-            "Restore this object from a backup or an older object version. The commits under "
-            f"{self.prefix}/manifests/ are intact: CommitLog.read(KEY) reads each of them."
-        )
+        next_step = f"Restore this object from a backup or an older version. The commits in {self.prefix}/manifests/ "
+        next_step += "are intact: CommitLog.read(KEY) reads each of them."
         pointer = decode_document(Pointer, stored.data, where, next_step)
         expected = self.manifest_key(pointer.number, pointer.commit)
         if pointer.kind != self.kind or pointer.manifest != expected:
-            raise MalformedDocumentError(
+            problem = (
                 f"{where} is of kind {pointer.kind!r} and names {pointer.manifest!r}; expected kind {self.kind!r} "
-                f"and {expected!r}.",
-                next_step,
-                document=where,
             )
+            raise MalformedDocumentError(f"{problem}and {expected!r}.", next_step, document=where)
         return pointer, stored.etag
 
     def _read_current(self, pointer: Pointer, etag: str) -> Commit:

@@ -195,12 +195,8 @@ def read_lake_document(store: ObjectStore) -> LakeDocument | None:
         data = store.get(LAKE_DOCUMENT).data
     except ObjectNotFoundError:
         return None
-    return decode_document(
-        LakeDocument,
-        data,
-        f"lake document {LAKE_DOCUMENT!r} in {store.url}",
-        "Restore this object from a backup or an older object version; nothing else in the lake is affected.",
-    )
+    step = "Restore this object from a backup or an older object version; nothing else in the lake is affected."
+    return decode_document(LakeDocument, data, f"lake document {LAKE_DOCUMENT!r} in {store.url}", step)
 
 
 _log = logging.getLogger("adjunct.lake")

@@ -555,9 +555,5 @@ def _result_from_spans(spans: Sequence[SentSpan], *, duplicate: bool) -> AppendR
         assert span.next is not None
         first[span.partition] = min(span.first, first.get(span.partition, span.first))
         after[span.partition] = max(span.next, after.get(span.partition, span.next))
-    return AppendResult(
-        {p: str(offset) for p, offset in sorted(first.items())},
-        {p: str(offset) for p, offset in sorted(after.items())},
-        sum(span.rows for span in spans),
-        duplicate,
-    )
+    starts, ends = ({p: str(offset) for p, offset in sorted(offsets.items())} for offsets in (first, after))
+    return AppendResult(starts, ends, sum(span.rows for span in spans), duplicate)

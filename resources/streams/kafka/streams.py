@@ -311,17 +311,9 @@ class KafkaStreams(KafkaAppends, NumberedOffsets):
         # A topic with compact,delete does not keep the newest record of every key.
         compacted = policies == {"compact"}
         kept = timedelta(milliseconds=int(facts.config.get("delete.retention.ms", _TOMBSTONES_KEPT_MS)))
-        return StreamInfo(
-            stream,
-            facts.partitions,
-            facts.key,
-            facts.declared.partitioner,
-            topic_schema(facts.declared),
-            facts.declared.default_offset,
-            compacted,
-            kept if compacted else None,
-            facts.identity,
-        )
+        declared = facts.declared
+        of_records = (facts.key, declared.partitioner, topic_schema(declared), declared.default_offset)
+        return StreamInfo(stream, facts.partitions, *of_records, compacted, kept if compacted else None, facts.identity)
 
     def topic(self, stream: str) -> TopicFacts:
         """Return the stream's topic, with its settings. Raises StreamNotFoundError."""

@@ -252,18 +252,12 @@ def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -
                     table = table.set_column(place, each.name, table.column(place).cast(arrow_type(each.type)))
         return table
     types = dict(data.dtypes)
-    narrower = {
-        field.name: field.type
-        for field in before.fields
-        if types.get(field.name, field.type) != field.type and is_widening(field.type, types[field.name])
-    }
-    return data.select(
-        *[
-            named_column(name).try_cast(narrower[name]).alias(name) if name in narrower else named_column(name)
-            for name in data.columns
-            if name in kept
-        ]
-    )
+    columns = []
+    for name in [name for name in data.columns if name in kept]:
+        column, kind = named_column(name), before.field(name).type if name in before else types[name]
+        narrows = kind != types[name] and is_widening(kind, types[name])
+        columns.append(column.try_cast(kind).alias(name) if narrows else column)
+    return data.select(*columns)
 
 
 def _is_table(data: Any) -> bool:
