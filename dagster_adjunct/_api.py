@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
-from dagster_adjunct import _MODULES, _MODULES_FOR_DAGSTER
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.assets.advancing.advance_dataset import AdjunctDatasetManager, advance_dataset
 from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset, version_set
@@ -69,8 +65,3 @@ __all__ = [
     "update_message",
     "version_set",
 ]
-
-guard(globals(), __all__)
-# What these functions return is declared there: whoever calls them has it checked, too.
-for _module in sorted({*_MODULES} - {*_MODULES_FOR_DAGSTER}):
-    importlib.import_module(f"dagster_adjunct.{_module}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.assets.declaration.change_formats import (
     ArrowChangeFormat,
     ChangeFormat,
@@ -31,5 +30,3 @@ __all__ = [
     "PythonExtractor",
     "Upserts",
 ]
-
-guard(globals(), __all__)

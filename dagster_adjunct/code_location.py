@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home
 from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator, AssetSubject
 from dagster_adjunct.orchestration.code_location.resources import KeyValueRowsResource, KeyValueTableResource
@@ -28,5 +27,3 @@ __all__ = [
     "SqliteTableResource",
     "prepare_dagster_home",
 ]
-
-guard(globals(), __all__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.assets.exchange.handover import (
     StreamView,
     duckdb_view,
@@ -32,5 +31,3 @@ __all__ = [
     "release_from_iceberg",
     "stream_view",
 ]
-
-guard(globals(), __all__)

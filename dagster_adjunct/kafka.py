@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.resources.streams.kafka.avro import Avro
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText, Raw, Text
 from dagster_adjunct.resources.streams.kafka.protobuf import Protobuf
@@ -21,5 +20,3 @@ __all__ = [
     "Text",
     "kafka_system",
 ]
-
-guard(globals(), __all__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.resources.errors import FailedCondition
 from dagster_adjunct.resources.key_value.entries import (
     Insert,
@@ -69,5 +68,3 @@ __all__ = [
     "read_key_value_table",
     "write_key_value_table",
 ]
-
-guard(globals(), __all__)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
 
 __all__ = [
     "KeyValueRows",
 ]
-
-guard(globals(), __all__)

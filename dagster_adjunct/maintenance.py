@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.assets.bounded.advance import abandon_version
 from dagster_adjunct.assets.retention.discard import DiscardReport
 from dagster_adjunct.assets.retention.erasure import ErasureReport, find_keys, forget
@@ -35,5 +34,3 @@ __all__ = [
     "rename_application",
     "rewind_dataset",
 ]
-
-guard(globals(), __all__)

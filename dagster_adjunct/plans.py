@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 
 __all__ = [
     "ExecutionPlan",
 ]
-
-guard(globals(), __all__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.resources.streams.lake.readers import NewRecords, ReaderInfo, list_readers, read_new, remove_reader
 
 __all__ = [
@@ -12,5 +11,3 @@ __all__ = [
     "read_new",
     "remove_reader",
 ]
-
-guard(globals(), __all__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.assets.reading.dataset import Dataset
 from dagster_adjunct.assets.reading.diff import ChangedEntry, VersionDiff
 from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
@@ -26,5 +25,3 @@ __all__ = [
     "VersionDiff",
     "Watch",
 ]
-
-guard(globals(), __all__)

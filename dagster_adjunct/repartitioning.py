@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport
 from dagster_adjunct.orchestration.maintenance.repartition import (
     RepartitionReport,
@@ -16,5 +15,3 @@ __all__ = [
     "repartition_dataset",
     "repartition_stream",
 ]
-
-guard(globals(), __all__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.assets.declaration.snapshots import (
     InitialLoad,
     ParquetSnapshot,
@@ -22,5 +21,3 @@ __all__ = [
     "QuerySource",
     "Snapshot",
 ]
-
-guard(globals(), __all__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.orchestration.batch_log.checkpoints import Checkpoint, CheckpointChange, CheckpointManager
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
@@ -32,5 +31,3 @@ __all__ = [
     "Startpoints",
     "resolve_startpoint_to_offset",
 ]
-
-guard(globals(), __all__)

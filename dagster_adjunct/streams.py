@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
 from dagster_adjunct.resources.streams.checksum import records_checksum
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy, Retention
@@ -37,5 +36,3 @@ __all__ = [
     "records_checksum",
     "register_system",
 ]
-
-guard(globals(), __all__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.assets.reading.dataset import DatasetTable
 from dagster_adjunct.resources.backends.columns import register_backend
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
@@ -93,7 +92,3 @@ __all__ = [
     "register_backend",
     "report_tables_to",
 ]
-
-# What layers and stores make for each request is not looked at.
-_PLAIN = {"ArrowEntries", "Batch", "Changes", "Conditions", "Mark", "Operation", "Problem", "RowEntries"}
-guard(globals(), [name for name in __all__ if name not in _PLAIN])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.orchestration.testing.application import TestApplication, TestResult, assert_plannable
 from dagster_adjunct.orchestration.testing.fakes import TestStream
 
@@ -12,5 +11,3 @@ __all__ = [
     "TestStream",
     "assert_plannable",
 ]
-
-guard(globals(), __all__)

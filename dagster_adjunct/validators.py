@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.assets.declaration.policies import Validator
 from dagster_adjunct.assets.validation.checks import Finding
 from dagster_adjunct.assets.validation.validators import (
@@ -36,5 +35,3 @@ __all__ = [
     "unique_keys",
     "values_in",
 ]
-
-guard(globals(), __all__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dagster_adjunct._arguments import guard
 from dagster_adjunct.orchestration.operators.windows.aggregates import (
     Aggregate,
     Count,
@@ -17,5 +16,3 @@ from dagster_adjunct.orchestration.operators.windows.aggregates import (
 )
 
 __all__ = ["Aggregate", "Count", "Distinct", "Max", "Mean", "Min", "Session", "Sliding", "Sum", "Tumbling"]
-
-guard(globals(), __all__)

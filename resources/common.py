@@ -92,6 +92,11 @@ class CodeLine:
     file: str
     line: int
 
+    def __str__(self) -> str:
+        """Return it as "visits.py:12", relative to the working directory if it is below it."""
+        file = Path(self.file)
+        return f"{file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}:{self.line}"
+
     def describe(self) -> str:
         """Return it for a message: "flights.py, line 12", with the path where it is below the working directory."""
         file = Path(self.file)

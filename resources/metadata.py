@@ -38,6 +38,7 @@ from dagster_adjunct.resources.objects.commit_log import (
 )
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore, StoredObject
+from dagster_adjunct.resources.validation import validated_methods
 
 # The document of a namespace: pages of entries in the order of their keys, and how changes rewrite them.
 #
@@ -159,6 +160,7 @@ _GRACE = timedelta(hours=1)
 T = TypeVar("T")
 
 
+@validated_methods
 @dataclass(frozen=True, slots=True)
 class MetadataStore:
     """The metadata of a lake. Safe to use from threads and from many processes."""

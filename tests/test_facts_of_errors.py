@@ -33,9 +33,6 @@ WITHOUT = {
     ("resources/key_value/iterators.py", "from_bytes"): NOTHING,
     ("resources/key_value/segment.py", "from_bytes"): NOTHING,
     ("resources/spark/errors.py", "_too_deep"): "Spark's text names no operator",
-    ("dagster_adjunct/_arguments.py", "_no_member"): "of a value, not of a parameter",
-    ("dagster_adjunct/_arguments.py", "__new__"): "of a class, not of a parameter",
-    ("dagster_adjunct/_arguments.py", "_misplaced"): "of a call, not of a parameter",
 }
 
 

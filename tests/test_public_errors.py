@@ -122,7 +122,7 @@ def _joined(lake: Lake) -> object:
         (
             lambda lake: Application("shop").input_stream("lake.s", on_lost="skip"),
             ConfigurationError,
-            {"argument": "on_lost", "stream": "lake.s"},
+            {"argument": "on_lost"},
         ),
         (
             lambda lake: repartition_stream(lake, "s", 4, reason="r", by="b"),

@@ -21,11 +21,13 @@ from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.streams.registry import open_systems
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.validation import validated, validated_methods
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+@validated
 @translate_spark_errors()
 def advance_dataset(
     spec: AdjunctDataset,
@@ -74,6 +76,7 @@ def advance_with_runtime(
     return advance_unbounded(runtime, spec, on_stage=on_stage)
 
 
+@validated_methods
 class AdjunctDatasetManager:
     """The datasets of an application by the streams that feed them.
 

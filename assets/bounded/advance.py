@@ -50,6 +50,7 @@ from dagster_adjunct.resources.objects.commit_log import Commit, is_deletion_com
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.system import StreamSystem
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -323,6 +324,7 @@ def advance_bounded(
     return _advance(group, once=partition is not None or _has_query(group), make_current=make_current)[0]
 
 
+@validated
 @translate_spark_errors()
 def advance_version_set(
     specs: Sequence[AdjunctDataset],
@@ -360,6 +362,7 @@ def advance_members(
     return _advance(group, once=_has_query(group), make_current=False)
 
 
+@validated
 def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: str) -> None:
     """Give up a version that can't be completed, by its delivered name, so that the next one can be published.
 

@@ -37,6 +37,7 @@ from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import readable_values
 from dagster_adjunct.resources.streams.system import TOMBSTONE
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -160,6 +161,7 @@ class Upserts(_RecordIsRow):
         return "upserts"
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class OperationColumn(_RecordIsRow):
     """Each record is a row with its operation in the string column `column`, which is not stored.
@@ -181,8 +183,7 @@ class OperationColumn(_RecordIsRow):
     def __post_init__(self) -> None:
         declared: list[str] = []
         for name in ("delete", "write", "ignore"):
-            given = getattr(self, name)
-            words = tuple(dict.fromkeys(str(word).lower() for word in ((given,) if isinstance(given, str) else given)))
+            words = tuple(dict.fromkeys(word.lower() for word in getattr(self, name)))
             object.__setattr__(self, name, words)
             declared += words
         twice = sorted({word for word in declared if declared.count(word) > 1})
@@ -275,6 +276,7 @@ class OperationColumn(_RecordIsRow):
         return f"operation in {self.column}: {'/'.join(self.delete)} delete{ignored}{missing}"
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class DebeziumUnwrapped(_RecordIsRow):
     """Rows that Debezium's ExtractNewRecordState has extracted from envelopes.

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_adjunct.resources.common import check_choice
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
 
@@ -315,8 +314,6 @@ def may_be_unavailable(kind: str) -> bool:
 
 def check_placeholder(unavailable: str | None, on_unavailable: str, what: str) -> None:
     """Raise ConfigurationError for an invalid placeholder or `on_unavailable`."""
-    found = f"{what} has on_unavailable={on_unavailable!r}"
-    check_choice(on_unavailable, found, ("refuse", "keep"), argument="on_unavailable")
     if unavailable is None and on_unavailable == "keep":
         raise ConfigurationError(
             f"{what} has on_unavailable='keep' and unavailable=None: then unknown values can't be recognized.",

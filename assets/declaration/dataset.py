@@ -29,16 +29,13 @@ from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 from dagster_adjunct.assets.declaration.sources import Input, OwnedBy, QuerySource
 from dagster_adjunct.resources.common import (
     CodeLine,
-    argument_error,
-    check_bool,
-    check_choice,
     check_name,
-    check_whole_number,
     find_calling_line,
     split_stream_name,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types, repeated_names
+from dagster_adjunct.resources.validation import validated
 
 
 def bucket_columns(
@@ -67,21 +64,6 @@ def to_name_tuple(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def to_description_pairs(name: str, given: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    """Return the columns' descriptions as pairs, which make the declaration hashable."""
-    if given is None:
-        return ()
-    if not isinstance(given, Mapping) or not all(isinstance(text, str) for text in given.values()):
-        raise argument_error(
-            f"dataset {name!r} has column_descriptions={given!r}",
-            "a mapping from column to text",
-            'Write {"seats": "Number of seats", …}.',
-            argument="column_descriptions",
-            dataset=name,
-        )
-    return tuple(given.items())
-
-
 DatasetKind = Literal["bounded", "unbounded"]
 BY_OFFSET = ("source_partition", "source_offset")
 """The key of a dataset whose records have none: each record's position on its stream, stored as int and bigint."""
@@ -89,6 +71,7 @@ BY_OFFSET = ("source_partition", "source_offset")
 MAX_PARTITIONS = 100_000
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class AdjunctDataset:
     """An adjunct dataset: entries by key, built from `input`, which applications join.
@@ -140,9 +123,6 @@ class AdjunctDataset:
         check_name("dataset", self.name)
         if isinstance(self.input, str):
             split_stream_name(self.input)
-        what = f"dataset {self.name!r}"
-        found = f"{what} has kind {self.kind!r}"
-        check_choice(self.kind, found, ("bounded", "unbounded"), argument="kind", dataset=self.name)
         if not self.key:
             raise self._error("has no key", "Name the columns that identify an entry: key=[…].", argument="key")
         self._check_columns("key", self.key)
@@ -155,10 +135,9 @@ class AdjunctDataset:
                     f"does not store its key column {missing[0]!r}", "Add it to columns=.", argument="columns"
                 )
         self._check_spread()
-        self._check_types()
         if self.valid_from is not None:
             check_valid_from(self.name, self.valid_from)
-        check_validators(what, self.validators)
+        check_validators(f"dataset {self.name!r}", self.validators)
         self._check_columns("sensitive", self.sensitive)
         self._check_columns("column_descriptions", tuple(name for name, _ in self.column_descriptions))
         if self.follows_changes and self.stream is None and not self.is_local:
@@ -166,6 +145,13 @@ class AdjunctDataset:
                 f"is unbounded, but its input is {self.input}, which is not a stream of changes",
                 "Declare it with bounded_dataset, or name a stream.",
                 argument="input",
+            )
+        dead = self.following.on_bad_change
+        if isinstance(dead, DeadLetters) and dead.stream == self.input:
+            raise self._error(
+                f"sends dead letters to its own input {self.input}, where they would be read as changes",
+                "Name another stream: on_bad_change=DeadLetters(STREAM).",
+                argument="on_bad_change",
             )
         if self.following.initial is not None and not self.bootstrap:
             raise self._error(
@@ -228,11 +214,10 @@ class AdjunctDataset:
                     "is broadcast and has partition_by", "Remove one of the two.", argument="partition_by"
                 )
             return
-        expected = f"a whole number from 1 to {MAX_PARTITIONS:,}"
-        found = f"dataset {self.name!r} has partitions={self.partitions!r}"
-        check_whole_number(self.partitions, found, expected, argument="partitions", dataset=self.name)
-        if self.partitions > MAX_PARTITIONS:
-            raise argument_error(found, expected, argument="partitions", dataset=self.name)
+        if not 1 <= self.partitions <= MAX_PARTITIONS:
+            raise self._error(
+                f"has partitions={self.partitions}: expected 1 to {MAX_PARTITIONS:,}", "", argument="partitions"
+            )
         if not self.partition_by:
             raise self._error(
                 "is partitioned and has no partition_by",
@@ -248,34 +233,9 @@ class AdjunctDataset:
                 argument="partition_by",
             )
 
-    def _check_types(self) -> None:
-        found = f"dataset {self.name!r} has bootstrap={self.bootstrap!r}"
-        check_bool(self.bootstrap, found, argument="bootstrap", dataset=self.name)
-        if self.extractor is not None and (
-            isinstance(self.extractor, type) or not isinstance(self.extractor, KeyValueExtractor)
-        ):
-            raise self._error(
-                f"has extractor={self.extractor!r}: expected an extractor",
-                "Write Projection(…) or PythonExtractor(…), or leave it out.",
-                argument="extractor",
-            )
-        if not isinstance(self.discard, DiscardPolicy):
-            raise self._error(
-                f"has discard={self.discard!r}: expected a DiscardPolicy",
-                "Write, for example, DiscardPolicy(keep=3).",
-                argument="discard",
-            )
-        dead = self.following.on_bad_change
-        if isinstance(dead, DeadLetters) and dead.stream == self.input:
-            raise self._error(
-                f"sends dead letters to its own input {self.input}, where they would be read as changes",
-                "Name another stream: on_bad_change=DeadLetters(STREAM).",
-                argument="on_bad_change",
-            )
-
     def _check_columns(self, what: str, columns: tuple[str, ...]) -> None:
         for column in columns:
-            if not isinstance(column, str) or not column or column.startswith("__"):
+            if not column or column.startswith("__"):
                 raise self._error(
                     f"names {column!r} in {what}: expected a column name that does not begin with '__'",
                     "Rename the column.",
@@ -291,6 +251,7 @@ class AdjunctDataset:
         return ConfigurationError(problem, next_step, argument=argument, dataset=self.name)
 
 
+@validated
 def bounded_dataset(
     name: str,
     *,
@@ -343,11 +304,12 @@ def bounded_dataset(
         discard=policy,
         on_damage=on_damage,
         valid_from=valid_from,
-        column_descriptions=to_description_pairs(name, column_descriptions),
+        column_descriptions=tuple((column_descriptions or {}).items()),
         sensitive=to_name_tuple(sensitive),
     )
 
 
+@validated
 def unbounded_dataset(
     name: str,
     *,
@@ -409,10 +371,11 @@ def unbounded_dataset(
         name, "unbounded", input, to_name_tuple(key), spread, partitions, bootstrap,
         None if columns is None else to_name_tuple(columns), description, to_name_tuple(owners), group,
         extractor=extractor, discard=DiscardPolicy() if discard is None else discard, following=following,
-        column_descriptions=to_description_pairs(name, column_descriptions), sensitive=to_name_tuple(sensitive),
+        column_descriptions=tuple((column_descriptions or {}).items()), sensitive=to_name_tuple(sensitive),
     )  # fmt: skip
 
 
+@validated
 def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ...]:
     """Return these bounded datasets as members of one version set: they switch, pin and roll back in one commit.
 
@@ -473,13 +436,6 @@ def local_table(
     Raises ConfigurationError.
     """
     what = f"local table {name!r}"
-    if not isinstance(schema, Schema):
-        raise ConfigurationError(
-            f"{what} has schema={schema!r}: expected its columns.",
-            'Write, for example, schema=Schema.of(shop="string", visits="bigint").',
-            argument="schema",
-            dataset=name,
-        )
     try:
         check_key_types(schema, key, what)
     except SchemaMismatchError as error:
@@ -497,6 +453,6 @@ def local_table(
         group=group,
         discard=DiscardPolicy() if discard is None else discard,
         following=ChangeStreamOptions(compaction=DeltaCompaction() if compaction is None else compaction),
-        column_descriptions=to_description_pairs(name, column_descriptions),
+        column_descriptions=tuple((column_descriptions or {}).items()),
         sensitive=to_name_tuple(sensitive),
     )

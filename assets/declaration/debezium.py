@@ -17,11 +17,12 @@ from uuid import UUID
 import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.change_values import PATH, PLACEHOLDER, check_placeholder
-from dagster_adjunct.resources.common import check_choice, split_stream_name
+from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.values import DAYS, MICROS
 from dagster_adjunct.resources.spark.errors import encode_task_errors
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -206,6 +207,7 @@ class EnvelopeFormat:
         )
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class DebeziumEnvelope(EnvelopeFormat):
     """Envelopes in the column `value`: the row before and after a change, the operation, the source's position.
@@ -243,17 +245,6 @@ class DebeziumEnvelope(EnvelopeFormat):
 
     def __post_init__(self) -> None:
         declared = Schema.from_ddl(self.columns, _ENVELOPE)
-        for name, choices in (
-            ("format", ("json", "avro")),
-            ("timestamps", (None, "millis", "micros")),
-            ("decimals", (None, "precise", "string")),
-            ("on_missing", ("null", "keep")),
-        ):
-            value = getattr(self, name)
-            check_choice(value, f"{_ENVELOPE} has {name}={value!r}", choices, argument=name)
-        check_choice(
-            self.documents, f"{_ENVELOPE} has documents={self.documents!r}", (True, False), argument="documents"
-        )
         check_placeholder(self.unavailable, self.on_unavailable, _ENVELOPE)
         if isinstance(self.avro_schema, Mapping):
             # As pairs, so that formats are comparable, hashable and picklable.

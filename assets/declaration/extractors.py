@@ -31,6 +31,7 @@ from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, 
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import encode_task_errors, first_message_line
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -70,6 +71,7 @@ class KeyValueExtractor(Protocol):
         ...
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Projection:
     """Entries with the columns of `columns` ("tailnum STRING, seats INT"), of the records for which `where` holds.
@@ -193,6 +195,7 @@ class Projection:
         return "; ".join(filter(None, [f"projection ({self.columns})", ", ".join(computed), self.where or ""]))
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class PythonExtractor:
     """Entries that a Python function returns: none, one or several for each record.

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dagster_adjunct.assets.declaration.debezium import EnvelopeFormat
-from dagster_adjunct.resources.common import check_choice
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.validation import validated
 
 _ENVELOPE = "a Maxwell envelope"
 _PATHS = ("source.position", "source.gtid", "source.ts")
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class MaxwellEnvelope(EnvelopeFormat):
     """Maxwell's JSON in the STRING column `value`: the row in `data`, and earlier values of changed columns in `old`.
@@ -42,11 +43,7 @@ class MaxwellEnvelope(EnvelopeFormat):
 
     def __post_init__(self) -> None:
         Schema.from_ddl(self.columns, _ENVELOPE)
-        found = f"{_ENVELOPE} has timestamps={self.timestamps!r}"
-        check_choice(self.timestamps, found, (None, "millis", "micros"), argument="timestamps")
-        found = f"{_ENVELOPE} has on_missing={self.on_missing!r}"
-        check_choice(self.on_missing, found, ("null", "keep"), argument="on_missing")
-        if self.table is not None and (not isinstance(self.table, str) or self.table.count(".") < 1):
+        if self.table is not None and "." not in self.table:
             raise ConfigurationError(
                 f"{_ENVELOPE} has table={self.table!r}: expected DATABASE.TABLE.",
                 'Write, for example, table="shop.items", or leave it out if the stream has one table.',

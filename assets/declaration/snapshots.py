@@ -23,12 +23,13 @@ from dagster_adjunct.resources.backends.postgres_connection import (
     require_driver,
     translate_error,
 )
-from dagster_adjunct.resources.common import check_whole_number
+from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_spark_frame
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
 from dagster_adjunct.resources.spark.errors import first_message_line
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     import psycopg
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 
-Position = Mapping[str, str]
+Position = Mapping[Any, str | int] | tuple[tuple[str, str], ...]
+"""The next offset of each partition, which is named in full or by its number."""
 _POSITION_FILE = "position.json"
 OR_FUNCTION = "a function that returns it"
 
@@ -76,6 +78,7 @@ class InitialLoad(Protocol):
         ...
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class ParquetSnapshot:
     """Parquet files: one, or all `*.parquet` in a folder, at a path, `file:///…` or `s3://BUCKET/PREFIX`.
@@ -88,7 +91,7 @@ class ParquetSnapshot:
     position: Position | str = _POSITION_FILE
 
     def __post_init__(self) -> None:
-        if not isinstance(self.url, str) or not self.url:
+        if not self.url:
             raise ConfigurationError(
                 f"a Parquet snapshot has url={self.url!r}: expected a path or URL.",
                 "Name the file, or the folder of the files.",
@@ -130,6 +133,7 @@ class ParquetSnapshot:
         return position
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class QuerySnapshot:
     """The result of Spark SQL or of a function of the session: for tables in other formats, or JDBC.
@@ -149,15 +153,9 @@ class QuerySnapshot:
                 'Write QuerySnapshot(sql="SELECT …", position={"lake.accounts.0": "123", …}).',
                 argument="sql",
             )
-        if self.sql is not None and (not isinstance(self.sql, str) or not self.sql.strip()):
+        if self.sql is not None and not self.sql.strip():
             raise ConfigurationError(
                 f"a query snapshot has sql={self.sql!r}: expected SQL.", "Write SELECT ….", argument="sql"
-            )
-        if self.query is not None and not callable(self.query):
-            raise ConfigurationError(
-                f"a query snapshot has query={self.query!r}: expected a function of the session.",
-                "Pass SQL as sql=….",
-                argument="query",
             )
         if not callable(self.position):
             freeze_position(self, "a query snapshot", self.position, OR_FUNCTION)
@@ -305,6 +303,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class PostgresSnapshot:
     """The result of `query`, read in one repeatable-read transaction of the server that `dsn_env` names.
@@ -322,10 +321,6 @@ class PostgresSnapshot:
     batch: int = 10_000
 
     def __post_init__(self) -> None:
-        for name in ("dsn_env", "query", "position_query"):
-            given = getattr(self, name)
-            if given is not None and not isinstance(given, str):
-                raise ConfigurationError(f"a PostgreSQL snapshot has {name}={given!r}: expected a text.", argument=name)
         if not self.dsn_env or not self.query or (self.position_query is None) == (self.position is None):
             raise ConfigurationError(
                 "a PostgreSQL snapshot needs dsn_env, query, and exactly one of position_query and position.",
@@ -338,7 +333,8 @@ class PostgresSnapshot:
                 "Put the DSN into an environment variable, and pass the variable's name.",
                 argument="dsn_env",
             )
-        check_whole_number(self.batch, f"batch is {self.batch!r}", "1 or more rows", argument="batch")
+        if self.batch < 1:
+            raise argument_error(f"batch is {self.batch}", "1 or more rows", argument="batch")
         if self.position is not None and not callable(self.position):
             freeze_position(self, "a PostgreSQL snapshot", self.position, OR_FUNCTION)
 

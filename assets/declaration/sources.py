@@ -6,16 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.common import check_choice, check_name
+from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.files.formats import FileFormat
 from dagster_adjunct.resources.schemas.records import ArrowFrame
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class FileSource:
     """Versions as folders of files: each folder below `url` with a completion object is one version.
@@ -38,8 +40,6 @@ class FileSource:
     complete: str = "_SUCCESS"
 
     def __post_init__(self) -> None:
-        found = f"files at {self.url!r} have format {self.format!r}"
-        check_choice(self.format, found, ("parquet", "csv", "jsonl"), argument="format")
         if not self.url or not self.complete or "/" in self.complete:
             raise ConfigurationError(
                 f"files at {self.url!r} are complete with the object {self.complete!r}: "
@@ -60,6 +60,7 @@ class Computation:
     partition: str | None
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class QuerySource:
     """Versions computed by a query: each advance runs it and publishes the result if that is new.

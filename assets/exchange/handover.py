@@ -53,6 +53,7 @@ from dagster_adjunct.resources.streams.system import (
     wants_latest_epochs,
 )
 from dagster_adjunct.resources.streams.system import TOMBSTONE as STREAM_TOMBSTONE
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     import duckdb
@@ -287,6 +288,7 @@ class StreamView:
         return {name: kind for name, kind in HIDDEN_COLUMNS if name not in SHOWN}
 
 
+@validated
 def stream_view(
     lake: Lake, stream: str, *, epochs: Epochs = "all", without_position: WithoutPosition = "refuse"
 ) -> StreamView:
@@ -346,6 +348,7 @@ def lend_view(view: View, hand_over: Callable[[Held], T]) -> T:
     return hand_over(view)
 
 
+@validated
 def parquet_files(view: View) -> list[str]:
     """Return the locations of the Parquet files: paths for a lake in a folder, s3:// URLs on S3.
 
@@ -380,6 +383,7 @@ def _paths(view: Held) -> list[str]:
     return [object_location(stored.store, stored.key) for stored in list_whole_files(view)]
 
 
+@validated
 def pyarrow_dataset(view: View) -> pads.Dataset:
     """Return a `pyarrow.dataset` over exactly the version's or stream's files, with the columns of `view.schema`.
 
@@ -414,6 +418,7 @@ def _whole_dataset(view: Held) -> pads.FileSystemDataset:
     return dataset.FileSystemDataset(fragments, schema, parquet, filesystem=filesystem)
 
 
+@validated
 def duckdb_view(connection: duckdb.DuckDBPyConnection, view: View, name: str) -> None:
     """Create or replace a view of this name over the version or stream; it lasts as long as the connection.
 
@@ -444,6 +449,7 @@ def _create_view(connection: duckdb.DuckDBPyConnection, view: Held, name: str) -
     connection.execute(f"CREATE OR REPLACE TEMP VIEW {_sql_name(name)} AS {query}")
 
 
+@validated
 def polars_frame(view: View) -> polars.LazyFrame:
     """Return a Polars LazyFrame over the version or stream, with the columns of `view.schema`.
 

@@ -40,6 +40,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.streams.lake import maintenance as stream_holds
 from dagster_adjunct.resources.streams.lake.manifest import HIDDEN_COLUMNS
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -106,6 +107,7 @@ class IcebergSnapshot:
         return values | {"snapshot_id": str(self.snapshot_id), "files": list(self.files)}
 
 
+@validated
 def register_in_iceberg(
     view: View,
     catalog: Catalog,
@@ -154,6 +156,7 @@ def _register(view: Held, catalog: Catalog, identifier: str, properties: dict[st
     return IcebergSnapshot(identifier, snapshot.snapshot_id, view.dataset, view.version, paths, new)
 
 
+@validated
 def publish_to_iceberg(
     lake: Lake,
     dataset: str,
@@ -183,6 +186,7 @@ def publish_to_iceberg(
         return register_in_iceberg(opened.over_time() if keeps_history else opened, catalog, table.identifier)
 
 
+@validated
 def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str, ...]:
     """Release all versions held for a dropped Iceberg table, and return them.
 

@@ -47,6 +47,7 @@ from dagster_adjunct.resources.tables.operation import (
     State,
     key_reorderer,
 )
+from dagster_adjunct.resources.validation import validated, validated_methods
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,6 +57,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
+@validated_methods
 class Dataset(VersionOperations):
     """An open dataset, from `open_dataset`. Safe to share between threads; close it, or use it in a `with`.
 
@@ -263,6 +265,7 @@ class Dataset(VersionOperations):
         return self._stored.require_manifest()
 
 
+@validated
 def open_dataset(
     lake: Lake,
     dataset: AdjunctDataset | str,
@@ -290,6 +293,7 @@ def open_dataset(
     return _open_served(stored, fixed, lease=lease, on_damage=on_damage, holder=holder)
 
 
+@validated
 def current_versions(lake: Lake, datasets: Sequence[AdjunctDataset | str]) -> dict[str, Dataset | None]:
     """Open the version that each dataset serves now, permanently; None for a dataset that serves none.
 
@@ -320,6 +324,7 @@ def _open_served(
     return Dataset(stored, served)
 
 
+@validated
 class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
     """Read function over a served dataset: `RemoteTable("planes", key="tailnum", read_function=DatasetTable(…))`.
 

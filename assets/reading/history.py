@@ -28,6 +28,7 @@ from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.schemas.schema import Schema, is_widening
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -194,6 +195,7 @@ Reader = VersionReader | VersionsOverTime
 _STARTS, _RUN = "__starts", "__run"
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class EntriesOverTime:
     """All entries of a dataset over time (slowly changing dimension, type 2): one row for each interval of a key.
@@ -264,6 +266,7 @@ class EntriesOverTime:
         )
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class EntriesAt:
     """The entries of a dataset that were valid at a moment; raises DatasetError for one before its history."""

@@ -29,6 +29,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.validation import validated_methods
 
 if TYPE_CHECKING:
     from threading import RLock
@@ -419,6 +420,7 @@ class ServedVersion:
 _LONGEST_STOP = 10.0
 
 
+@validated_methods
 class Watch:
     """Refreshes a dataset every `interval` seconds from `start` until `stop`; a `with` does both.
 

@@ -65,6 +65,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_number, is_deletion_commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem
+from dagster_adjunct.resources.validation import validated, validated_methods
 
 AsOf: TypeAlias = datetime | int | str
 """A time with its zone, or a commit by its number or id."""
@@ -300,6 +301,7 @@ def _is_manifest_of(key: str, commit_id: str) -> bool:
     return key.endswith(f"-{commit_id}.json")
 
 
+@validated
 def list_datasets(lake: Lake) -> list[str]:
     """Return the sorted names of all datasets that have a commit; without set members that never advanced.
 
@@ -336,6 +338,7 @@ def _has_commit(lake: Lake, name: str) -> bool:
 _HIDDEN = {"format", "version", "delivered", "known", "next_generation", "next_number", "doomed"}
 
 
+@validated_methods
 class VersionOperations(ABC):
     """The operations of a dataset that read and write its log. Every call reads the current pointer.
 

@@ -34,6 +34,7 @@ from dagster_adjunct.assets.versions.manifest import DatasetManifest, UnboundedM
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Field
+from dagster_adjunct.resources.validation import validated
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class ErasureReport:
         }
 
 
+@validated
 def forget(
     lake: Lake, dataset: str, keys: Iterable[object], *, reason: str, by: str, roots: Roots = dict
 ) -> ErasureReport:
@@ -126,6 +128,7 @@ def forget(
     )
 
 
+@validated
 def find_keys(lake: Lake, dataset: str, keys: Iterable[object]) -> KeySearch:
     """Return where a dataset stores these keys, given as for `get`; changes nothing."""
     log = DatasetLog(lake, dataset)

@@ -62,6 +62,7 @@ from dagster_adjunct.resources.objects.store import staged_file_errors
 from dagster_adjunct.resources.schemas.schema import Schema, is_widening, repeated_names
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.system import TIMESTAMP, TOMBSTONE, StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -445,6 +446,7 @@ def _commit_repartitioned(advance: Advance) -> Commit | None:
     return advance.log.commit(snapshot.commit, snapshot.manifest, by=advance.context.by)
 
 
+@validated
 @translate_spark_errors()
 def rebuild_dataset(
     spec: AdjunctDataset,

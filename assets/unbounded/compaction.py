@@ -45,6 +45,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -288,6 +289,7 @@ _TRIES = 20
 _Current = tuple["Commit", "UnboundedManifest"]
 
 
+@validated
 @translate_spark_errors()
 def compact_dataset(
     lake: Lake,

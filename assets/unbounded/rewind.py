@@ -51,6 +51,7 @@ from dagster_adjunct.resources.streams.startpoint import (
     resolve_startpoint_to_offset,
 )
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -181,6 +182,7 @@ class RewindPlan:
         }
 
 
+@validated
 def plan_rewind(
     spec: AdjunctDataset,
     *,
@@ -365,6 +367,7 @@ def _no_session() -> NoReturn:
     raise AssertionError("a plan reads no records")
 
 
+@validated
 @translate_spark_errors()
 def rewind_dataset(
     spec: AdjunctDataset,

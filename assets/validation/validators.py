@@ -41,6 +41,7 @@ from dagster_adjunct.resources.sql.checking import check_expression, check_selec
 from dagster_adjunct.resources.sql.expression import did_you_mean
 from dagster_adjunct.resources.sql.parser import multi_record_functions, parse_expression
 from dagster_adjunct.resources.user_code import check_plain_function
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -188,11 +189,13 @@ def describe_rule(validator: Validator) -> str:
 # -- declared on a dataset: validators=[unique_keys(), row_count_within(0.2), …]
 
 
+@validated
 def unique_keys(*, severity: Severity = "error") -> Check:
     """Require that every key was delivered once: no record was replaced by a later one of the same key."""
     return Check("unique_keys", checks.check_unique_keys, severity=severity)
 
 
+@validated
 def no_null_keys(*, severity: Severity = "error") -> Check:
     """Require that no key column has nulls, by the counts in the files' footers.
 
@@ -201,6 +204,7 @@ def no_null_keys(*, severity: Severity = "error") -> Check:
     return Check("no_null_keys", checks.check_no_null_keys, severity=severity)
 
 
+@validated
 def no_nulls(*columns: str, severity: Severity = "error") -> Check:
     """Require that no entry has a null in these columns, by the counts in the files' footers."""
     if not columns:
@@ -212,6 +216,7 @@ def no_nulls(*columns: str, severity: Severity = "error") -> Check:
     return Check(f"no_nulls_{_name_part(columns)}", checks.check_no_nulls, tuple(columns), severity)
 
 
+@validated
 def schema_compatible(rule: Rule = "additive", *, severity: Severity = "error") -> Check:
     """Require that the columns fit those of the served version; the first version always passes.
 
@@ -225,6 +230,7 @@ def schema_compatible(rule: Rule = "additive", *, severity: Severity = "error") 
     return Check("schema_compatible", checks.check_schema_compatible, (rule,), severity)
 
 
+@validated
 def row_count_within(fraction: float, minimum_rows: int = 0, *, severity: Severity = "error") -> Check:
     """Require that the number of rows differs from the served version's by at most this fraction (0.2 is 20 %).
 
@@ -240,12 +246,14 @@ def row_count_within(fraction: float, minimum_rows: int = 0, *, severity: Severi
     return Check("row_count_within", checks.check_row_count_within, (float(fraction), minimum_rows), severity)
 
 
+@validated
 def min_rows(n: int, *, severity: Severity = "error") -> Check:
     """Require at least `n` rows."""
     _check_row_limit("min_rows", "n", n)
     return Check("min_rows", checks.check_min_rows, (n,), severity)
 
 
+@validated
 def values_in(column: str, values: Sequence[Any], *, severity: Severity = "error") -> Check:
     """Require that every value of the column is one of `values`; nulls pass (see `no_nulls`). Runs on Spark."""
     if isinstance(values, str) or not values:
@@ -256,6 +264,7 @@ def values_in(column: str, values: Sequence[Any], *, severity: Severity = "error
     return Check(f"values_in_{_name_part((column,))}", checks.check_values_in, (column, tuple(values)), severity)
 
 
+@validated
 def sql_check(name: str, sql: str, *, severity: Severity = "error") -> Check:
     """Define a rule in Spark SQL: a condition that each row must meet, or a SELECT of the rows that break the rule.
 
@@ -269,6 +278,7 @@ def sql_check(name: str, sql: str, *, severity: Severity = "error") -> Check:
     return Check(name, checks.check_sql, (sql.strip().rstrip(";"),), severity)
 
 
+@validated
 def custom(name: str, function: Callable[[Candidate], Finding | bool], *, severity: Severity = "error") -> Check:
     """Define a rule in Python: the function returns True or False, or a Finding with more detail.
 
@@ -282,6 +292,7 @@ def custom(name: str, function: Callable[[Candidate], Finding | bool], *, severi
 # -- evaluated between build and seal
 
 
+@validated
 def evaluate(
     validators: Sequence[Validator], candidate: Candidate, sensitive: Collection[str] = ()
 ) -> tuple[Verdict, ...]:

@@ -39,6 +39,7 @@ from dagster_adjunct.resources.objects.heartbeat import Heartbeat
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.retention_holds import delete_holds, holder_prefix
 from dagster_adjunct.resources.objects.store import ObjectInfo, read_store_clock
+from dagster_adjunct.resources.validation import validated
 
 RENEWAL_INTERVAL = timedelta(minutes=5)
 # A record renewed within this time belongs to a running build.
@@ -148,6 +149,7 @@ class LeaseInfo:
     expires_at: datetime
 
 
+@validated
 class Lease:
     """A lease of versions of one dataset, renewed by its own thread until `release`; a context manager."""
 

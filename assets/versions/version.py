@@ -17,6 +17,7 @@ from dagster_adjunct.resources.bucketing.timeline import HAS_ENDS, IS_FIRST, VAL
 from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.validation import validated
 
 
 def _schema(value: Any) -> Any:
@@ -110,6 +111,7 @@ POSITION = "__position"
 TOMBSTONE = "__tombstone"
 
 
+@validated
 class Verdict(ManifestPart):
     """One validator's result for a version. With `severity` "warn" it never rejects the version."""
 
@@ -258,6 +260,7 @@ def build_table_version(
     )
 
 
+@validated
 class VersionRef(ManifestPart):
     """A retained version as the manifest lists it: its document and the folders that it needs.
 

@@ -32,10 +32,12 @@ from dagster_adjunct.orchestration.operators.operator import KeyedTable, Operato
 from dagster_adjunct.resources.common import check_name, check_whole_number, find_calling_line, split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.validation import validated_methods
 
 T = TypeVar("T")
 
 
+@validated_methods
 class Application:
     """One job: its inputs, outputs, tables and operators.
 

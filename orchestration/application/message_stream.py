@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol, Self
 
+from pydantic import SkipValidation
+
 from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
     OperatorGraph,
@@ -58,6 +60,7 @@ from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.arrow import UPDATE
 from dagster_adjunct.resources.tables.operation import UpdateContract
+from dagster_adjunct.resources.validation import validated, validated_methods
 
 
 class OperatorStream:
@@ -306,11 +309,11 @@ class SendOperations(OperatorStream):
 
     def send_to(
         self,
-        target: OutputStream | RemoteTableHandle | DatasetHandle,
+        target: SkipValidation[OutputStream | RemoteTableHandle | DatasetHandle],
         contract: UpdateContract | None = None,
         *,
         on_null_key: OnNullKey = "fail",
-        dead_letters: OutputStream | None = None,
+        dead_letters: SkipValidation[OutputStream | None] = None,
         at_most: int | None = None,
         args: Sequence[object] = (),
         deleted: str | None = None,
@@ -362,7 +365,7 @@ class SendOperations(OperatorStream):
 
     def update(
         self,
-        table: RemoteTableHandle,
+        table: SkipValidation[RemoteTableHandle],
         *,
         set: Columns | None = None,
         add: Columns | None = None,
@@ -370,7 +373,7 @@ class SendOperations(OperatorStream):
         remove: Sequence[str] = (),
         if_missing: Columns | None = None,
         on_null_key: OnNullKey = "fail",
-        dead_letters: OutputStream | None = None,
+        dead_letters: SkipValidation[OutputStream | None] = None,
         at_most: int | None = None,
         args: Sequence[object] = (),
         marks_as: str | None = None,
@@ -488,6 +491,7 @@ class SendOperations(OperatorStream):
         return self.apply(SendToDataset(target.name), name=target.name)
 
 
+@validated_methods
 @dataclass(frozen=True, slots=True, eq=False)
 class MessageStream(EventTimeOperations, SendOperations):
     """The records that leave one operator."""
@@ -574,7 +578,7 @@ class MessageStream(EventTimeOperations, SendOperations):
 
     def join(
         self,
-        table: DatasetHandle | RemoteTableHandle,
+        table: SkipValidation[DatasetHandle | RemoteTableHandle],
         *,
         on: On,
         how: How = "inner",
@@ -640,6 +644,7 @@ class MessageStream(EventTimeOperations, SendOperations):
         return MessageStream(self.graph, self.graph.add(spec, inputs, name))
 
 
+@validated
 def update_message(*, key: str | Sequence[str], update: Columns, default: Columns | None = None) -> tuple[str, ...]:
     """Return what `map` takes to turn records into (key, UpdateMessage(update, default)).
 

@@ -35,6 +35,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.validation import validated
 
 # Requests expire, so few others can have come before one is written again.
 _MAX_TAKEN = 20
@@ -332,6 +333,7 @@ class ClosedBatch(StoredDocument):
     seconds: dict[str, float]
 
 
+@validated
 class ApplicationState(StoredDocument):
     """The whole state of an application.
 
@@ -566,6 +568,7 @@ def _apply_batch(
     return {**state.checkpoint, **ends}, state.offsets.with_applied(intent.startpoints, intent.batch, at)
 
 
+@validated
 def served_versions(lake: Lake, application: str) -> dict[str, dict[str, list[int]]]:
     """Return, by dataset and version, which batches read it, from the whole history, oldest first."""
     states = (state for _, state in BatchLog(lake, application).history(None))
@@ -588,6 +591,7 @@ def add_counters(left: dict[str, dict[str, int]], right: dict[str, dict[str, int
     return {name: sum_counters(left.get(name, {}), right.get(name, {})) for name in {**left, **right}}
 
 
+@validated
 def application_state(lake: Lake, application: str) -> ApplicationState:
     """Return an application's checkpoint, last batch and counters; an empty state before its first run."""
     return BatchLog(lake, application).read()[1]

@@ -24,6 +24,7 @@ from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.validation import validated_methods
 
 T = TypeVar("T")
 
@@ -120,6 +121,7 @@ class CheckpointChange:
         }
 
 
+@validated_methods
 class CheckpointManager:
     """The checkpoint of one application, given itself or by name, in one lake; startpoints move it.
 

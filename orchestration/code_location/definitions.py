@@ -46,8 +46,10 @@ from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.file_errors import translate_file_errors
 from dagster_adjunct.resources.spark.session import SparkResource
+from dagster_adjunct.resources.validation import validated
 
 
+@validated
 def build_definitions(
     app: Application,
     *more: Application,
@@ -217,6 +219,7 @@ nux:
 """
 
 
+@validated
 def prepare_dagster_home(folder: Path) -> Path:
     """Create the folder as a DAGSTER_HOME unless it exists, and return its absolute path."""
     home = folder.resolve()

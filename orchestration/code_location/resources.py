@@ -16,8 +16,10 @@ from dagster_adjunct.resources.key_value.serializers import Serializer, serializ
 from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable, KeyValueTable
 from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.validation import validated
 
 
+@validated
 class KeyValueTableResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """A key-value table of a lake, for the bodies of assets and ops: `with states.blocking() as table: …`.
 
@@ -41,7 +43,7 @@ class KeyValueTableResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if isinstance(settings.get("backend"), Mapping):
             settings["backend"] = backend_without_secrets(settings["backend"])
         for name in ("key", "value"):
-            if name in settings:
+            if isinstance(settings.get(name), str):
                 serializer_named(settings[name])
         super().__init__(**settings)
 
@@ -82,6 +84,7 @@ def _without_secret(name: str, value: object) -> object:
     return resolve_variable(f"backend[{name!r}]", value)
 
 
+@validated
 class KeyValueRowsResource(TableResource):
     """A remote table whose records are stored in a key-value table (`KeyValueRows`).
 
@@ -108,6 +111,7 @@ class KeyValueRowsResource(TableResource):
         super().__init__(**settings)
 
 
+@validated
 class LakeResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """The lake with its streams, datasets and batch logs. Without a URL: `ADJUNCT_LAKE`, else `.adjunct/lake`.
 

@@ -52,8 +52,10 @@ from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.validation import validated
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class LaunchWhen:
     """Launch a run when `records` are unread, or the first unread record of a partition is older than `age`.

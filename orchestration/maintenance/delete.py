@@ -31,6 +31,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake import streams as streams_deleting
 from dagster_adjunct.resources.streams.lake.readers import list_readers
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.validation import validated
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,7 @@ class DeletionReport:
         return asdict(self)
 
 
+@validated
 def delete_stream(
     lake: Lake, name: str, *, reason: str, by: str, force: bool = False, dry_run: bool = False
 ) -> DeletionReport:
@@ -173,6 +175,7 @@ def delete_stream(
     )
 
 
+@validated
 def delete_dataset(
     lake: Lake, name: str, *, reason: str, by: str, force: bool = False, dry_run: bool = False
 ) -> DeletionReport:

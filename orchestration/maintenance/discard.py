@@ -18,8 +18,10 @@ from dagster_adjunct.orchestration.startpoints.recorded_replay import find_held_
 from dagster_adjunct.resources.errors import AdjunctError, raise_first
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.validation import validated
 
 
+@validated
 def discard(
     lake: Lake, dataset: str, policy: DiscardPolicy | None = None, *, by: str, dry_run: bool = False
 ) -> DiscardReport:
@@ -32,6 +34,7 @@ def discard(
     return discard_unneeded(lake, dataset, policy, by=by, roots=needed, dry_run=dry_run)
 
 
+@validated
 def discard_all(
     lake: Lake,
     specs: Mapping[str, AdjunctDataset] | None = None,

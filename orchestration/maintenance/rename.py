@@ -33,6 +33,7 @@ from dagster_adjunct.resources.common import require_reason
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.validation import validated
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class RenameReport:
         return asdict(self)
 
 
+@validated
 def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) -> RenameReport:
     """Rename an application, with its checkpoint, history, startpoints and local tables.
 

@@ -34,6 +34,7 @@ from dagster_adjunct.resources.streams.lake.readers import list_readers
 from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.validation import validated
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class RepartitionReport:
         return asdict(self)
 
 
+@validated
 def repartition_stream(
     lake: Lake, name: str, partitions: int, *, reason: str, by: str, force: bool = False, dry_run: bool = False
 ) -> RepartitionReport:
@@ -114,6 +116,7 @@ def repartition_stream(
     return RepartitionReport(name, before, partitions, rows, carried, affected, datasets=datasets)
 
 
+@validated
 def repartition_dataset(
     lake: Lake, name: str, partitions: int, *, reason: str, by: str, dry_run: bool = False
 ) -> RebucketReport:

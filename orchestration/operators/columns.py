@@ -155,7 +155,7 @@ def types_by_name(schema: Schema) -> dict[str, str | None]:
     return {field.name: field.type for field in schema.fields}
 
 
-DataFrameFunction: TypeAlias = "Callable[[DataFrame], DataFrame]"
+DataFrameFunction: TypeAlias = Callable[["DataFrame"], "DataFrame"]
 OnNullKey = Literal["fail", "skip"]
 _PARTITIONS = 100_000
 MAX_DURATION = timedelta(days=36_525)

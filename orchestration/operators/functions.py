@@ -105,7 +105,7 @@ def pickle_function(operator: str, function: Callable[..., Any]) -> PickledFunct
 
 
 Record: TypeAlias = "dict[str, Any]"
-RecordFunction: TypeAlias = "Callable[..., Any]"
+RecordFunction: TypeAlias = Callable[..., Any]
 _ROWS = 10_000
 
 

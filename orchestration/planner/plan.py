@@ -18,6 +18,7 @@ from dagster_adjunct.orchestration.planner.render import describe_differences, r
 from dagster_adjunct.resources.common import first_validation_problem
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, PlanningError
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.validation import validated_methods
 
 FORMAT = 1
 _HOW_TO_WRITE = "Write it with adjunct plan MODULE:APP --format json."
@@ -180,6 +181,7 @@ def traverse(roots: Iterable[V], next_vertices: Callable[[V], Iterable[V]], visi
             stack.extend(reversed(list(next_vertices(vertex))))
 
 
+@validated_methods
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan:
     """A proven application. Equal applications and catalogs give equal plans."""

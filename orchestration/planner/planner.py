@@ -74,8 +74,10 @@ from dagster_adjunct.resources.sql.parser import parse_expression
 from dagster_adjunct.resources.streams.registry import open_systems
 from dagster_adjunct.resources.streams.system import StreamSystem
 from dagster_adjunct.resources.tables.shared_rate import check_budgets, list_budgets
+from dagster_adjunct.resources.validation import validated
 
 
+@validated
 def systems_for(app: Application, *, lake: Lake | None = None) -> dict[str, StreamSystem]:
     """Return the stream systems of an application's streams, by name; `lake` defaults to `open_lake()`."""
     return open_systems(open_lake() if lake is None else lake, _stream_names(app))
@@ -86,6 +88,7 @@ def open_dataset_systems(datasets: Iterable[AdjunctDataset], lake: Lake) -> dict
     return open_systems(lake, (dataset.stream for dataset in datasets if dataset.stream))
 
 
+@validated
 def plan_application(
     app: Application, *, lake: Lake | None = None, systems: Mapping[str, StreamSystem] | None = None
 ) -> ExecutionPlan:

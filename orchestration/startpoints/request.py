@@ -47,6 +47,7 @@ from dagster_adjunct.resources.streams.startpoint import (
     startpoint_from_json,
 )
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.validation import validated_methods
 
 
 @dataclass(frozen=True)
@@ -338,6 +339,7 @@ _TEXT_LENGTH = 1_000
 Target = tuple[SystemStreamPartition, str | None]
 
 
+@validated_methods
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartpointRequest:
     """A startpoint for a partition, for one task, or (`task` None) for every task that reads the partition.

@@ -9,6 +9,8 @@ from datetime import UTC, datetime, timedelta
 from functools import cache, cached_property, partial
 from typing import Any, TypeAlias
 
+from pydantic import SkipValidation
+
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
@@ -53,6 +55,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.streams.startpoint import Startpoint, check_startpoint, describe_startpoint
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.validation import validated_methods
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
@@ -295,6 +298,7 @@ class AskedStartpoints:
         }
 
 
+@validated_methods
 @dataclass(frozen=True)
 class Startpoints:
     """The startpoints of one application in one lake: preview, request, list and take back.
@@ -307,14 +311,10 @@ class Startpoints:
     next run of the application applies the requests.
     """
 
-    app: Application
+    app: SkipValidation[Application]
     lake: Lake = field(default_factory=open_lake, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.lake, Lake):
-            raise ConfigurationError(
-                f"Startpoints got {self.lake!r} for a lake.", "Pass what open_lake(…) returned.", argument="lake"
-            )
         if not isinstance(self.app, Application):
             known = (
                 f": {describe_similar_names(self.app, list_applications(self.lake))}"

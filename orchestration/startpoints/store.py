@@ -49,6 +49,7 @@ from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.validation import validated_methods
 
 _NEXT = "Take it back (adjunct startpoint clear MODULE:APP --all …), or upgrade if a newer release of Adjunct wrote it."
 
@@ -299,6 +300,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
 
+@validated_methods
 class StartpointManager:
     """The stored startpoints of one application, without checks of whether they can be applied; see `Startpoints`.
 

@@ -45,6 +45,7 @@ from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.spark.errors import find_adjunct_error, first_message_line, translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import StreamSystem
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -214,6 +215,7 @@ def advance_datasets(
     return replace(applied, reports=(*applied.reports, *reports))
 
 
+@validated
 @translate_spark_errors()
 def run_application(
     app: Application,

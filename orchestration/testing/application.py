@@ -43,11 +43,13 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.streams.system import RECORD_META, TOMBSTONE, OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.validation import validated, validated_methods
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@validated
 def assert_plannable(app: Application, streams: Streams) -> ExecutionPlan:
     """Return the plan of an application over these streams, which are named "system.stream".
 
@@ -92,6 +94,7 @@ class TestResult:
         return self.tables[_require_known("table", name, self.tables)]
 
 
+@validated_methods
 class TestApplication:
     """An application under test: give it records, run it, and inspect what it wrote.
 

@@ -25,8 +25,10 @@ from dagster_adjunct.resources.tables.layers import Capabilities
 from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import Operation, Outcomes
 from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.validation import validated_methods
 
 
+@validated_methods
 @dataclass(frozen=True)
 class TestStream:
     """A stream of a test: its columns (None: unknown), key columns, number of partitions, partitioner

@@ -34,10 +34,12 @@ import pyarrow as pa
 from dagster_adjunct.resources.common import ClassRegistry
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import arrow_type, to_exact_array
+from dagster_adjunct.resources.validation import validated
 
 _BACKENDS: ClassRegistry[Any] = ClassRegistry("backend of tables", "register_backend")
 
 
+@validated
 def register_backend(name: str, backend: Callable[..., Any]) -> None:
     """Register `backend` as `name`. Its keyword arguments are the entries of its `to_dict()`."""
     _BACKENDS.register(name, backend)

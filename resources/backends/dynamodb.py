@@ -43,6 +43,7 @@ from dagster_adjunct.resources.tables.operation import (
     Problem,
     State,
 )
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -160,6 +161,7 @@ class _OpenClient:
             live.client.close()
 
 
+@validated
 class DynamoDbTable(StoreTable):
     """Read and write function for one DynamoDB table.
 

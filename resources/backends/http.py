@@ -54,6 +54,7 @@ from dagster_adjunct.resources.tables.operation import (
     key_length_error,
     key_reorderer,
 )
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     import ssl
@@ -139,6 +140,7 @@ _PLACE = re.compile(r"{(\w+)}")
 _SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie", "x-api-key")
 
 
+@validated
 @dataclass(frozen=True)
 class HttpExtra:
     """Extra parameters and headers of a table's call: `table.get(key, HttpExtra(params={"unit": "km"}))`.
@@ -169,6 +171,7 @@ class _Client:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+@validated
 class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunction[Key, Record, Record]):
     """Read and write function for a service.
 

@@ -52,11 +52,13 @@ from dagster_adjunct.resources.tables.operation import (
     Problem,
     State,
 )
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     import psycopg
 
 
+@validated
 class PostgresTable(StoreTable):
     """Read and write function for one table, with up to `connections` per event loop.
 

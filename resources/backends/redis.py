@@ -39,6 +39,7 @@ from dagster_adjunct.resources.tables.operation import (
     Problem,
     State,
 )
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from redis.asyncio import BlockingConnectionPool
@@ -463,6 +464,7 @@ def pack_script_call(digest: bytes, settings: bytes, name: bytes, entries: Seque
 _LARGEST = 512 * 1024 * 1024  # bytes of a value, by Redis' own limit
 
 
+@validated
 class RedisTable(StoreTable):
     """Read and write function for the hashes below one prefix.
 

@@ -20,6 +20,7 @@ from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.backends.store import check_variable_name
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
+from dagster_adjunct.resources.validation import validated
 
 _COLUMNS = "Types of the columns by name."
 
@@ -66,6 +67,7 @@ class TableResource(ConfigurableResource):  # type: ignore[type-arg]
         return BlockingTable(self.remote_table(name, **options))
 
 
+@validated
 class SqliteTableResource(TableResource):
     """A table of an SQLite file, as in `SqliteTable`."""
 
@@ -77,6 +79,7 @@ class SqliteTableResource(TableResource):
     store = SqliteTable
 
 
+@validated
 class PostgresTableResource(TableResource):
     """A table of a PostgreSQL server, as in `PostgresTable`: `dsn=EnvVar("MACHINES_DSN")`.
 
@@ -96,6 +99,7 @@ class PostgresTableResource(TableResource):
     arguments: ClassVar[Mapping[str, str]] = {"schema_name": "schema"}
 
 
+@validated
 class RedisTableResource(TableResource):
     """A table in a Redis server, as in `RedisTable`: `url=EnvVar("MACHINES_REDIS")`.
 
@@ -115,6 +119,7 @@ class RedisTableResource(TableResource):
     arguments: ClassVar[Mapping[str, str]] = {"server": "url"}
 
 
+@validated
 class DynamoDbTableResource(TableResource):
     """A table of DynamoDB, as in `DynamoDbTable`; boto3 finds credentials itself unless they are given."""
 
@@ -134,6 +139,7 @@ class DynamoDbTableResource(TableResource):
     variables: ClassVar[Mapping[str, str]] = {"credentials": "credentials_env"}
 
 
+@validated
 class HttpTableResource(TableResource):
     """A service as a table, as in `HttpTable`: `secret_headers={"Authorization": EnvVar("PLANES_TOKEN")}`."""
 

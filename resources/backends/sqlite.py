@@ -70,6 +70,7 @@ from dagster_adjunct.resources.tables.operation import (
     Problem,
     State,
 )
+from dagster_adjunct.resources.validation import validated
 
 _TYPES = {
     Kind.STRING: "TEXT",
@@ -415,6 +416,7 @@ class _OpenConnection:
             live.connection.close()
 
 
+@validated
 class SqliteTable(StoreTable):
     """Read and write function for one table of an SQLite file; every request is one transaction.
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from dagster_adjunct.resources.common import argument_error, check_whole_number
+from dagster_adjunct.resources.common import check_whole_number
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     KeyValueTableError,
@@ -45,6 +45,7 @@ from dagster_adjunct.resources.key_value.table_backends import (
 )
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.validation import validated_methods
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +260,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+@validated_methods
 class KeyValueTableManager:
     """The key-value tables of a lake. Safe to use from threads and from many processes; picklable.
 
@@ -272,13 +274,6 @@ class KeyValueTableManager:
     """
 
     def __init__(self, lake: Lake, backend: SegmentBackend | None = None) -> None:
-        if not isinstance(lake, Lake):
-            raise argument_error(
-                f"a manager of key-value tables has lake={lake!r:.80}",
-                "a Lake",
-                f"Pass open_lake({lake!r:.80})." if isinstance(lake, str) else "Pass what open_lake(…) returns.",
-                argument="lake",
-            )
         self.lake = lake
         self._backends = TableBackends(lake, backend)
         self._namespace = MetadataStore(lake).namespace(NAMESPACE, "all")

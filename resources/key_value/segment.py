@@ -33,6 +33,7 @@ from dagster_adjunct.resources.errors import (
     TableNotFoundError,
     TransientError,
 )
+from dagster_adjunct.resources.validation import validated
 
 # The table key of an entry, and its partition (PDP-39, "Mapping KVPs").
 #
@@ -600,6 +601,7 @@ MOST_PARTITIONS = 2**16
 """On every backend, because some store the number in two bytes."""
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class KeyValueTableConfiguration:
     """The number of partitions, which never changes, and limits of entries besides those of the backend.

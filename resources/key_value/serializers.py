@@ -21,6 +21,7 @@ from pydantic_core import PydanticSerializationError
 
 from dagster_adjunct.resources.common import validation_problems
 from dagster_adjunct.resources.errors import ConfigurationError, SerializationError
+from dagster_adjunct.resources.validation import validated
 
 T = TypeVar("T")
 _SIGN = 2**63
@@ -136,6 +137,7 @@ _UNFIT = (
 )  # fmt: skip
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class AvroSerializer:
     """What an Avro schema (JSON text) describes, as bare bytes: they carry no schema, so the table has one for good.
@@ -285,6 +287,7 @@ class JsonSerializer:
             raise unreadable(stored, "JSON", str(error)) from None
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class ModelSerializer(Generic[M]):
     """Objects of a pydantic class as JSON, by their fields' aliases; what is read is validated.

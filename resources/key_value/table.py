@@ -58,6 +58,7 @@ from dagster_adjunct.resources.key_value.segment import (
     run_without_loop,
 )
 from dagster_adjunct.resources.key_value.serializers import Serializer
+from dagster_adjunct.resources.validation import validated
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -82,6 +83,7 @@ def _names_family(operation: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine
     return named
 
 
+@validated
 class KeyValueTable(Generic[K, V]):
     """Reads and writes entries, each with a version; linearizable over all processes.
 
@@ -413,6 +415,7 @@ def _blocking_pages(
     return iterate
 
 
+@validated
 class BlockingKeyValueTable(Generic[K, V]):
     """The operations of a `KeyValueTable`, each of which returns when it is done, with the same arguments and errors.
 

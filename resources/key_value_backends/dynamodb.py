@@ -23,11 +23,13 @@ from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     physical_name,
 )
 from dagster_adjunct.resources.key_value_backends.dynamodb_segment import HORIZON, DynamoDbSegment
+from dagster_adjunct.resources.validation import validated
 
 _LABEL = "key-value tables in DynamoDB"
 _PREFIX = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 
 
+@validated
 class DynamoDbSegments:
     """Each key-value table is a DynamoDB table, paid by request, whose name begins with `prefix`.
 

@@ -24,6 +24,7 @@ from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.key_value.segment import SegmentLimits, TableId, TableSegment, run_without_loop
 from dagster_adjunct.resources.key_value_backends.sqlite import sql_table_name
 from dagster_adjunct.resources.tables.operation import PerLoop
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     import psycopg
@@ -53,6 +54,7 @@ SESSION = (
 _SERVER = {"target_session_attrs": "primary", "keepalives_idle": 20, "keepalives_interval": 5, "keepalives_count": 4}
 
 
+@validated
 class PostgresSegments:
     """Key-value tables in the existing schema `schema`, each in two tables that all its partitions share.
 

@@ -41,6 +41,7 @@ from dagster_adjunct.resources.key_value.segment import (
     missing_table_error,
     sealed_table_error,
 )
+from dagster_adjunct.resources.validation import validated
 
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
@@ -488,6 +489,7 @@ def _page(rows: Iterator[Any], limit: int, values: bool) -> StoredPage:
     return StoredPage(keys, flat[1::3], flat[2::3], is_last=size < _PAGE_BYTES and len(keys) < limit)
 
 
+@validated
 class SqliteSegments:
     """Key-value tables in the file at `path`, which the first table creates. All partitions of a table are in it.
 

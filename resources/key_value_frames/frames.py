@@ -44,6 +44,7 @@ from dagster_adjunct.resources.spark.errors import (
     translate_spark_errors,
 )
 from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -171,6 +172,7 @@ Reader = tuple[str, Callable[[bytes], Any]]
 """A column's Spark type, and what makes its values of stored bytes."""
 
 
+@validated
 def read_key_value_table(
     table: KeyValueTable[Any, Any], *, spark: SparkSession | Callable[[], SparkSession], page_size: int = 1000
 ) -> DataFrame:
@@ -232,6 +234,7 @@ class FrameWritten:
     entries: int
 
 
+@validated
 @translate_spark_errors()
 def write_key_value_table(
     frame: DataFrame,

@@ -81,6 +81,7 @@ from dagster_adjunct.resources.tables.operation import (
     State,
     key_columns,
 )
+from dagster_adjunct.resources.validation import validated
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +296,7 @@ class OptimisticWrites:
 _NOT_MADE = (LakeNotFoundError, ScopeNotFoundError, KeyValueTableNotFoundError)
 
 
+@validated
 class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
     """Read and write function over the key-value table `table` of a scope, whose metadata lies in `lake`.
 

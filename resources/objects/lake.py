@@ -30,6 +30,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.commit_log import CommitLog, LakeDocument, decode_document, encode_document
 from dagster_adjunct.resources.objects.store import LAKE_DOCUMENT, PROBE_PREFIX, ObjectStore, S3Options, StoreDescriptor
+from dagster_adjunct.resources.validation import validated, validated_methods
 
 _INSTEAD = (
     "Use a store that honours conditional writes (Amazon S3, versitygw, MinIO, Ceph since Squid, a local folder), "
@@ -92,6 +93,7 @@ _NO_COLON = re.compile(rf"({'|'.join(_SCHEMES)}|https?|gs|gcs|abfss?|wasbs?|hdfs
 _FORMS = {"s3": "s3://BUCKET/PREFIX", "file": "file:///FOLDER"}
 
 
+@validated
 class LakeSettings(BaseSettings):
     """How to reach the lake's store, from ADJUNCT_S3_… variables; credentials come from boto3's own chain.
 
@@ -257,6 +259,7 @@ def _create_lake(store: ObjectStore) -> None:
         _log.warning("Created a new lake at %s.", store.url)
 
 
+@validated_methods
 class Lake:
     """An open lake. Pickles as its store's descriptor, and is not probed again.
 
@@ -316,6 +319,7 @@ class Lake:
         return f"Lake({self.url!r})"
 
 
+@validated
 def open_lake(
     url: str | os.PathLike[str] | None = None, *, settings: LakeSettings | None = None, create: bool = True
 ) -> Lake:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.schemas.values import YEARS, first_unreadable, unreadable_values
+from dagster_adjunct.resources.validation import validated, validated_methods
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -37,6 +38,7 @@ TYPES = (
 _KEY_TYPES = frozenset({"string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary"})
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Field:
     """A column: its name and its Spark simple type name (`bigint`, `decimal(10,2)`, …).
@@ -66,6 +68,7 @@ class Field:
         object.__setattr__(self, "type", normal)
 
 
+@validated_methods
 @dataclass(frozen=True, slots=True)
 class Schema:
     """The columns of records or entries, in order."""

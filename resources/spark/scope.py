@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, has_running_session, is_in_process
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@validated
 @contextmanager
 def session_scope(
     *,

@@ -20,6 +20,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.errors import STACK_SIZE, first_message_line
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_in_process
 from dagster_adjunct.resources.spark.tuning import cache_jvm_functions, is_quick, quick_jvm_options, wait_for_workers
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -264,6 +265,7 @@ def _s3a() -> dict[str, str]:
     return settings
 
 
+@validated
 class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
     """A Spark session for each run, built on dagster-pyspark's resource.
 

@@ -12,6 +12,7 @@ from dagster_adjunct.resources.schemas.column_sql import row_hash
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.system import PARTITION
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -21,6 +22,7 @@ _PATTERN = re.compile(r"r2-[0-9a-f]{16}", re.IGNORECASE)
 EMPTY_CHECKSUM = f"r2-{0:016x}"
 
 
+@validated
 def records_checksum(df: DataFrame, schema: Schema) -> str:
     """Return the checksum of the records: `r2-` and 16 hex digits, as in r2-51d0bd7a9c5e0f6b.
 

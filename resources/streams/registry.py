@@ -8,8 +8,10 @@ from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import LAKE, StreamSystem, registered_systems
+from dagster_adjunct.resources.validation import validated
 
 
+@validated
 def open_system(lake: Lake, name: str) -> StreamSystem:
     """Return the system registered as `name`; `lake` stores what the system itself can't."""
     if name == LAKE:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.validation import validated, validated_methods
 
 VERSION = 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -34,6 +35,7 @@ def _new_id() -> str:
     return uuid.uuid4().hex
 
 
+@validated_methods
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Startpoint:
     """A position in a stream partition, created at `creation_timestamp_ms` (since the epoch), with a unique `id`."""
@@ -65,6 +67,7 @@ class Startpoint:
         return startpoint_from_json(value)
 
 
+@validated_methods
 @dataclass(frozen=True, slots=True)
 class StartpointOldest(Startpoint):
     """The oldest record that can be read."""
@@ -72,6 +75,7 @@ class StartpointOldest(Startpoint):
     kind: ClassVar[str] = "oldest"
 
 
+@validated_methods
 @dataclass(frozen=True, slots=True)
 class StartpointUpcoming(Startpoint):
     """The next record that will arrive."""
@@ -79,6 +83,7 @@ class StartpointUpcoming(Startpoint):
     kind: ClassVar[str] = "upcoming"
 
 
+@validated_methods
 @dataclass(frozen=True, slots=True)
 class StartpointTimestamp(Startpoint):
     """The first record at or after a time, in ms since the epoch; upcoming if there is none."""
@@ -92,6 +97,7 @@ class StartpointTimestamp(Startpoint):
         check_timestamp_ms("timestamp_ms", self.timestamp_ms)
 
 
+@validated_methods
 @dataclass(frozen=True, slots=True)
 class StartpointSpecific(Startpoint):
     """The record at an offset, in its system's form."""
@@ -170,6 +176,7 @@ def describe_startpoint(startpoint: Startpoint) -> str:
     return f"offset {startpoint.offset}" if isinstance(startpoint, StartpointSpecific) else startpoint.kind
 
 
+@validated
 def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartition, startpoint: Startpoint) -> str:
     """Return the offset of `ssp` at which `startpoint` starts now.
 

@@ -37,6 +37,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -422,6 +423,7 @@ class StreamSystem(ABC):
     # The kinds of startpoints ("oldest", "upcoming", "timestamp", "specific") that the system can't resolve.
     unsupported_startpoints: Collection[str] = ()
 
+    @validated
     def implements(self, method: str) -> bool:
         """Return whether the system has an optional method, such as "read_arrow"."""
         return getattr(type(self), method, None) is not getattr(StreamSystem, method, None)
@@ -632,6 +634,7 @@ LAKE = "lake"
 _registered: dict[str, SystemFactory] = {}
 
 
+@validated
 def register_system(name: str, factory: SystemFactory) -> None:
     """Register `factory(lake)`, which returns a StreamSystem, as `name`. The same factory may register again."""
     check_name("system", name)

@@ -30,6 +30,7 @@ from dagster_adjunct.resources.tables.operation import (
     are_same_args,
     estimate_bytes,
 )
+from dagster_adjunct.resources.validation import validated
 
 
 class Batch:
@@ -64,6 +65,7 @@ class Batch:
         return self.count >= provider.size or (provider.bytes is not None and self.size >= provider.bytes)
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class BatchProvider:
     """How large a table's requests are, and how long an operation waits for others.
@@ -168,6 +170,7 @@ class Request:
     followers: list[tuple[int, int, int]] = field(default_factory=list)
 
 
+@validated
 class BatchHandler:
     """Turns a batch into few requests within the provider's limits, keeping each key's order."""
 
@@ -397,6 +400,7 @@ class _Call:
             self.answer.set_result(Outcomes(count, self._records, self._problems, self._defaults_put))
 
 
+@validated
 class BatchProcessor:
     """The batches of one event loop."""
 
@@ -627,6 +631,7 @@ def _members(request: Request) -> list[int]:
     return list(dict.fromkeys([*(span.of for span in request.spans), *(of for _, of, _ in request.followers)]))
 
 
+@validated
 class BatchLayer:
     """Combines small operations into few large requests, and splits operations that exceed a request's limits.
 

@@ -18,8 +18,10 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables.layers import Layer
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import Clock, Operation, OperationKind, Outcomes, SystemClock
+from dagster_adjunct.resources.validation import validated
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Cache:
     """Keeps up to `size` records that were read; evicts the least recently used one.
@@ -173,6 +175,7 @@ class CachedRecords:
                 del self._variants[at.key]
 
 
+@validated
 class CacheLayer:
     """Reads through the cache; writes through or around it. Thread-safe.
 

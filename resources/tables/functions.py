@@ -41,6 +41,7 @@ from dagster_adjunct.resources.tables.operation import (
     causes,
     first_cause,
 )
+from dagster_adjunct.resources.validation import validated
 
 
 def outcomes_from_missing(
@@ -554,6 +555,7 @@ def _is_problem(place: object, count: int, problem: object) -> bool:
     return timed and isinstance(problem.state, State) and (error is None or isinstance(error, BaseException))
 
 
+@validated
 class LayerAsFunction(StoreFunction[Any, Any, Any]):
     """A function that passes each operation to `layer`; `capabilities` are those of the function below it.
 

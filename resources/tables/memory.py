@@ -18,6 +18,7 @@ from dagster_adjunct.resources.tables.operation import (
     State,
     to_changes,
 )
+from dagster_adjunct.resources.validation import validated
 
 Record = Mapping[str, Any]
 
@@ -34,6 +35,7 @@ class _Store:
 _STORES: dict[str, _Store] = {}
 
 
+@validated
 class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Changes]):
     """Records as mappings, kept by `name` while the process lives; supports everything a store can.
 

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.validation import validated, validated_methods
 
 if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
@@ -137,6 +138,7 @@ class TableMetrics:
         }
 
     @staticmethod
+    @validated
     def from_document(document: Mapping[str, Any]) -> TableMetrics:
         values: dict[str, Any] = {
             name: Histogram({int(bucket): count for bucket, count in value[0]}, value[1], value[2])
@@ -241,6 +243,7 @@ class MetricsHook(Protocol):
 _HOOKS: list[MetricsHook] = []
 
 
+@validated
 def report_tables_to(hook: MetricsHook) -> Callable[[], None]:
     """Report all tables of this process to `hook` from now on; call the result to stop."""
     _HOOKS.append(hook)
@@ -271,6 +274,7 @@ _SECONDS = tuple(2.0**exponent for exponent in range(-13, 8))
 _ENTRIES = tuple(2.0**exponent for exponent in range(21))
 
 
+@validated_methods
 class PrometheusTables:
     """A `MetricsHook` that a Prometheus registry collects from.
 

@@ -22,6 +22,7 @@ from types import MappingProxyType, NoneType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableError
+from dagster_adjunct.resources.validation import validated
 
 
 class Clock(Protocol):
@@ -230,6 +231,7 @@ class Mark(NamedTuple):
 DIRECT = Mark("~", "")
 
 
+@validated
 def position_of(epoch: int, offset: int, ordinal: int = 0) -> str:
     """The text of a position, which sorts like the three numbers. `ordinal` counts the updates of one message."""
     return f"{epoch:010d}:{offset:020d}:{ordinal:06d}"
@@ -484,6 +486,7 @@ class Outcomes:
     waited: float = 0.0
 
     @staticmethod
+    @validated
     def all(count: int, problem: Problem) -> Outcomes:
         """The same problem for every entry."""
         return Outcomes(count, problems=dict.fromkeys(range(count), problem))

@@ -30,6 +30,7 @@ from dagster_adjunct.resources.tables.operation import (
     concatenate_outcomes,
     estimate_bytes,
 )
+from dagster_adjunct.resources.validation import validated
 
 # Unused credits expire after KEPT_SECONDS, and requests that cost more than arrive within LARGEST_SECONDS are split
 # if possible: so in any 10 s at most 1.1 times the rate is sent.
@@ -159,6 +160,7 @@ def per_record(operation: Operation[Any], answer: Outcomes | None) -> float:
     return len(operation) if answer is None else 0
 
 
+@validated
 def per_byte(operation: Operation[Any], answer: Outcomes | None) -> float:
     """About one credit per byte that a write sends or a get returns; gets pay afterwards."""
     if answer is not None:
@@ -166,6 +168,7 @@ def per_byte(operation: Operation[Any], answer: Outcomes | None) -> float:
     return operation.entries.nbytes if operation.kind.writes else 0
 
 
+@validated
 def per_capacity_unit(operation: Operation[Any], answer: Outcomes | None) -> float:
     """DynamoDB's units: one per 1 KiB of a written entry, and per 4 KiB of a record that a get returns.
 
@@ -187,6 +190,7 @@ def _found_records(answer: Outcomes) -> list[Any]:
     return [record for record in answer.records or () if record is not None]
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class RateLimit:
     """Credits per second, for reads and writes separately; None is no limit. Updates and deletes are writes.
@@ -267,6 +271,7 @@ class LocalCredits:
 _NO_WAIT = 0.0001  # seconds that acquiring takes without waiting
 
 
+@validated
 @dataclass(slots=True)
 class RateLayer:
     """Pays for every attempt from the budget for reads or writes.

@@ -28,8 +28,10 @@ from dagster_adjunct.resources.tables.operation import (
     State,
     SystemClock,
 )
+from dagster_adjunct.resources.validation import validated, validated_methods
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class AttemptLayer:
     """Limits each attempt's time. Placed above the function and below the rate, so waiting for credits does not count.
@@ -91,6 +93,7 @@ class AttemptLayer:
         return Problem(State.UNKNOWN, late)
 
 
+@validated_methods
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """Seconds to wait before a retry; made by `none`, `fixed`, `random` and `exponential`.
@@ -141,6 +144,7 @@ class Backoff:
         return least + random.random() * min(self.jitter, self.most - least)
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """Retries with waits that double from `first_wait` to `max_wait`, plus up to `first_wait` at random, or with

@@ -47,12 +47,14 @@ from dagster_adjunct.resources.tables.operation import (
 from dagster_adjunct.resources.tables.rate import CreditSource, RateLayer, RateLimit
 from dagster_adjunct.resources.tables.retry import AttemptLayer, RetryLayer, RetryPolicy
 from dagster_adjunct.resources.tables.update_contract import UpdateContractLayer
+from dagster_adjunct.resources.validation import validated_methods
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 U = TypeVar("U")
 
 
+@validated_methods
 class BlockingTable(Generic[K, V, U]):
     """The operations of a `RemoteTable`, each returning when it is done.
 
@@ -288,6 +290,7 @@ class _Layers:
 _PROCESS_STATE = ("_meter", "_reported", "_layers")
 
 
+@validated_methods
 class RemoteTable(Generic[K, V, U]):
     """Records V by key K in another store, with partial updates U. All requests are async.
 

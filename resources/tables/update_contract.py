@@ -30,8 +30,10 @@ from dagster_adjunct.resources.tables.operation import (
     State,
     UpdateContract,
 )
+from dagster_adjunct.resources.validation import validated
 
 
+@validated
 class UpdateContractLayer:
     """Applies the contract of each update; passes on everything else.
 

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -57,9 +58,8 @@ def test_a_specification_is_a_value():
     [
         ({"partitions": None}, "neither partitions nor broadcast=True"),
         ({"broadcast": True}, "both partitions and broadcast=True"),
-        ({"partitions": 0}, "partitions=0: expected a whole number from 1 to 100,000"),
+        ({"partitions": 0}, "partitions=0: expected 1 to 100,000"),
         ({"partitions": 100_001}, "partitions=100001"),
-        ({"partitions": True}, "partitions=True: expected a whole number"),
         ({"key": []}, "has no key"),
         ({"key": ["a", "A"]}, "names column 'a' twice in key"),
         ({"key": ["__offset"]}, "does not begin with '__'"),
@@ -84,76 +84,83 @@ def test_an_unsafe_name_is_refused(change):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"max_age": 7}, "max_age is 7: expected a positive timedelta"),
-        ({"max_age": "7d"}, "max_age is '7d': expected a positive timedelta"),
-        ({"freshness": 3}, "freshness is 3: expected a positive timedelta"),
-        ({"keep_tombstones": "x", "order_by": "n"}, "keep_tombstones is 'x': expected a whole number"),
-        ({"keep_tombstones": 1.5, "order_by": "n"}, "keep_tombstones is 1.5: expected a whole number"),
-        ({"keep_tombstones": True, "order_by": "n"}, "keep_tombstones is True: expected a whole number"),
-        ({"order_by": 5}, "order_by is 5: expected the name of a column"),
-        ({"order_by": "*"}, "ordering column name '*' is not safe"),
-        ({"changes": "x"}, "changes is 'x': expected a change format"),
-        ({"changes": Upserts}, "expected a change format"),
-        ({"initial": "x"}, "initial is 'x': expected a bulk snapshot"),
-        ({"initial": ParquetSnapshot}, "expected a bulk snapshot"),
-        ({"compaction": "x"}, "compaction is 'x': expected a DeltaCompaction"),
-        ({"compaction": ""}, "compaction is '': expected a DeltaCompaction"),
-        ({"persistent": "no"}, "persistent is 'no': expected True or False"),
-        ({"discard": "x"}, "discard='x': expected a DiscardPolicy"),
-        ({"extractor": "x"}, "extractor='x': expected an extractor"),
-        ({"extractor": Projection}, "expected an extractor"),
-        ({"bootstrap": "no"}, "bootstrap='no': expected True or False"),
-        ({"on_bad_change": DeadLetters("lake.people")}, "dead letters to its own input lake.people"),
+        {"max_age": 7},
+        {"max_age": "7d"},
+        {"max_age": timedelta(0)},
+        {"freshness": 3},
+        {"keep_tombstones": "x", "order_by": "n"},
+        {"keep_tombstones": 1.5, "order_by": "n"},
+        {"keep_tombstones": True, "order_by": "n"},
+        {"order_by": 5},
+        {"order_by": ["a", "a"]},
+        {"changes": "x"},
+        {"changes": Upserts},
+        {"initial": "x"},
+        {"initial": ParquetSnapshot},
+        {"compaction": "x"},
+        {"compaction": ""},
+        {"persistent": "no"},
+        {"discard": "x"},
+        {"extractor": "x"},
+        {"extractor": Projection},
+        {"bootstrap": "no"},
+        {"on_lost_offset": "skip"},
+        {"on_bad_change": "skip"},
+        {"on_bad_change": DeadLetters("lake.people")},
     ],
 )
-def test_an_argument_of_another_type_is_refused_by_the_names_of_both(change, message):
+def test_a_wrong_argument_is_rejected_with_its_name_and_the_dataset(change):
     with pytest.raises(ConfigurationError) as caught:
         unbounded_dataset(**{"name": "people", "input": "lake.people", "key": "k", "partitions": 2, **change})
-    assert message in str(caught.value)
-    assert "dataset 'people'" in str(caught.value)
-    assert caught.value.argument or caught.value.next_step
+    assert caught.value.argument == next(iter(change))
+    assert "'people'" in caught.value.problem
 
 
-@pytest.mark.parametrize("change", [{"bootstrap": "no"}, {"extractor": "x"}, {"discard": "x"}, {"discard": 0}])
-def test_a_bounded_dataset_is_refused_alike(change):
-    with pytest.raises(ConfigurationError, match=f"dataset 'planes' has {next(iter(change))}="):
+def test_a_column_that_is_not_safe_as_a_name_can_not_order_changes():
+    with pytest.raises(InvalidNameError):
+        unbounded_dataset("people", input="lake.people", key="k", partitions=2, order_by="*")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"bootstrap": "no"}, {"extractor": "x"}, {"discard": "x"}, {"discard": 0}, {"partitions": True}],
+)
+def test_a_bounded_dataset_rejects_wrong_arguments_too(change):
+    with pytest.raises(ConfigurationError) as caught:
         bounded_dataset("planes", **{"input": "lake.planes", "key": "a", "partitions": 8, **change})
+    assert caught.value.argument == next(iter(change))
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"fraction": float("nan")}, "fraction=nan: expected more than 0"),
-        ({"fraction": 0}, "fraction=0: expected more than 0"),
-        ({"inside_commit": "x"}, "inside_commit='x': expected True or False"),
-    ],
+    "change", [{"fraction": float("nan")}, {"fraction": 0}, {"fraction": True}, {"deltas": 1}, {"inside_commit": "x"}]
 )
-def test_a_compaction_policy_that_cannot_work_is_refused(change, message):
-    with pytest.raises(ConfigurationError, match=message):
+def test_a_compaction_policy_that_can_not_work_is_rejected(change):
+    with pytest.raises(ConfigurationError) as caught:
         DeltaCompaction(**change)
+    assert caught.value.argument == next(iter(change))
 
 
 @pytest.mark.parametrize(
-    ("declare", "message"),
+    ("declare", "argument"),
     [
-        (lambda: ParquetSnapshot(5), "a Parquet snapshot has url=5"),
-        (lambda: ParquetSnapshot("x", position=5), "a Parquet snapshot has position=5: expected the next offset"),
-        (lambda: ParquetSnapshot("x", position=None), "position=None: expected the next offset"),
-        (lambda: ParquetSnapshot("x", position={}), "position={}: expected the next offset"),
-        (lambda: ParquetSnapshot("x", position={"0": None}), "position={'0': None}: expected the next offset"),
-        (lambda: QuerySnapshot(sql="x", position=5), "a query snapshot has position=5"),
-        (lambda: QuerySnapshot(sql=5, position={"0": "1"}), "a query snapshot has sql=5"),
-        (lambda: QuerySnapshot(query="x", position={"0": "1"}), "a query snapshot has query='x'"),
-        (lambda: PostgresSnapshot("DSN", "SELECT 1", position=5), "a PostgreSQL snapshot has position=5"),
-        (lambda: PostgresSnapshot(5, "SELECT 1", position={"0": "1"}), "a PostgreSQL snapshot has dsn_env=5"),
+        (lambda: ParquetSnapshot(5), "url"),
+        (lambda: ParquetSnapshot("x", position=5), "position"),
+        (lambda: ParquetSnapshot("x", position=None), "position"),
+        (lambda: ParquetSnapshot("x", position={}), "position"),
+        (lambda: ParquetSnapshot("x", position={"0": None}), "position"),
+        (lambda: QuerySnapshot(sql="x", position=5), "position"),
+        (lambda: QuerySnapshot(sql=5, position={"0": "1"}), "sql"),
+        (lambda: QuerySnapshot(query="x", position={"0": "1"}), "query"),
+        (lambda: PostgresSnapshot("DSN", "SELECT 1", position=5), "position"),
+        (lambda: PostgresSnapshot(5, "SELECT 1", position={"0": "1"}), "dsn_env"),
     ],
 )
-def test_a_bulk_snapshot_that_cannot_work_is_refused(declare, message):
+def test_a_snapshot_that_can_not_work_is_rejected(declare, argument):
     with pytest.raises(ConfigurationError) as caught:
         declare()
-    assert message in str(caught.value)
+    assert caught.value.argument == argument
 
 
 def test_a_bulk_snapshot_can_be_declared_anew_with_another_field():
@@ -162,8 +169,9 @@ def test_a_bulk_snapshot_can_be_declared_anew_with_another_field():
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(ConfigurationError, match="kind 'endless'"):
+    with pytest.raises(ConfigurationError) as caught:
         AdjunctDataset("planes", "endless", "lake.planes", ("a",), ("a",), 8)  # type: ignore[arg-type]
+    assert caught.value.argument == "kind"
 
 
 def test_declaring_imports_nothing_heavy():

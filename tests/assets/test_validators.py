@@ -369,30 +369,32 @@ def test_names_are_safe_for_dagster_and_stable() -> None:
     assert no_nulls("a b", "ü").name == "no_nulls_ax20b_xfc"
     assert values_in("maker", ["x"]).name == "values_in_maker"
     for name in ("", "with space", "a-b", 5):
-        with pytest.raises(ConfigurationError, match="expected letters, digits and underscores"):
+        with pytest.raises(ConfigurationError) as failure:
             sql_check(name, "true")  # type: ignore[arg-type]
+        assert failure.value.argument == "name"
 
 
 @pytest.mark.parametrize(
-    ("make", "problem"),
+    ("make", "argument"),
     [
-        (lambda: row_count_within(-0.1), "fraction -0.1"),
-        (lambda: row_count_within(math.nan), "fraction nan"),
-        (lambda: row_count_within(20), "fraction 20: expected 0 to 1.*0.2 is 20 %"),
-        (lambda: row_count_within(0.1, -1), "minimum_rows=-1"),
-        (lambda: min_rows(True), "n=True"),
-        (lambda: schema_compatible("strict"), "rule 'strict'"),  # type: ignore[arg-type]
-        (lambda: no_nulls(), "names no columns"),
-        (lambda: values_in("a", "x"), "expected a list"),
-        (lambda: values_in("a", []), "expected a list"),
-        (lambda: sql_check("s", "  "), "has no SQL"),
-        (lambda: unique_keys(severity="info"), "severity 'info'"),  # type: ignore[arg-type]
-        (lambda: custom("c", 5), "no function to call"),  # type: ignore[arg-type]
+        (lambda: row_count_within(-0.1), "fraction"),
+        (lambda: row_count_within(math.nan), "fraction"),
+        (lambda: row_count_within(20), "fraction"),
+        (lambda: row_count_within(0.1, -1), "minimum_rows"),
+        (lambda: min_rows(True), "n"),
+        (lambda: schema_compatible("strict"), "rule"),  # type: ignore[arg-type]
+        (lambda: no_nulls(), "columns"),
+        (lambda: values_in("a", "x"), "values"),
+        (lambda: values_in("a", []), "values"),
+        (lambda: sql_check("s", "  "), "sql"),
+        (lambda: unique_keys(severity="info"), "severity"),  # type: ignore[arg-type]
+        (lambda: custom("c", 5), "function"),  # type: ignore[arg-type]
     ],
 )
-def test_what_can_t_work_is_refused_where_it_is_written(make: Any, problem: str) -> None:
-    with pytest.raises(ConfigurationError, match=problem):
+def test_what_can_t_work_is_refused_where_it_is_written(make: Any, argument: str) -> None:
+    with pytest.raises(ConfigurationError) as failure:
         make()
+    assert failure.value.argument == argument
 
 
 def declared(*validators: Any) -> None:
@@ -403,10 +405,10 @@ def test_a_dataset_refuses_validators_that_can_t_be_told_apart_or_are_none() -> 
     declared(unique_keys(), min_rows(1))
     with pytest.raises(ConfigurationError, match="dataset 'planes' has two validators named 'min_rows'"):
         declared(min_rows(1), unique_keys(), min_rows(2))
-    with pytest.raises(ConfigurationError, match="dataset 'planes' has <function unique_keys"):
-        declared(unique_keys)
-    with pytest.raises(ConfigurationError, match="among its validators"):
-        declared(Check)
+    for wrong in (unique_keys, Check):
+        with pytest.raises(ConfigurationError) as failure:
+            declared(wrong)
+        assert failure.value.argument == "validators"
 
 
 def test_a_damaged_file_is_an_error_where_a_validator_is_called_by_hand() -> None:
@@ -599,7 +601,7 @@ def test_values_of_sensitive_columns_are_in_no_verdict() -> None:
         return lambda candidate: Finding(False, "'ann@example.com': 1 rows break it", facts, "1 rows break: it")
 
     rules = [custom("known", tells("email")), custom("whole", tells("rows")), custom("other", tells("id"))]
-    nothing: Any = None
+    nothing = object.__new__(Candidate)
     known, whole, other = evaluate(rules, nothing, sensitive=["Email"])
     for verdict in (known, whole):
         assert "ann@" not in verdict.model_dump_json()
@@ -614,6 +616,6 @@ def test_values_of_sensitive_columns_are_in_no_verdict() -> None:
 def test_a_rule_that_has_no_words_without_values_says_nothing_where_columns_are_sensitive() -> None:
     facts = {"sample_of": "email", "sample": [["ann@example.com"]]}
     rule = custom("known", lambda candidate: Finding(False, "ann@example.com: is not known", facts))
-    nothing: Any = None
+    nothing = object.__new__(Candidate)
     (verdict,) = evaluate([rule], nothing, sensitive=["email"])
     assert (verdict.message, verdict.facts) == ("values of sensitive columns are hidden", {"sample_of": "email"})

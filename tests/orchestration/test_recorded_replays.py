@@ -397,7 +397,7 @@ def test_without_an_end_versions_are_refused_with_the_reason(trips: Trips) -> No
         trips.startpoints.request("lake.trips.0", at(0), versions="recorded", **WHO)
     with pytest.raises(ConfigurationError, match="no join of application 'app' is as-of"):
         trips.startpoints.request("lake.trips.0", at(0), until=at(1), versions="as-of", **WHO)
-    with pytest.raises(ConfigurationError, match="expected 'as-of' or 'current' or 'recorded'"):
+    with pytest.raises(ConfigurationError, match="expected 'as-of', 'current' or 'recorded'"):
         trips.startpoints.request("lake.trips.0", at(0), until=at(1), versions="newest", **WHO)  # type: ignore[arg-type]
     assert trips.startpoints.list()["waiting"] == []
 

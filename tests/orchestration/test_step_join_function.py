@@ -10,7 +10,7 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner.planner import build_plan
-from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError
+from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.planner.planning import catalog, dataset
 from tests.orchestration.step_world import StepWorld
@@ -98,5 +98,6 @@ def test_what_a_function_needs_is_asked_for() -> None:
         orders.join(rates, on="k", schema=COST)
     with pytest.raises(ConfigurationError, match="has a function, and select="):
         orders.join(rates, on="k", function=cost, schema=COST, select=["rate"])
-    with pytest.raises(PlanningError, match="expected inner or left"):
+    with pytest.raises(ConfigurationError) as failure:
         orders.join(rates, on="k", how="outer", function=cost, schema=COST)
+    assert failure.value.argument == "how"

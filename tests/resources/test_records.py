@@ -139,7 +139,7 @@ def test_what_can_be_made_a_frame_says_how(streams: LakeStreams, form: Any, step
     with pytest.raises(ConfigurationError) as refused:
         streams.append("s", form, producer="p", sequence=1)
     frame = getattr(form, step)()
-    assert refused.value.next_step == f"Give data= .{step}() of it."
+    assert refused.value.next_step == f"Pass the result of its {step}()."
     assert len(to_arrow_table(frame, "s")) == 1
 
 

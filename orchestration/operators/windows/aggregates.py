@@ -22,6 +22,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.user_code import check_plain_function
+from dagster_adjunct.resources.validation import validated
 
 AggregateFunction: TypeAlias = "Callable[[Any], Any]"
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
@@ -363,6 +364,7 @@ _HOURS = (1, 2, 3, 4, 6, 8, 12)
 _NOT_A_ZONE = re.compile(r"(posix|right)/|(localtime|posixrules|Factory)$")
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Tumbling:
     """Windows one after the other: each time is in one of them.
@@ -411,6 +413,7 @@ class Tumbling:
         return f"tumbling {count} {unit}{'s' if count != 1 else ''} of {self.zone}"
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Sliding:
     """Windows of one `size`, one beginning `every` so often: each time is in size / every of them."""
@@ -434,6 +437,7 @@ class Sliding:
         return f"sliding {self.size} every {self.every}"
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Session:
     """A window for each run of records of a key of which each follows the one before it in less than `gap`.

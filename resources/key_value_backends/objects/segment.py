@@ -45,6 +45,7 @@ from dagster_adjunct.resources.key_value_backends.objects.segment_core import Se
 from dagster_adjunct.resources.key_value_backends.objects.store import BlockCache, RunObjects, threads
 from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, lake_in, open_store
 from dagster_adjunct.resources.objects.store import S3Options, StoreDescriptor
+from dagster_adjunct.resources.validation import validated
 
 T = TypeVar("T")
 
@@ -100,6 +101,7 @@ _MEGABYTE = 1024 * 1024
 _AT_ONCE = 16  # segments of a table that are made, sealed or deleted
 
 
+@validated
 class ObjectSegments:
     """Tables as objects of a lake: give it, or its URL; without one it is ADJUNCT_LAKE's.
 

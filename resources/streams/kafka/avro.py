@@ -34,6 +34,7 @@ from dagster_adjunct.resources.streams.kafka.schema_registry import (
     encode_schema_id,
     read_schema_id,
 )
+from dagster_adjunct.resources.validation import validated
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _COLUMN_TYPES = {
@@ -226,6 +227,7 @@ _UNREADABLE = (
 )  # fmt: skip
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Avro:
     """An Avro record a message; `schema` is the reader's schema, as JSON text.

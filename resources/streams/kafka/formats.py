@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.objects.arrow_files import open_bytes
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
+from dagster_adjunct.resources.validation import validated
 
 Converter = Callable[[Any], Any]
 """Converts a value other than None to one that Arrow accepts, or raises one of CONVERSION_ERRORS."""
@@ -358,6 +359,7 @@ def _read_fast(data: Sequence[bytes | None], schema: Schema, names: Mapping[str,
     return columns
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Json:
     """A JSON object a message; `schema` declares its fields, as a Schema or as DDL.
@@ -468,6 +470,7 @@ def _json_texts(column: pa.Array, field: Field, what: str, timestamps: str | Non
     return ["null" if text is None else text for text in texts]
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Raw:
     """The bytes as they are: `key BINARY, value BINARY`, or only `value` if the topic declares a key format."""
@@ -499,6 +502,7 @@ class RawKey(Raw):
         return Schema.of(key="binary")
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Text:
     """The whole message as text in one STRING column, to be parsed later, as a Debezium envelope for example."""
@@ -538,6 +542,7 @@ class Text:
         return "text"
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class KeyText:
     """A message key as text: that of one column, or a JSON array of the texts of several.

@@ -31,6 +31,7 @@ from dagster_adjunct.resources.streams.kafka.schema_registry import (
     parse_message_indexes,
     read_schema_id,
 )
+from dagster_adjunct.resources.validation import validated
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _TIMESTAMP = "google.protobuf.Timestamp"
@@ -176,6 +177,7 @@ def set_field(message: Any, field: Any, value: Any, what: str) -> None:
         ) from error
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Protobuf:
     """A Protobuf message of the type `message` (its full name) in each Kafka message.

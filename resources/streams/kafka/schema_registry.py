@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, StreamUnavailableError
 from dagster_adjunct.resources.streams.kafka.client import is_env_reference, resolve_secret
 from dagster_adjunct.resources.streams.kafka.formats import Unfit
+from dagster_adjunct.resources.validation import validated_methods
 
 _HEADER = struct.Struct(">bI")
 HEADER_BYTES = _HEADER.size
@@ -82,6 +83,7 @@ class RegisteredSchema:
     references: tuple[str, ...] = ()
 
 
+@validated_methods
 @dataclass(frozen=True, slots=True)
 class SchemaRegistry:
     """A schema registry, which has the schemas that messages name by id.

@@ -56,6 +56,7 @@ from dagster_adjunct.resources.streams.system import (
     require_one_stream,
     wants_latest_epochs,
 )
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,6 +66,7 @@ T = TypeVar("T")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class KafkaTopic:
     """The formats and options of one topic.
@@ -98,6 +100,7 @@ class KafkaTopic:
         return topic_schema(self)
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
     """A Kafka cluster as a system of streams; see `kafka_system`, which creates and registers it."""
@@ -480,6 +483,7 @@ def _is_stream_name(topic: str) -> bool:
 _openers: dict[str, tuple[KafkaSettings, Callable[[Lake], KafkaStreams]]] = {}
 
 
+@validated
 def kafka_system(
     name: str,
     *,

@@ -50,6 +50,7 @@ from dagster_adjunct.resources.streams.system import (
     StreamDeclaration,
     schema_from_stored,
 )
+from dagster_adjunct.resources.validation import validated
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -152,6 +153,7 @@ HIDDEN_COLUMNS = ((ROW, "bigint"), *MARK_TYPES.items())
 _ALWAYS = (ROW, TIMESTAMP, TOMBSTONE)
 
 
+@validated
 class Retention(StoredDocument):
     """The retention of a stream: it keeps whole segments younger than `max_age` (since their append, whatever the
     records' own timestamps) and, of these, the newest of at most `max_bytes` in total. None: no limit."""
@@ -160,6 +162,7 @@ class Retention(StoredDocument):
     max_bytes: Annotated[int, Field(gt=0)] | None = None
 
 
+@validated
 class CompactionPolicy(StoredDocument):
     """The compaction of a stream: runs of at least `min_segments` neighbours, each smaller than half of
     `target_bytes`, are merged into one segment of about `target_bytes`."""

@@ -36,6 +36,7 @@ from dagster_adjunct.resources.streams.lake.manifest import (
 )
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams, ReadOptions
 from dagster_adjunct.resources.streams.system import LAKE, OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.validation import validated, validated_methods
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,6 +73,7 @@ class ReaderInfo:
     problem: str = ""
 
 
+@validated_methods
 @dataclass(eq=False, slots=True)
 class NewRecords:
     """A batch of records that a reader has not committed yet: read it by `table`, `parts` or `frame`, then `commit`.
@@ -133,6 +135,7 @@ class NewRecords:
         self.committed = True
 
 
+@validated
 def read_new(
     lake: Lake,
     stream: str,
@@ -194,6 +197,7 @@ def read_new(
     return NewRecords(*facts, streams, parent, after)
 
 
+@validated
 def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
     """Return the named readers of a lake stream, by name. One list, and two requests for each reader."""
     stream = unqualify_stream_name(LAKE, stream)
@@ -207,6 +211,7 @@ def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
     return readers
 
 
+@validated
 def remove_reader(lake: Lake, stream: str, reader: str) -> bool:
     """Remove a named reader and its history; return whether it was there. A batch of it that is open can't commit."""
     stream = unqualify_stream_name(LAKE, stream)

@@ -103,6 +103,7 @@ from dagster_adjunct.resources.streams.system import (
     time_from_micros,
     wants_latest_epochs,
 )
+from dagster_adjunct.resources.validation import validated_methods
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -147,6 +148,7 @@ class _Located(NamedTuple):
     spans: dict[int, Span]
 
 
+@validated_methods
 class LakeReads(StreamStates, NumberedOffsets):
     """The read operations of `LakeStreams`."""
 
@@ -340,6 +342,7 @@ def describe_state(name: str, commit: Commit, state: StreamState) -> StreamDescr
 _COMMIT_ATTEMPTS = 100
 
 
+@validated_methods
 class LakeStreams(LakeReads):
     """The streams of one lake, as the system `lake`. Safe to use from several threads and processes."""
 

@@ -15,21 +15,21 @@ from dagster_adjunct.resources.schemas.schema import Schema
 
 
 @pytest.mark.parametrize(
-    ("options", "problem"),
+    ("options", "argument"),
     [
-        ({"history": 5}, "history is 5: expected a positive timedelta"),
-        ({"history": timedelta(0)}, "expected a positive timedelta"),
-        ({"history": "none"}, "history is 'none'"),
-        ({"valid_from": "at"}, "has no effect without a history"),
-        ({"history": "all", "valid_from": "__at"}, "valid_from is '__at'"),
-        ({"history": "all", "order_by": "n", "keep_tombstones": 5}, "already says how long deletions"),
-        ({"history": "all", "persistent": False}, "a table with persistent=False can't keep a history"),
+        ({"history": 5}, "history"),
+        ({"history": timedelta(0)}, "history"),
+        ({"history": "none"}, "history"),
+        ({"valid_from": "at"}, "valid_from"),
+        ({"history": "all", "valid_from": "__at"}, "valid_from"),
+        ({"history": "all", "order_by": "n", "keep_tombstones": 5}, "keep_tombstones"),
+        ({"history": "all", "persistent": False}, "history"),
     ],
 )
-def test_a_history_that_can_not_be_kept_is_refused_with_what_to_do(options: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigurationError, match=problem) as caught:
+def test_a_history_that_can_not_be_kept_is_rejected(options: dict[str, Any], argument: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
         unbounded_dataset("prices", input="lake.prices", key="item", partitions=2, **options)
-    assert caught.value.next_step
+    assert caught.value.argument == argument
 
 
 def test_rows_over_time_are_told_apart_and_sorted_by_their_time() -> None:

@@ -37,7 +37,7 @@ def test_a_mistake_within_an_imported_declaration_keeps_its_own_words(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigurationError, match=r"Application takes no owner=\. Did you mean owners="):
+    with pytest.raises(ConfigurationError, match=r"Application\('a'\) takes no owner=\. Did you mean owners="):
         load_application("declared:app")
 
 

@@ -120,7 +120,7 @@ def test_what_can_not_be_followed_is_refused_and_nothing_is_written(world: Offse
         ("lake.s", StartpointOldest(), {"until": "2"}, "until is '2'"),
         ([], StartpointOldest(), {}, "no partition is named"),
         (3, StartpointOldest(), {}, "partitions (are|is) 3"),
-        ([3], StartpointOldest(), {}, r"partitions (are|is) \[3\]"),
+        ([3], StartpointOldest(), {}, "partitions has 3"),
     ]
     for partitions, position, how, message in wrong:
         with pytest.raises(ConfigurationError, match=message):

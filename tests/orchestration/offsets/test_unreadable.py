@@ -84,18 +84,12 @@ def test_types_are_checked_when_a_request_is_written(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"until": "upcoming"}, "end .until. of the request for fake.s.0 is 'upcoming'"),
-        ({"force": "yes"}, "force='yes'"),
-        ({"sequence": "3"}, "sequence='3'"),
-        ({"task": 3}, "task name 3"),
-        ({"id": 3}, "id 3"),
-    ],
+    "options", [{"until": "upcoming"}, {"force": "yes"}, {"sequence": "3"}, {"task": 3}, {"id": 3}]
 )
-def test_so_are_the_other_fields_of_a_request(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_so_are_the_other_fields_of_a_request(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError) as failure:
         StartpointRequest(**{"ssp": S0, "startpoint": StartpointOldest(), **WHO, **options})
+    assert failure.value.argument == next(iter(options))
 
 
 FAR = 10**18  # ms: what nanoseconds come to that are taken for them

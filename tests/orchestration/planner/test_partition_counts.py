@@ -204,8 +204,9 @@ def test_an_intermediate_setting_of_minus_one_is_none(unset):
 def test_settings_that_cannot_work_are_refused(wrong):
     with pytest.raises(ConfigurationError, match="intermediate_partitions is"):
         application(intermediate_partitions=wrong)
-    with pytest.raises(ConfigurationError, match=r"partition_by after input-1: partitions is"):
+    with pytest.raises(ConfigurationError) as failure:
         application().input_stream("lake.s").partition_by("k", partitions=wrong)
+    assert failure.value.argument == "partitions"
 
 
 @pytest.mark.parametrize("count", [0, -1, None])

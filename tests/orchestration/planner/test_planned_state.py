@@ -170,10 +170,10 @@ def test_mistakes_in_the_declaration_are_named() -> None:
     app = application()
     wrong: list[tuple[dict[str, object], str]] = [
         ({"key": "k", "schema": COUNTS, "partitions": 0}, "partitions is 0"),
-        ({"key": "k", "schema": COUNTS, "partitions": None}, "no partitions"),
+        ({"key": "k", "schema": COUNTS, "partitions": None}, "partitions is None"),
         ({"key": "x", "schema": COUNTS, "partitions": 2}, "no column 'x'"),
         ({"key": (), "schema": COUNTS, "partitions": 2}, "has no key"),
-        ({"key": "k", "schema": {"k": "string"}, "partitions": 2}, "expected its columns"),
+        ({"key": "k", "schema": {"k": "string"}, "partitions": 2}, "expected a Schema"),
         ({"key": "k", "schema": COUNTS, "partitions": 2, "partition_by": "n"}, "not in its key"),
     ]
     for arguments, told in wrong:

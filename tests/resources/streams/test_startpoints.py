@@ -87,12 +87,12 @@ def test_the_stored_form_stays_what_it_is() -> None:
         ({"kind": "middle"}, "kind 'middle'; expected one of oldest, upcoming, timestamp, specific"),
         ({"kind": ["oldest"]}, "kind \\['oldest'\\]"),
         ({"more": 1}, "fields .*more.*; expected creation_timestamp_ms, id, offset"),
-        ({"offset": 42}, "offset 42 is not an offset"),
+        ({"offset": 42}, "offset is 42"),
         ({"offset": ""}, "offset '' is not an offset"),
         ({"offset": "\ud800"}, "is not an offset"),
         ({"id": ""}, "id '' is not an id"),
-        ({"creation_timestamp_ms": "7"}, "'7' is not a time"),
-        ({"creation_timestamp_ms": True}, "True is not a time"),
+        ({"creation_timestamp_ms": "7"}, "creation_timestamp_ms is '7'"),
+        ({"creation_timestamp_ms": True}, "creation_timestamp_ms is True"),
     ],
 )
 def test_a_form_that_is_not_known_is_refused_by_name(change: dict[str, object], message: str) -> None:

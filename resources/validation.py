@@ -1,0 +1,300 @@
+"""Validates what users pass to public functions and declarations, by the declared types, with pydantic.
+
+Values must have their types exactly (pydantic's strict mode), except that a list may be given for a tuple, a whole
+number for a float, and its value for a member of an enum. Of other classes, values must be instances. The types are
+read when a function is called for the first time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Annotated, Any, Literal, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PlainValidator,
+    SkipValidation,
+    Strict,
+    ValidationError,
+    WrapValidator,
+    validate_call,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+from typing_extensions import TypedDict
+
+from dagster_adjunct.resources.common import find_calling_line
+from dagster_adjunct.resources.errors import ConfigurationError
+
+T = TypeVar("T")
+
+_SCALARS = (str, int, bool, bytes, type(None))
+# Classes of Spark are known by name, because Spark is not imported to check an argument.
+_CONVERSIONS = {"LazyFrame": "collect", "Series": "to_frame"}  # methods that return a frame
+_SPARK_CLASSES = {name: type(name, (), {}) for name in ("SparkSession", "DataFrame", "StructType")}
+
+
+def validated(item: T) -> T:
+    """Return a function or method with validated arguments, or a class whose constructor has them.
+
+    Wrong arguments raise ConfigurationError before anything is called. Errors of the function itself pass unchanged.
+    """
+    target: Any = item
+    if not isinstance(item, type):
+        target = _validate_call(target)
+    elif issubclass(item, BaseModel):
+        target.__init__ = _translate_model_errors(target)
+    else:
+        target.__init__ = _validate_call(target.__init__, fields_of=item if is_dataclass(item) else None)
+    return target  # type: ignore[no-any-return]
+
+
+def validated_methods(cls: type[T]) -> type[T]:
+    """Return a class with a constructor and public methods that validate their arguments."""
+    for name, member in list(vars(cls).items()):
+        if name.startswith("_"):
+            continue
+        if isinstance(member, classmethod | staticmethod):
+            setattr(cls, name, type(member)(_validate_call(member.__func__)))
+        elif isinstance(member, types.FunctionType):
+            setattr(cls, name, _validate_call(member))
+    return validated(cls) if "__init__" in vars(cls) else cls
+
+
+def _validate_call(function: Callable[..., Any], fields_of: type | None = None) -> Callable[..., Any]:
+    """Return the function with validated arguments; the types of a dataclass's constructor are those of its fields."""
+    validator = functools.cache(lambda: _arguments_validator(function, fields_of or inspect.unwrap(function)))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            checked_args, checked_kwargs = validator()(*args, **kwargs)
+        except ValidationError as error:
+            called, parameters = function.__name__, [*inspect.signature(validator()).parameters.values()]
+            positional = [each.name for each in parameters if each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD)]
+            if positional and positional[0] in ("self", "cls"):
+                # Users may know only the class that is derived from the one with the method.
+                cls = args[0] if isinstance(args[0], type) else type(args[0])
+                called = cls.__name__ if called == "__init__" else f"{cls.__name__}.{called}"
+                del parameters[0]
+            known = [name for each in parameters for name in _keywords(each)]
+            raise _argument_error(called, error, positional, known, args, kwargs) from None
+        return function(*checked_args, **checked_kwargs)
+
+    return call
+
+
+def _keywords(parameter: inspect.Parameter) -> list[str]:
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return list(get_args(parameter.annotation)[0].__annotations__) if get_args(parameter.annotation) else []
+    return [] if parameter.kind is parameter.VAR_POSITIONAL else [parameter.name]
+
+
+def _arguments_validator(function: Callable[..., Any], annotated: Any) -> Callable[..., Any]:
+    """Return a function of the same parameters that validates its arguments and returns them."""
+    hints = _type_hints(annotated)
+    parameters = [
+        parameter.replace(annotation=_checked_type(hints.get(parameter.name, Any)))
+        for parameter in inspect.signature(function).parameters.values()
+    ]
+
+    def accept(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs
+
+    accept.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    accept.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return validate_call(config=ConfigDict(strict=True))(accept)
+
+
+def _type_hints(item: Any) -> dict[str, Any]:
+    """Return the types of parameters or fields; those imported for type checkers only are Any, if not Spark's."""
+    unloaded: dict[str, Any] = {}
+    annotated = item
+    if inspect.isfunction(item):
+        parameters = {name: hint for name, hint in item.__annotations__.items() if name != "return"}
+        annotated = types.SimpleNamespace(__annotations__=parameters)
+    while True:
+        try:
+            return get_type_hints(annotated, getattr(item, "__globals__", None), unloaded, include_extras=True)
+        except NameError as error:
+            name = str(error.name)
+            unloaded[name] = _SPARK_CLASSES.get(name, Any) if name[0].isupper() else _UnloadedModule()
+
+
+class _UnloadedModule:
+    """A module that is imported for type checkers only: values of its classes are not checked."""
+
+    def __getattr__(self, name: str) -> Any:
+        return Any
+
+
+def _checked_type(hint: Any) -> Any:
+    """Return a declared type as pydantic should check it, without copying or converting more than it must."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        skips = any(type(one) is SkipValidation for one in inner)
+        return Any if skips else _checked_type(inner[0])
+    if hint in _SCALARS or hint is None or origin is Literal:
+        return hint
+    if hint is float:
+        return Annotated[float, WrapValidator(_validate_unconverted)]
+    if origin in (Union, types.UnionType):
+        return Union[tuple(map(_checked_type, inner))]  # noqa: UP007
+    if origin is Unpack:
+        options = {name: _checked_type(option) for name, option in get_type_hints(inner[0]).items()}
+        return Unpack[TypedDict(inner[0].__name__, options, total=False)]  # type: ignore[operator]
+    kind = origin or hint
+    if kind is tuple:
+        plain: Any = tuple
+        elements = tuple(one if one is ... else _checked_type(one) for one in inner)
+        return Annotated[plain[elements] if elements else plain, Strict(False)]
+    if kind is Callable:
+        return _matching(callable, "a function")
+    if kind is type:
+        return _matching(lambda value: isinstance(value, type), "a class")
+    if not isinstance(kind, type) or kind in (Any, object) or _is_unchecked_protocol(kind):
+        return Any
+    if issubclass(kind, enum.Enum):
+        return Annotated[kind, Strict(False)]
+    if kind in _SPARK_CLASSES.values():
+        return _matching(lambda value: _is_of_spark(value, kind.__name__), f"a {kind.__name__} of Spark")
+    if kind.__module__ == "collections.abc" or kind in (list, dict, set, frozenset):
+        return _container(kind, inner)
+    return _matching(lambda value: isinstance(value, kind) and not isinstance(value, type), _describe(kind))
+
+
+def _validate_unconverted(value: Any, validate: Callable[[Any], Any]) -> Any:
+    validate(value)
+    return value
+
+
+def _matching(accepts: Callable[[Any], bool], expected: str) -> Any:
+    def check(value: Any) -> Any:
+        if not accepts(value):
+            raise PydanticCustomError("wrong_type", "Input should be {expected}", {"expected": expected})
+        return value
+
+    return Annotated[Any, PlainValidator(check)]
+
+
+def _container(kind: type, inner: tuple[Any, ...]) -> Any:
+    """Return the type of a collection, whose elements are checked where that doesn't consume or load them."""
+    elements = tuple(map(_checked_type, inner))
+    readable = dict if issubclass(kind, Mapping) else (list, tuple, set, frozenset)
+    expected = f"{_describe(kind)} of {' to '.join(map(_name, inner))}" if inner else _describe(kind)
+
+    def check(value: Any, validate: Callable[[Any], Any]) -> Any:
+        if not isinstance(value, kind) or isinstance(value, str | bytes):
+            raise PydanticCustomError("wrong_type", "Input should be {expected}", {"expected": expected})
+        if isinstance(value, readable):
+            validate(value)
+        return value
+
+    if all(element is Any for element in elements):
+        return Annotated[Any, WrapValidator(check)]
+    collection: Any = dict if issubclass(kind, Mapping) else list
+    return Annotated[collection[elements], Strict(False), WrapValidator(check)]
+
+
+def _is_of_spark(value: object, name: str) -> bool:
+    return any(cls.__name__ == name and cls.__module__.startswith("pyspark.") for cls in type(value).__mro__)
+
+
+def _is_unchecked_protocol(kind: type) -> bool:
+    return getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False)
+
+
+def _name(kind: Any) -> str:
+    return str(getattr(get_origin(kind) or kind, "__name__", kind))
+
+
+def _describe(kind: type) -> str:
+    """Return the name of a class with its article."""
+    if kind.__name__ == "ArrowFrame":
+        return "an Arrow table, or a pandas or Polars frame"
+    name = kind.__name__.lower() if kind.__module__ in ("collections.abc", "builtins") else kind.__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def _translate_model_errors(cls: type[BaseModel]) -> Callable[..., None]:
+    construct, known = cls.__init__, list(cls.model_fields)
+
+    @functools.wraps(construct)
+    def __init__(self: BaseModel, *args: Any, **kwargs: Any) -> None:
+        unknown = next((name for name in kwargs if name not in known and not name.startswith("_")), None)
+        if unknown is not None:  # Dagster's resources ignore it
+            raise _unexpected_error(cls.__name__, unknown, known)
+        try:
+            construct(self, *args, **kwargs)
+        except ValidationError as error:
+            raise _argument_error(cls.__name__, error, [], known, args, kwargs) from None
+
+    return __init__
+
+
+def _argument_error(
+    called: str,
+    error: ValidationError,
+    positional: Sequence[str],
+    known: Sequence[str],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> ConfigurationError:
+    """Return the error for the worst problem that pydantic found; `positional` names the parameters of `args`."""
+
+    def name_of(problem: ErrorDetails) -> str:
+        place = problem["loc"][0] if problem["loc"] else ""
+        return positional[min(place, len(positional) - 1)] if isinstance(place, int) else place
+
+    given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+    given_name = given.get("name", given.get(positional.index("name")) if "name" in positional else None)
+    if isinstance(given_name, str):
+        called = f"{called}({given_name!r})"
+    problems = error.errors(include_url=False)
+    kinds = {problem["type"]: name_of(problem) for problem in reversed(problems)}
+    if unexpected := kinds.get("unexpected_keyword_argument") or kinds.get("extra_forbidden"):
+        return _unexpected_error(called, unexpected, known)
+    if "unexpected_positional_argument" in kinds:
+        taken = [name for name in positional if name in known]
+        named = [f"{name}=" for name in known if name not in taken]
+        return _error(
+            f"{called} takes {len(taken)} arguments by position ({', '.join(taken) or 'none'}), and "
+            f"{len(args) - len(positional) + len(taken)} are given.",
+            f"Name the others: {', '.join(named)}." if named else "Leave the others out.",
+        )
+    if missing := [name_of(problem) for problem in problems if problem["type"].startswith("missing")]:
+        return _error(f"{called} lacks {', '.join(f'{name}=' for name in missing)}.", argument=missing[0])
+    argument = name_of(problems[0])
+    own = [problem for problem in problems if name_of(problem) == argument]
+    # Of a union's alternatives, the one with a wrong element says most.
+    elements = [problem for problem in own if problem["loc"] and problem["input"] is not given.get(problem["loc"][0])]
+    value = (elements or own)[0]["input"]
+    shown = " ".join(repr(value).split())
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    kind = "" if value is None else f" ({type(value).__name__})"
+    found = f"{argument} {'has' if elements else 'is'} {shown}{kind}" if argument else shown
+    expected = dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in elements or own)
+    step = ""
+    if type(value).__name__ in _CONVERSIONS:
+        step = f"Pass the result of its {_CONVERSIONS[type(value).__name__]}()."
+    elif isinstance(value, str) and "a Lake" in expected:
+        step = f"Pass open_lake({value!r})."
+    return _error(f"{called}: {found}: expected {' or '.join(expected)}.", step, argument=argument or None)
+
+
+def _unexpected_error(called: str, argument: str, known: Sequence[str]) -> ConfigurationError:
+    near = difflib.get_close_matches(argument, known, n=1)
+    accepted = ", ".join(f"{name}=" for name in known) or "nothing"
+    step = f"Did you mean {near[0]}=?" if near else f"{called} takes {accepted}."
+    return _error(f"{called} takes no {argument}=.", step, argument=argument)
+
+
+def _error(problem: str, next_step: str = "", *, argument: str | None = None) -> ConfigurationError:
+    place = find_calling_line()
+    return ConfigurationError(problem if place is None else f"{place}: {problem}", next_step, argument=argument)
