@@ -51,8 +51,8 @@ def test_a_name_is_imported_from_where_it_is_and_from_nowhere_else() -> None:
         for name in contents.__all__:
             assert getattr(import_module(module), name) is getattr(contents, name)
     with pytest.raises(ImportError):
-        from dagster_adjunct import discard  # noqa: F401
-    assert dagster_adjunct.maintenance.discard is import_module("dagster_adjunct.maintenance").discard
+        from dagster_adjunct import expire_versions  # noqa: F401
+    assert dagster_adjunct.maintenance.expire_versions is import_module("dagster_adjunct.maintenance").expire_versions
 
 
 def test_every_error_is_public() -> None:

@@ -67,9 +67,9 @@ class Dataset(VersionOperations):
 
     **Leases.** A lease keeps the version from being discarded (three requests, then one for each renewal in the
     background). It is taken before the second `get` or `get_all`, and before the first `items`, `frame`, `watch`,
-    `hold` or hand-over to another engine, so a first `get` costs three requests: CURRENT, the manifest, and one row
-    group. It is released when the dataset has moved on and the calls on the version have ended, or when the dataset is
-    garbage collected. A version that was given to `frame` or another engine stays leased until `close`, because its
+    `take_lease` or hand-over to another engine, so a first `get` costs three requests: CURRENT, the manifest, and one
+    row group. It is released when the dataset has moved on and the calls on the version have ended, or when the
+    dataset is garbage collected. A version that was given to `frame` or another engine stays leased until `close`, because its
     files are read later. With `lease=False` a version may be discarded meanwhile: `get` and `get_all` then answer from
     the version served by then, and running reads raise VersionDiscardedError. Spark's errors about missing or damaged
     files of the version leave the `with` as VersionDiscardedError or ManifestMismatchError.
@@ -188,7 +188,7 @@ class Dataset(VersionOperations):
     def diff(self, old: str, new: str, *, sample: int = 20) -> VersionDiff:
         """Return the differences between two versions, by id or name: counts, and up to `sample` keys of each kind.
 
-        Raises VersionDiscardedError where one is discarded meanwhile; open and `hold` both to prevent that.
+        Raises VersionDiscardedError where one is discarded meanwhile; open and `take_lease` both to prevent that.
         """
         return self._stored.diff(old, new, sample=sample)
 
@@ -221,13 +221,13 @@ class Dataset(VersionOperations):
 
     def watch(self, interval: float = 5.0) -> Watch:
         """Refresh every `interval` seconds in the background, until the watch is stopped or this is closed."""
-        self.hold()
+        self.take_lease()
         with self._served.moving:
             if self._watch is None or not self._watch.running:
                 self._watch = Watch(self.name, WeakMethod(self._served.refresh), interval).start()
             return self._watch
 
-    def hold(self) -> None:
+    def take_lease(self) -> None:
         """Take the lease now; does nothing if it is held already, or with `lease=False`."""
         self._served.leave(self._served.enter(leased=True))
 

@@ -29,12 +29,12 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.version_source import Awaiting
 from dagster_adjunct.assets.versions.actions import (
     HistoryEntry,
-    drop_version,
-    force_version,
+    accept_version,
     pin_version,
+    remove_version,
+    revoke_version,
     roll_back,
     unpin_version,
-    withdraw_version,
 )
 from dagster_adjunct.assets.versions.dataset_log import (
     NAMES,
@@ -412,20 +412,20 @@ class VersionOperations(ABC):
         """Serve an earlier version, by id or name (None: the one before), until the next one is sealed."""
         return roll_back(self._log, to, reason=reason, by=by)
 
-    def withdraw(self, version: str, *, reason: str, by: str) -> BoundedManifest:
+    def revoke(self, version: str, *, reason: str, by: str) -> BoundedManifest:
         """Never serve this version, by id or name, again; the version before it is served instead."""
-        return withdraw_version(self._log, version, reason=reason, by=by)
+        return revoke_version(self._log, version, reason=reason, by=by)
 
-    def force(self, version: str, *, reason: str, by: str, make_current: bool = False) -> BoundedManifest:
+    def accept(self, version: str, *, reason: str, by: str, make_current: bool = False) -> BoundedManifest:
         """Publish a rejected version, by id or name; one older than the served version is sealed but not served.
 
         `make_current` serves it all the same, as a later `rollback` to it does.
         """
-        return force_version(self._log, version, reason=reason, by=by, make_current=make_current)
+        return accept_version(self._log, version, reason=reason, by=by, make_current=make_current)
 
-    def drop(self, version: str, *, reason: str, by: str) -> BoundedManifest:
+    def remove_version(self, version: str, *, reason: str, by: str) -> BoundedManifest:
         """Remove a rejected or withdrawn version, by id or name; the next discard deletes its files."""
-        return drop_version(self._log, version, reason=reason, by=by)
+        return remove_version(self._log, version, reason=reason, by=by)
 
 
 class StoredVersions(VersionOperations):

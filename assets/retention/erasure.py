@@ -89,7 +89,7 @@ class ErasureReport:
 
 
 @validated
-def forget(
+def erase_keys(
     lake: Lake, dataset: str, keys: Iterable[object], *, reason: str, by: str, roots: Roots = dict
 ) -> ErasureReport:
     """Erase these keys, given as for `get`, from all objects of a dataset, and verify it by a search.

@@ -124,7 +124,7 @@ def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> Bound
     return _change_each_member(log, to, back, by=by, sealed=True)
 
 
-def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
+def revoke_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
     """Never serve this version again. The version that it replaced is served instead; a pin to it ends.
 
     That is the version replaced by the switch to it, not one left by a rollback (see `resolve_heads`). Where versions
@@ -162,7 +162,7 @@ def withdraw_version(log: DatasetLog, version: str, *, reason: str, by: str) -> 
     return log.transact_versions(withdraw, by=by)
 
 
-def force_version(
+def accept_version(
     log: DatasetLog, version: str, *, reason: str, by: str, make_current: bool = False
 ) -> BoundedManifest:
     """Publish a rejected version; `by` and `reason` are recorded.
@@ -212,7 +212,7 @@ def describe_unserved_version(after: BoundedManifest) -> str:
     )
 
 
-def drop_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
+def remove_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
     """Remove a rejected or withdrawn version from the manifest; the next discard deletes its files."""
     require_audit_fields("drop", version, reason, by)
 

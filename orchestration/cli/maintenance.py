@@ -16,7 +16,7 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets, open_stored_versions
 from dagster_adjunct.assets.reading.verify import verify_version
-from dagster_adjunct.assets.retention.erasure import forget
+from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress
@@ -26,7 +26,7 @@ from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.application.graph import group_datasets
 from dagster_adjunct.orchestration.cli import options, output
-from dagster_adjunct.orchestration.maintenance.discard import discard, versions_in_open_batches
+from dagster_adjunct.orchestration.maintenance.discard import expire_versions, versions_in_open_batches
 from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, systems_for
 from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
 from dagster_adjunct.resources.common import split_stream_name
@@ -251,7 +251,7 @@ def expire(lake: Lake, names: tuple[str, ...], keep: str | None, grace: str | No
         try:
             declared = StoredVersions(lake, name).require_manifest().declaration.discard
             policy = DiscardPolicy(**{"keep": declared.keep, "grace": declared.grace} | given)
-            reports.append(discard(lake, name, policy, by=by, dry_run=dry_run))
+            reports.append(expire_versions(lake, name, policy, by=by, dry_run=dry_run))
         except AdjunctError as error:
             errors.append(error)
     output.show_json([report.to_json() for report in reports])
@@ -339,7 +339,7 @@ def erase(lake: Lake, name: str, key: tuple[str, ...], keys_from: Path | None, y
     def needed_versions() -> dict[str, str]:
         return versions_in_open_batches(lake).get(name, {})
 
-    report = forget(lake, name, keys, reason=reason, by=by, roots=needed_versions)
+    report = erase_keys(lake, name, keys, reason=reason, by=by, roots=needed_versions)
     output.show_report(report)
     output.show_line(f"Not erased, because the dataset does not own it: {'; '.join(report.not_erased)}.")
     if not report.complete:

@@ -222,7 +222,7 @@ def rollback(store: StoredVersions, version: str | None, **audit: str) -> Bounde
 @_change_command("revoke", _VERSION)
 def revoke(store: StoredVersions, version: str, **audit: str) -> BoundedManifest:
     """Never serve VERSION again; serve the version before it instead."""
-    return store.withdraw(version, **audit)
+    return store.revoke(version, **audit)
 
 
 @_change_command(
@@ -232,13 +232,13 @@ def revoke(store: StoredVersions, version: str, **audit: str) -> BoundedManifest
 )
 def accept(store: StoredVersions, version: str, make_current: bool, **audit: str) -> BoundedManifest:
     """Publish a rejected VERSION after all; if it is older than the served one, it is only kept."""
-    return store.force(version, **audit, make_current=make_current)
+    return store.accept(version, **audit, make_current=make_current)
 
 
 @_change_command("remove-version", _VERSION)
 def remove_version(store: StoredVersions, version: str, **audit: str) -> BoundedManifest:
     """Remove a rejected or withdrawn VERSION; the next `dataset expire` deletes its files."""
-    return store.drop(version, **audit)
+    return store.remove_version(version, **audit)
 
 
 @_change_command("abandon", _VERSION)

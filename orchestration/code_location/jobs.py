@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, dataset_uri, last_data_version
 from dagster_adjunct.orchestration.code_location.metadata import DATA_VERSION_TAG, served_metadata, translate_errors
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
-from dagster_adjunct.orchestration.maintenance.discard import discard_all
+from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions
 from dagster_adjunct.orchestration.startpoints.request import parse_position
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.resources.common import utc_now
@@ -395,7 +395,7 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
         with translate_errors(context):
             lake = adjunct_lake.open()
             names = [member.dataset.name for member in select_advanced(context, lake, members)]
-            reports = discard_all(lake, declared, by=context.run.run_id, datasets=names, dry_run=config.dry_run)
+            reports = expire_all_versions(lake, declared, by=context.run.run_id, datasets=names, dry_run=config.dry_run)
         for report in reports:
             context.log.info(report.summary())
         context.add_output_metadata({report.dataset: dg.MetadataValue.json(report.to_json()) for report in reports})
@@ -457,8 +457,8 @@ def _apply_action(store: StoredVersions, config: VersionActionConfig, *, by: str
         hours = config.expires_in_hours
         return store.pin(version, expires_at=None if hours is None else utc_now() + timedelta(hours=hours), **why)
     if action is VersionAction.accept:
-        return store.force(version, make_current=config.make_current, **why)
-    return (store.withdraw if action is VersionAction.revoke else store.drop)(version, **why)
+        return store.accept(version, make_current=config.make_current, **why)
+    return (store.revoke if action is VersionAction.revoke else store.remove_version)(version, **why)
 
 
 def _served_event(

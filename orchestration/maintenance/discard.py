@@ -22,7 +22,7 @@ from dagster_adjunct.resources.validation import validated
 
 
 @validated
-def discard(
+def expire_versions(
     lake: Lake, dataset: str, policy: DiscardPolicy | None = None, *, by: str, dry_run: bool = False
 ) -> DiscardReport:
     """Delete versions of one dataset that the policy does not keep, and what failed builds left; safe to repeat.
@@ -35,7 +35,7 @@ def discard(
 
 
 @validated
-def discard_all(
+def expire_all_versions(
     lake: Lake,
     specs: Mapping[str, AdjunctDataset] | None = None,
     *,
@@ -54,7 +54,7 @@ def discard_all(
     errors: list[AdjunctError] = []
     for name in datasets if datasets is not None else list_datasets(lake):
         try:
-            reports.append(discard(lake, name, policies.get(name), by=by, dry_run=dry_run))
+            reports.append(expire_versions(lake, name, policies.get(name), by=by, dry_run=dry_run))
         except AdjunctError as error:
             errors.append(error)
     if not dry_run:

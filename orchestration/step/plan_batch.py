@@ -22,7 +22,7 @@ from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded, as_unbounded
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, Replay
-from dagster_adjunct.orchestration.maintenance.discard import discard
+from dagster_adjunct.orchestration.maintenance.discard import expire_versions
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.startpoints.coordinator import start_run
@@ -118,7 +118,7 @@ def maintain_state_tables(step: StepResources) -> None:
     """Merge small generations of state tables where there are many, and delete unused files."""
     for name in step.states:
         if maintain_state(step.context.runtime, name):
-            discard(step.context.lake, name, by=step.context.run)
+            expire_versions(step.context.lake, name, by=step.context.run)
 
 
 def snapshot_inputs(step: StepResources, run: StepState) -> BatchSnapshot:

@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import DatasetGroup, group_datasets, is_advanced_by_runs
 from dagster_adjunct.orchestration.application.table_registry import register_tables
 from dagster_adjunct.orchestration.batch_log.run_lease import DEFAULT_WAIT, Claim, RunLease, validate_wait
-from dagster_adjunct.orchestration.maintenance.discard import discard_all
+from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions
 from dagster_adjunct.orchestration.planner.notes import note_table_order
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
@@ -147,7 +147,7 @@ def _discard_retired(
         if manifest is None or all(retired.at > limit for retired in manifest.retired):
             return report
     began = time.perf_counter()
-    discard_all(lake, {dataset.name: dataset}, datasets=[dataset.name], by=by)
+    expire_all_versions(lake, {dataset.name: dataset}, datasets=[dataset.name], by=by)
     took = time.perf_counter() - began
     on_stage(StageEvent(dataset.name, None, "discard", took))
     return replace(report, seconds={**report.seconds, "discard": took})

@@ -88,7 +88,7 @@ def _by_serving(lake: Lake, stop: Event, pause: float, started: Queue[int], mine
     with open_dataset(lake, DATASET) as dataset:
         while not stop.is_set():
             dataset.refresh()
-            dataset.hold()
+            dataset.take_lease()
             held = dataset.version
             stop.wait(pause)
             last = _note(mine, started, last, *_whole(dataset))

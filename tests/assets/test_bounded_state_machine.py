@@ -210,13 +210,13 @@ class BoundedMachine(RuleBasedStateMachine):
     @rule(back=BACK, crash=CRASHES)
     def withdraw(self, back: int, crash: tuple[int, str] | None) -> None:
         self.advance(None)  # what came again before and was not read yet would be the new version
-        self._operate(back, crash, lambda store, name: store.withdraw(name, **WHY), Model.withdraw, ALL)
+        self._operate(back, crash, lambda store, name: store.revoke(name, **WHY), Model.withdraw, ALL)
 
     @precondition(lambda self: self.model.delivered)
     @rule(back=BACK, crash=CRASHES, now=st.booleans())
     def force(self, back: int, crash: tuple[int, str] | None, now: bool) -> None:
         def act(store: StoredVersions, name: str) -> object:
-            return store.force(name, **WHY, make_current=now)
+            return store.accept(name, **WHY, make_current=now)
 
         self._operate(back, crash, act, lambda m, n: m.force(n, make_current=now), ("rejected",))
 
@@ -224,7 +224,9 @@ class BoundedMachine(RuleBasedStateMachine):
     @rule(back=BACK, crash=CRASHES)
     def drop(self, back: int, crash: tuple[int, str] | None) -> None:
         self.advance(None)  # what came again before the drop and was not read yet would be the new version
-        self._operate(back, crash, lambda store, name: store.drop(name, **WHY), Model.drop, ("rejected", "withdrawn"))
+        self._operate(
+            back, crash, lambda store, name: store.remove_version(name, **WHY), Model.drop, ("rejected", "withdrawn")
+        )
 
     @rule(ahead=st.integers(0, 1))
     def abandon(self, ahead: int) -> None:

@@ -287,8 +287,8 @@ def test_a_discarded_version_can_not_be_opened_any_more_and_the_error_names_what
 def test_a_dropped_version_is_deleted_by_the_next_discard_whatever_its_age(planes: World) -> None:
     publish(planes, 1, 2)
     store = StoredVersions(planes.lake, NAME)
-    store.withdraw("v1", **WHY)
-    store.drop("v1", **WHY)
+    store.revoke("v1", **WHY)
+    store.remove_version("v1", **WHY)
     assert len(data_and_documents(planes.lake)) > len(reached(planes.lake))
     report = discard(planes.lake, NAME, by="test")
     assert (report.discarded, report.garbage, report.objects) == ((), (), 3)
@@ -343,7 +343,7 @@ def everything(world: World) -> tuple[str, ...]:
     """Make versions in every state, a build that died, and a lease; return the names that have to stay."""
     publish(world, 1, 2, 3, 4, 5)
     store = StoredVersions(world.lake, NAME)
-    store.withdraw("v2", **WHY)
+    store.revoke("v2", **WHY)
     store.pin("v3", **WHY)
     deliver(world, 6, keys=("a",))
     world.advance(CHECKED)

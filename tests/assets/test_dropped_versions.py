@@ -74,7 +74,7 @@ def test_a_rejected_version_that_was_dropped_can_be_delivered_again_under_its_na
     report = plain.advance(PRICES)
     assert (report.action, report.counters, served(plain)) == ("up-to-date", {"redelivered": 2}, 1)
 
-    StoredVersions(plain.lake, PRICES).drop("v2", **WHY)
+    StoredVersions(plain.lake, PRICES).remove_version("v2", **WHY)
     assert plain.advance(PRICES).action == "up-to-date", "what was dropped as a re-delivery does not come back"
     deliver(plain, "v2", 3)
     report = plain.advance(PRICES)
@@ -90,7 +90,7 @@ def test_a_rejected_version_that_comes_again_with_other_counts_stops_nothing(pla
     assert plain.advance(PRICES).action == "rejected"
     plain.mark("prices", "v1", [0, 1], {0: 0, 1: 0})
     assert plain.advance(PRICES).action == "waiting"
-    StoredVersions(plain.lake, PRICES).drop("v1", **WHY)
+    StoredVersions(plain.lake, PRICES).remove_version("v1", **WHY)
     plain.mark("prices", "v1", [0, 1], {0: 0, 1: 0})
     assert plain.advance(PRICES).action == "sealed"
 
@@ -109,17 +109,17 @@ def test_the_name_of_a_withdrawn_version_can_be_delivered_again(plain: World, dr
         deliver(plain, f"v{number}", number)
     plain.advance(PRICES)
     store = StoredVersions(plain.lake, PRICES)
-    store.withdraw(gone, **WHY)
+    store.revoke(gone, **WHY)
     assert served(plain) == (2 if gone == "v3" else 3)
     if drop:
-        store.drop(gone, **WHY)
+        store.remove_version(gone, **WHY)
     assert plain.advance(PRICES).action == "up-to-date"
     deliver(plain, gone, 7)
     report = plain.advance(PRICES)
     assert (report.action, report.counters.get("redelivered"), served(plain)) == ("sealed", None, 7)
     deliver(plain, gone, 8)
     assert (plain.advance(PRICES).counters, served(plain)) == ({"redelivered": 2}, 7), "the name is taken again"
-    store.withdraw(gone, **WHY)
+    store.revoke(gone, **WHY)
     deliver(plain, gone, 9)
     assert (plain.advance(PRICES).action, served(plain)) == ("sealed", 9)
 
@@ -130,14 +130,14 @@ def test_a_withdrawn_version_that_comes_again_as_it_was_is_not_served_and_holds_
     plain.advance(PRICES)
     store = StoredVersions(plain.lake, PRICES)
     (gone,) = [ref.id for ref in store.versions() if ref.name == "v2"]
-    store.withdraw("v2", **WHY)
+    store.revoke("v2", **WHY)
     deliver(plain, "v2", 2)
     report = plain.advance(PRICES)
     assert (report.action, served(plain)) == ("rejected", 1)
     assert f"what version {gone} of this name held, which is withdrawn: ticket 7 (by ada)" in report.note
     deliver(plain, "v2", 3)
     assert (plain.advance(PRICES).action, served(plain)) == ("sealed", 3)
-    assert store.force(report.rejected[0], make_current=True, **WHY).version is not None
+    assert store.accept(report.rejected[0], make_current=True, **WHY).version is not None
     assert served(plain) == 2, "on somebody's word"
 
 
@@ -154,7 +154,7 @@ def test_a_version_frees_all_names_that_it_has_where_it_is_withdrawn(
         for name in ("x", "y"):
             deliver(plain, name, ord(name))
             plain.advance(PRICES)
-    StoredVersions(plain.lake, PRICES).withdraw(names[-1], **WHY)
+    StoredVersions(plain.lake, PRICES).revoke(names[-1], **WHY)
     for number, name in enumerate(names, 3):
         deliver(plain, name, number)
         assert (plain.advance(PRICES).action, served(plain)) == ("sealed", number)
@@ -169,7 +169,7 @@ def test_the_name_is_free_however_many_versions_come_between(
     deliver(plain, "v1", -1)
     plain.advance(PRICES)
     if not late:
-        store.drop("v1", **WHY)
+        store.remove_version("v1", **WHY)
     for number in (2, 3, 4, 5):
         deliver(plain, f"v{number}", number)
         plain.advance(PRICES)
@@ -177,7 +177,7 @@ def test_the_name_is_free_however_many_versions_come_between(
     assert ("v1" in manifest.known) is late
     assert "v2" in manifest.known
     if late:
-        store.drop("v1", **WHY)
+        store.remove_version("v1", **WHY)
     deliver(plain, "v1", 6)
     assert (plain.advance(PRICES).action, served(plain)) == ("sealed", 6)
     deliver(plain, "v1", 7)
@@ -192,7 +192,7 @@ def test_a_drop_during_a_build_does_not_cost_the_build(plain: World) -> None:
         deliver(plain, f"d{nth}", -1)
         rejected = plain.advance(PRICES).rejected[-1]
         deliver(plain, f"e{nth}", nth)
-        fault = Fault("*", nth, "meanwhile", lambda id=rejected: store.drop(id, **WHY))
+        fault = Fault("*", nth, "meanwhile", lambda id=rejected: store.remove_version(id, **WHY))
         faulty = FaultyStore(plain.lake.store, [fault])
         report = plain.advance(PRICES, lake=Lake(faulty, plain.lake.id))
         assert (report.action, served(plain)) == ("sealed", nth)
@@ -215,7 +215,7 @@ def test_of_a_version_set_the_name_is_free_in_all_members(plain: World) -> None:
         deliver(plain, "v1", 2, name)
     assert advance() == ["waiting", "waiting"]
 
-    StoredVersions(plain.lake, "fares").drop("v1", **WHY)
+    StoredVersions(plain.lake, "fares").remove_version("v1", **WHY)
     deliver(plain, "v1", 3, "routes")
     assert advance() == ["waiting", "waiting"]
     deliver(plain, "v1", 3, "fares")
@@ -237,13 +237,13 @@ def test_of_a_version_set_a_withdrawn_name_can_be_delivered_again_where_one_memb
 
     assert send("v1", 1, 1) == ["sealed", "sealed"]
     assert send("v2", 2, 1) == ["sealed", "unchanged"]
-    StoredVersions(plain.lake, "fares").withdraw("v2", **WHY)
+    StoredVersions(plain.lake, "fares").revoke("v2", **WHY)
     assert (served(plain, "fares"), served(plain, "routes")) == (1, 1)
     assert send("v2", 2, 1) == ["rejected", "rejected"], "as it was"
     assert send("v2", 3, 4) == ["sealed", "sealed"]
     assert (served(plain, "fares"), served(plain, "routes")) == (3, 4)
 
-    StoredVersions(plain.lake, "routes").withdraw("v2", **WHY)
+    StoredVersions(plain.lake, "routes").revoke("v2", **WHY)
     assert (served(plain, "fares"), served(plain, "routes")) == (1, 1)
     assert send("v2", 3, 5) == ["sealed", "sealed"], "fares was right, and goes with what was corrected"
     assert (served(plain, "fares"), served(plain, "routes")) == (3, 5)
@@ -269,7 +269,7 @@ def test_a_folder_that_was_refused_and_dropped_is_a_version_when_it_is_completed
     report = world.advance(spec)
     assert report.action == "rejected"
     assert "and complete the folder again" in report.note
-    StoredVersions(world.lake, spec).drop("v1", **WHY)
+    StoredVersions(world.lake, spec).remove_version("v1", **WHY)
     assert world.advance(spec).action == "waiting", "the folder that was refused is not taken once more"
 
     folder_of(tmp_path, "v1", '{"rows": 0}')
@@ -284,7 +284,7 @@ def test_a_dropped_folder_holds_nothing_back_and_comes_too_late_after_another_ve
     spec = bounded_dataset("prices", input=source, key="k", partitions=2)
     folder_of(tmp_path, "v1", '{"rows": 7}')
     world.advance(spec)
-    StoredVersions(world.lake, spec).drop("v1", **WHY)
+    StoredVersions(world.lake, spec).remove_version("v1", **WHY)
     folder_of(tmp_path, "v2", '{"rows": 0}')
     assert world.advance(spec).action == "sealed"
     assert world.advance(spec).action == "up-to-date"

@@ -20,7 +20,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.verify import verify_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.retention.erasure import ErasureReport, find_keys, forget
+from dagster_adjunct.assets.retention.erasure import ErasureReport, erase_keys, find_keys
 from dagster_adjunct.assets.retention.key_search import CLEARED
 from dagster_adjunct.assets.validation.checks import Finding
 from dagster_adjunct.assets.validation.validators import Candidate, custom
@@ -136,7 +136,7 @@ def test_a_key_goes_from_every_retained_version_and_the_rest_stays_as_it_was(peo
     for name, content in model.items():
         deliver(people, name, content)
     before = store_of(people).require_manifest()
-    report = forget(people.lake, "people", [SECRET, "bob", "nobody"], **WHY)
+    report = erase_keys(people.lake, "people", [SECRET, "bob", "nobody"], **WHY)
     assert report.complete
     expected = {name: {k: v for k, v in content.items() if k not in (SECRET, "bob")} for name, content in model.items()}
     assert retained(people) == expected
@@ -170,7 +170,7 @@ def test_versions_without_the_key_keep_their_ids_and_files(people: World) -> Non
     deliver(people, "v1", entries(1, "ada", SECRET))
     deliver(people, "v2", entries(2, "ada"))
     before = {ref.name: ref for ref in store_of(people).versions()}
-    report = forget(people.lake, "people", [SECRET], **WHY)
+    report = erase_keys(people.lake, "people", [SECRET], **WHY)
     after = {ref.name: ref for ref in store_of(people).versions()}
     assert after["v2"] == before["v2"].model_copy(update={"replaced": after["v1"].id})
     assert [version.name for version in report.rewritten] == ["v1"]
@@ -181,7 +181,7 @@ def test_files_without_the_key_are_the_same_bytes(people: World) -> None:
     deliver(people, "v1", entries(1, *(f"p{n}" for n in range(20)), SECRET))
     (old,) = views(people)
     digests = {file.bucket: (file.sha256, file.digest) for file in old.sealed.generations[0].files}
-    forget(people.lake, "people", [SECRET], **WHY)
+    erase_keys(people.lake, "people", [SECRET], **WHY)
     (new,) = views(people)
     same = {f.bucket for f in new.sealed.generations[0].files if (f.sha256, f.digest) == digests[f.bucket]}
     assert len(same) == 1
@@ -191,7 +191,7 @@ def test_files_without_the_key_are_the_same_bytes(people: World) -> None:
 def test_a_bucket_and_a_version_can_become_empty(people: World) -> None:
     deliver(people, "v1", entries(1, SECRET))
     deliver(people, "v2", entries(2, SECRET, "ada", "bob", "cy", "dan"))
-    report = forget(people.lake, "people", [SECRET], **WHY)
+    report = erase_keys(people.lake, "people", [SECRET], **WHY)
     assert report.complete
     assert retained(people) == {"v1": {}, "v2": entries(2, "ada", "bob", "cy", "dan")}
 
@@ -207,9 +207,9 @@ def test_pins_rollbacks_withdrawals_and_rejections_stay_what_they_were(people: W
         deliver(people, f"v{n}", entries(n, "ada", SECRET), spec)
     rejected = deliver(people, "v4", entries(4, "nine", SECRET), spec)
     assert rejected.action == "rejected"
-    store_of(people).withdraw("v3", reason=f"it says too much of {SECRET}", by="ada")
+    store_of(people).revoke("v3", reason=f"it says too much of {SECRET}", by="ada")
     store_of(people).pin("v1", reason=f"{SECRET} complained", by="ada")
-    forget(people.lake, "people", [SECRET], **WHY)
+    erase_keys(people.lake, "people", [SECRET], **WHY)
     manifest = store_of(people).require_manifest()
     states = {ref.name: ref.state for ref in manifest.versions}
     assert states == {"v1": "sealed", "v2": "sealed", "v3": "withdrawn", "v4": "rejected"}
@@ -231,7 +231,7 @@ def test_pins_rollbacks_withdrawals_and_rejections_stay_what_they_were(people: W
     }
     assert traces(people.lake.store, SECRET) == []
     store_of(people).unpin(reason="done", by="ada")
-    store_of(people).force("v4", reason="it is fine now", by="ada")
+    store_of(people).accept("v4", reason="it is fine now", by="ada")
     assert content_of(store_of(people).require_current()) == entries(4, "nine")
 
 
@@ -240,8 +240,8 @@ def test_what_a_withdrawal_goes_back_to_is_known_after_an_erasure(people: World)
         deliver(people, f"v{number}", entries(number, "ada", SECRET))
     store_of(people).rollback("v1", reason="v3 is wrong", by="ada")
     deliver(people, "v4", entries(4, "ada", SECRET))
-    assert forget(people.lake, "people", [SECRET], **WHY).complete
-    store_of(people).withdraw("v4", reason="wrong, too", by="ada")
+    assert erase_keys(people.lake, "people", [SECRET], **WHY).complete
+    store_of(people).revoke("v4", reason="wrong, too", by="ada")
     assert content_of(store_of(people).require_current()) == entries(1, "ada")
 
 
@@ -251,7 +251,7 @@ def test_a_version_that_only_names_the_key_gets_another_document_and_keeps_its_f
     deliver(people, "v1", entries(1, "ada"), spec)
     before = store_of(people).require_manifest()
     with Lease.acquire(people.lake, "people", [str(before.head)], holder="a reader"):
-        report = forget(people.lake, "people", [SECRET, "x1"], **WHY)
+        report = erase_keys(people.lake, "people", [SECRET, "x1"], **WHY)
     after = store_of(people).require_manifest()
     assert report.complete
     assert report.rewritten == ()
@@ -260,7 +260,7 @@ def test_a_version_that_only_names_the_key_gets_another_document_and_keeps_its_f
     assert after.version.generations == before.version.generations  # type: ignore[union-attr]
     assert after.version.verdicts[0].message == CLEARED
     assert traces(people.lake.store, SECRET) == []
-    forget(people.lake, "people", ["x1"], **WHY)
+    erase_keys(people.lake, "people", ["x1"], **WHY)
     assert store_of(people).require_manifest() == after, "x10 is another key than x1"
 
 
@@ -268,7 +268,7 @@ def test_history_goes_on_telling_who_did_what_without_the_key(people: World) -> 
     deliver(people, "v1", entries(1, "ada", SECRET))
     deliver(people, "v2", entries(2, "ada", SECRET))
     store_of(people).rollback(reason="v2 is wrong", by="bob")
-    report = forget(people.lake, "people", [SECRET], **WHY)
+    report = erase_keys(people.lake, "people", [SECRET], **WHY)
     assert report.redacted >= 3
     told = [(entry.action, entry.by) for entry in store_of(people).history()]
     assert told[:2] == [("discard", "ada"), ("forget", "ada")]
@@ -282,7 +282,7 @@ def test_history_goes_on_telling_who_did_what_without_the_key(people: World) -> 
 def test_the_old_id_of_a_version_says_what_became_of_it(people: World) -> None:
     deliver(people, "v1", entries(1, "ada", SECRET))
     old = store_of(people).require_current().version
-    report = forget(people.lake, "people", [SECRET], **WHY)
+    report = erase_keys(people.lake, "people", [SECRET], **WHY)
     with pytest.raises(DatasetError, match=f"version {old} was rewritten by an erasure, as {report.rewritten[0].new}"):
         store_of(people).version(old)
     assert content_of(store_of(people).version("v1")) == entries(1, "ada")
@@ -291,13 +291,13 @@ def test_the_old_id_of_a_version_says_what_became_of_it(people: World) -> None:
 def test_what_is_delivered_again_is_published_again_with_the_key(people: World) -> None:
     content = entries(1, "ada", "bob", SECRET)
     deliver(people, "v1", content)
-    forget(people.lake, "people", [SECRET], **WHY)
+    erase_keys(people.lake, "people", [SECRET], **WHY)
     again = deliver(people, "v2", content)
     assert again.action == "sealed"
     assert content_of(store_of(people).require_current()) == content
     without = deliver(people, "v3", entries(1, "ada", "bob"))
     assert without.action == "sealed"
-    forget(people.lake, "people", [SECRET], **WHY)
+    erase_keys(people.lake, "people", [SECRET], **WHY)
     assert deliver(people, "v4", entries(1, "ada", "bob")).action == "unchanged"
 
 
@@ -329,7 +329,7 @@ def test_garbage_with_the_key_is_deleted_and_other_garbage_is_left_alone(people:
     data = f"{people.lake.dataset_prefix('people')}/data"
     mine, other = plant(people, f"{data}/dead1", ["ada", SECRET]), plant(people, f"{data}/dead2", ["ada"])
     people.lake.store.put(f"{data}/dead3/part-0.parquet", b"half an upload")
-    report = forget(people.lake, "people", [SECRET], **WHY)
+    report = erase_keys(people.lake, "people", [SECRET], **WHY)
     assert report.complete
     assert people.lake.store.head(mine) is None
     assert people.lake.store.head(other) is not None
@@ -341,21 +341,21 @@ def test_a_build_on_record_is_named_and_goes_when_it_is_off_record(people: World
     key = plant(people, f"{people.lake.dataset_prefix('people')}/data/build7", [SECRET])
     record = attempt_key(people.lake, "people", "build7")
     people.lake.store.put(record, b"{}")
-    report = forget(people.lake, "people", [SECRET], **WHY)
+    report = erase_keys(people.lake, "people", [SECRET], **WHY)
     assert not report.complete
     assert [sighting.object for sighting in report.proof.found] == [key]
     (pending,) = report.pending
     assert "a build on record" in pending.reason
     assert "NOT complete" in report.summary()
     people.lake.store.delete(record)
-    assert forget(people.lake, "people", [SECRET], **WHY).complete
+    assert erase_keys(people.lake, "people", [SECRET], **WHY).complete
 
 
 def test_a_stray_file_beside_a_version_s_own_is_found_and_left_to_a_human(people: World) -> None:
     deliver(people, "v1", entries(1, "ada"))
     folder = store_of(people).versions()[0].folders[0]
     key = plant(people, folder, [SECRET])
-    report = forget(people.lake, "people", [SECRET], **WHY)
+    report = erase_keys(people.lake, "people", [SECRET], **WHY)
     assert not report.complete
     assert [str(sighting) for sighting in report.proof.found] == [f"{key}: 1 row has one of the keys"]
 
@@ -382,10 +382,10 @@ def test_a_damaged_file_stops_the_erasure_before_anything_is_erased(people: Worl
     # Several bytes: a single one may lie in a page header's statistics, which nobody needs.
     people.lake.store.put(damaged, data[:40] + bytes(byte ^ 1 for byte in data[40:80]) + data[80:])
     with pytest.raises(ManifestMismatchError, match=r"nothing was erased.*Restore that object, or give the version up"):
-        forget(people.lake, "people", [SECRET, "ada", "bob", "cy"], **WHY)
+        erase_keys(people.lake, "people", [SECRET, "ada", "bob", "cy"], **WHY)
     assert store_of(people).require_manifest() == before
     people.lake.store.put(damaged, data)
-    assert forget(people.lake, "people", [SECRET, "ada", "bob", "cy"], **WHY).complete
+    assert erase_keys(people.lake, "people", [SECRET, "ada", "bob", "cy"], **WHY).complete
 
 
 # -- readers
@@ -395,14 +395,14 @@ def test_a_leased_version_is_pending_until_it_is_let_go(people: World) -> None:
     deliver(people, "v1", entries(1, "ada", SECRET))
     old = store_of(people).require_current()
     lease = Lease.acquire(people.lake, "people", [old.version], holder="a dashboard")
-    report = forget(people.lake, "people", [SECRET], **WHY)
+    report = erase_keys(people.lake, "people", [SECRET], **WHY)
     assert not report.complete
     assert report.pending
     assert all("leased by a dashboard until" in judged.reason for judged in report.pending)
     assert old.get(SECRET) is not None, "what is leased is not pulled from under its reader"
     assert store_of(people).require_current().get(SECRET) is None
     lease.release()
-    assert forget(people.lake, "people", [SECRET], **WHY).complete
+    assert erase_keys(people.lake, "people", [SECRET], **WHY).complete
     assert traces(people.lake.store, SECRET) == []
 
 
@@ -410,7 +410,7 @@ def test_what_an_open_batch_needs_is_pending_and_a_discard_finishes_it(people: W
     deliver(people, "v1", entries(1, "ada", SECRET))
     old = store_of(people).require_current().version
     why = "open batch 3 of application delays"
-    report = forget(people.lake, "people", [SECRET], **WHY, roots=lambda: {old: why})
+    report = erase_keys(people.lake, "people", [SECRET], **WHY, roots=lambda: {old: why})
     assert {judged.reason for judged in report.pending} == {why}
     assert not report.complete
     assert store_of(people).version_of_batch(old).get(SECRET) is not None, "the batch is run again as it was begun"
@@ -441,16 +441,16 @@ def test_an_erasure_that_dies_at_any_request_is_finished_by_the_next(people: Wor
     expected = {"v1": entries(1, "ada", "bob"), "v2": entries(2, "ada", "cy")}
     whole = copy_of(people)
     counted = FaultyStore(whole.lake.store)
-    forget(Lake(counted, whole.lake.id), "people", [SECRET], **WHY)
+    erase_keys(Lake(counted, whole.lake.id), "people", [SECRET], **WHY)
     assert retained(whole) == expected
     assert len(counted.requests) > 30
     for number, nth in enumerate(deaths(counted.requests), 1):
         world = copy_of(people)
         faulty = FaultyStore(world.lake.store, [Fault("*", nth, "crash-before")])
         with pytest.raises(Crash):
-            forget(Lake(faulty, world.lake.id), "people", [SECRET], **WHY)
+            erase_keys(Lake(faulty, world.lake.id), "people", [SECRET], **WHY)
         assert retained(world) in (before, expected)
-        assert forget(world.lake, "people", [SECRET], **WHY).complete
+        assert erase_keys(world.lake, "people", [SECRET], **WHY).complete
         assert retained(world) == expected
         assert traces(world.lake.store, SECRET) == []
         if number % 5 == 0:
@@ -465,9 +465,9 @@ def test_a_store_that_fails_leaves_an_error_and_the_repetition_finishes(people: 
         world = copy_of(people)
         faulty = FaultyStore(world.lake.store, [Fault("*", nth, fault)])
         try:
-            forget(Lake(faulty, world.lake.id), "people", [SECRET], **WHY)
+            erase_keys(Lake(faulty, world.lake.id), "people", [SECRET], **WHY)
         except AdjunctError:
-            assert forget(world.lake, "people", [SECRET], **WHY).complete
+            assert erase_keys(world.lake, "people", [SECRET], **WHY).complete
         assert retained(world) == {"v1": entries(1, "ada")}
         if nth > len(faulty.requests):
             break
@@ -481,7 +481,7 @@ def meanwhile(world: World, nth: int, act: Callable[[], object]) -> Lake:
 def test_a_version_that_seals_meanwhile_is_searched_too(people: World) -> None:
     deliver(people, "v1", entries(1, "ada", SECRET))
     lake = meanwhile(people, 1, lambda: deliver(people, "v2", entries(2, "bob", SECRET)))
-    report = forget(lake, "people", [SECRET], **WHY)
+    report = erase_keys(lake, "people", [SECRET], **WHY)
     assert report.complete
     assert retained(people) == {"v1": entries(1, "ada"), "v2": entries(2, "bob")}
     assert content_of(store_of(people).require_current()) == entries(2, "bob")
@@ -492,10 +492,10 @@ def test_a_rollback_and_a_withdrawal_meanwhile_hold(people: World) -> None:
         deliver(people, f"v{n}", entries(n, "ada", SECRET))
 
     def act() -> None:
-        store_of(people).withdraw("v3", reason="wrong", by="bob")
+        store_of(people).revoke("v3", reason="wrong", by="bob")
         store_of(people).rollback("v1", reason="older", by="bob")
 
-    assert forget(meanwhile(people, 1, act), "people", [SECRET], **WHY).complete
+    assert erase_keys(meanwhile(people, 1, act), "people", [SECRET], **WHY).complete
     assert content_of(store_of(people).require_current()) == entries(1, "ada")
     assert [ref.state for ref in store_of(people).versions()] == ["sealed", "sealed", "withdrawn"]
 
@@ -507,11 +507,11 @@ def test_what_a_version_replaced_that_is_forced_meanwhile_is_known_afterwards(pe
         deliver(people, f"v{n}", entries(n, "ada", SECRET), spec)
 
     def act() -> None:
-        store_of(people).force("v2", reason="it is fine", by="bob", make_current=True)
+        store_of(people).accept("v2", reason="it is fine", by="bob", make_current=True)
 
-    assert forget(meanwhile(people, 1, act), "people", [SECRET], **WHY).complete
+    assert erase_keys(meanwhile(people, 1, act), "people", [SECRET], **WHY).complete
     assert content_of(store_of(people).require_current()) == entries(2, "ada")
-    store_of(people).withdraw("v2", reason="it is not", by="bob")
+    store_of(people).revoke("v2", reason="it is not", by="bob")
     assert content_of(store_of(people).require_current()) == entries(3, "ada")
 
 
@@ -519,7 +519,7 @@ def test_a_version_that_is_discarded_meanwhile_leaves_nothing_rewritten(people: 
     for n in (1, 2):
         deliver(people, f"v{n}", entries(n, "ada", SECRET))
     keep_one = DiscardPolicy(keep=1, grace=dt.timedelta(0))
-    report = forget(
+    report = erase_keys(
         meanwhile(people, 1, lambda: discard(people.lake, "people", keep_one, by="bob")), "people", [SECRET], **WHY
     )
     assert report.complete
@@ -533,7 +533,7 @@ def test_an_advance_that_meets_an_erasure_publishes_and_the_erasure_stands(peopl
     deliver(people, "v1", entries(1, "ada", SECRET))
     people.send("people", [("bob", 2, "bob in 2")], version="v2")
     reports: list[ErasureReport] = []
-    lake = meanwhile(people, 1, lambda: reports.append(forget(people.lake, "people", [SECRET], **WHY)))
+    lake = meanwhile(people, 1, lambda: reports.append(erase_keys(people.lake, "people", [SECRET], **WHY)))
     assert people.advance(PEOPLE, lake=lake).action == "sealed"
     assert retained(people) == {"v1": entries(1, "ada"), "v2": entries(2, "bob")}
     assert traces(people.lake.store, SECRET) == []
@@ -552,7 +552,7 @@ def test_a_member_of_a_version_set_forgets_alone(people: World) -> None:
             people.send(stream, [(SECRET, n, "x"), ("ada", n, "y")], version=f"v{n}")
         advance_version_set(members, lake=people.lake, systems=people.systems, spark=people.spark, by="test")
     before = StoredVersions(people.lake, "planes").require_manifest()
-    report = forget(people.lake, "people", [SECRET], **WHY)
+    report = erase_keys(people.lake, "people", [SECRET], **WHY)
     assert report.complete
     assert [set(content) for content in retained(people).values()] == [{"ada"}] * 3
     assert StoredVersions(people.lake, "planes").require_manifest() == before
@@ -560,7 +560,7 @@ def test_a_member_of_a_version_set_forgets_alone(people: World) -> None:
     assert not find_keys(people.lake, "planes", [SECRET]).clean
     left = traces(people.lake.store, SECRET)
     assert all(key.startswith(("datasets/planes/", "version-sets/both/")) for key in left)
-    assert forget(people.lake, "planes", [SECRET], **WHY).complete
+    assert erase_keys(people.lake, "planes", [SECRET], **WHY).complete
     assert traces(people.lake.store, SECRET) == []
     StoredVersions(people.lake, "people").rollback("v1", reason="both", by="ada")
     assert StoredVersions(people.lake, "planes").require_current().get("ada") == {
@@ -582,11 +582,11 @@ def test_an_erasure_on_s3_is_whole_proved_and_finished_later_where_a_reader_hold
     for n in (1, 2):
         deliver(world, f"v{n}", entries(n, "ada", "bob", SECRET))
     lease = Lease.acquire(world.lake, "people", [store_of(world).require_current().version], holder="a dashboard")
-    report = forget(world.lake, "people", [SECRET], **WHY)
+    report = erase_keys(world.lake, "people", [SECRET], **WHY)
     assert {judged.reason.partition(" until")[0] for judged in report.pending} == {"leased by a dashboard"}
     assert report.not_erased[-1].startswith("older object versions in s3://")
     lease.release()
-    assert forget(world.lake, "people", [SECRET], **WHY).complete
+    assert erase_keys(world.lake, "people", [SECRET], **WHY).complete
     assert retained(world) == {f"v{n}": entries(n, "ada", "bob") for n in (1, 2)}
     assert traces(world.lake.store, SECRET) == []
 
@@ -599,7 +599,7 @@ def test_what_can_t_be_forgotten_is_refused_with_what_to_do(people: World) -> No
 
     def refused(error: type[AdjunctError], match: str, keys: Any = (SECRET,), **given: str) -> None:
         with pytest.raises(error, match=match):
-            forget(people.lake, given.pop("dataset", "people"), keys, **{**WHY, **given})
+            erase_keys(people.lake, given.pop("dataset", "people"), keys, **{**WHY, **given})
 
     refused(DatasetNotFoundError, "dataset 'nobody' has no commit", dataset="nobody")
     refused(ConfigurationError, "argument 'keys' is empty", keys=[])
@@ -626,11 +626,11 @@ def test_a_key_that_looks_like_a_count_or_a_request_is_forgotten(
         world.advance(PEOPLE)
     for key in held:
         assert find_keys(world.lake, "people", [key]).found
-        report = forget(world.lake, "people", [key], reason=reason, by="ada")
+        report = erase_keys(world.lake, "people", [key], reason=reason, by="ada")
         assert report.complete, report.summary()
     told = [(entry.action, entry.reason) for entry in store_of(world).history(limit=4)]
     assert told.count(("forget", reason)) == len(held), "the history keeps the reasons"
-    again = forget(world.lake, "people", held, reason=reason, by="ada")
+    again = erase_keys(world.lake, "people", held, reason=reason, by="ada")
     assert (again.complete, again.rewritten) == (True, ())
 
 
@@ -677,13 +677,13 @@ def test_all_versions_hold_what_a_dict_without_the_keys_holds(
             {
                 "pin": lambda: store_of(world).pin("v1", reason="r", by="b"),
                 "rollback": lambda: store_of(world).rollback(reason="r", by="b"),
-                "withdraw": lambda: store_of(world).withdraw("v1", reason="r", by="b"),
+                "withdraw": lambda: store_of(world).revoke("v1", reason="r", by="b"),
             }[operation]()
         except DatasetError:
             continue
     served = store_of(world).require_manifest().version
     for keys in rounds:
-        report = forget(world.lake, "people", keys, **WHY)
+        report = erase_keys(world.lake, "people", keys, **WHY)
         assert report.complete
         gone = {number: set(content) & keys for number, content in model.items()}
         assert sum(version.rows for version in report.rewritten) == sum(map(len, gone.values()))

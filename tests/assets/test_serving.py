@@ -130,7 +130,7 @@ def test_a_first_get_of_a_new_process_is_three_requests_and_a_warm_one_none(plan
     served = planes.open()
     assert seats(served) == 1
     assert planes.requests() == ["get", "get", "get_range"]
-    served.hold()
+    served.take_lease()
     planes.requests()
     assert [seats(served) for _ in range(5)] == [1] * 5
     assert planes.requests() == []
@@ -174,7 +174,7 @@ def test_a_closed_reader_says_so(planes: Planes) -> None:
     planes.publish(1)
     with planes.open() as served:
         pass
-    for call in (lambda: served.get("N007"), served.refresh, served.hold, served.items, lambda: served.version):
+    for call in (lambda: served.get("N007"), served.refresh, served.take_lease, served.items, lambda: served.version):
         with pytest.raises(DatasetError, match="the reader of dataset 'planes' is closed"):
             call()
     served.close()
@@ -229,7 +229,7 @@ def test_a_fixed_version_stays_whatever_is_served(planes: Planes) -> None:
     with planes.open(version="v1") as served:
         assert not served.refresh()
         assert (served.version, seats(served)) == (first, 1)
-        planes.dataset().withdraw("v1", **WHY)
+        planes.dataset().revoke("v1", **WHY)
         with pytest.raises(DatasetError, match="is withdrawn"):
             served.refresh()
         with pytest.raises(DatasetError, match="is withdrawn"):
@@ -240,7 +240,7 @@ def test_nothing_is_read_once_the_only_version_is_withdrawn(planes: Planes) -> N
     planes.publish(1)
     with planes.open() as served:
         assert seats(served) == 1
-        planes.dataset().withdraw("v1", **WHY)
+        planes.dataset().revoke("v1", **WHY)
         with pytest.raises(NoSealedVersionError, match="all that were sealed are withdrawn"):
             served.refresh()
         with pytest.raises(NoSealedVersionError, match="all that were sealed are withdrawn"):
@@ -378,7 +378,7 @@ def test_without_leases_nothing_is_written_and_a_discarded_version_gives_way(pla
     with planes.open(lease=False) as served:
         planes.requests()
         assert (seats(served), seats(served), len(list(served.items()))) == (1, 1, COUNT)
-        served.hold()
+        served.take_lease()
         assert {*planes.requests()} == {"get_range"}
     with planes.open(lease=False) as served:
         planes.publish(2)
@@ -420,13 +420,13 @@ def test_a_version_discarded_before_it_could_be_leased_gives_way_too(planes: Pla
         planes.discard_all_but_the_newest()
         assert [entry["seats"] for _, entry in served.items()] == [2] * COUNT
         with pytest.raises(VersionDiscardedError, match="has been discarded"):
-            fixed.hold()
+            fixed.take_lease()
 
 
 def test_a_lease_that_was_lost_is_taken_again(planes: Planes) -> None:
     first = planes.publish(1)
     with planes.open() as served:
-        served.hold()
+        served.take_lease()
         for lease in list_leases(planes.world.lake, "planes"):
             planes.store.delete(lease.key)
         held = served._served.held
@@ -441,7 +441,7 @@ def test_a_lease_that_was_lost_is_taken_again(planes: Planes) -> None:
 def test_a_dataset_that_is_dropped_unclosed_gives_its_lease_back(planes: Planes) -> None:
     first = planes.publish(1)
     served = planes.open()
-    served.hold()
+    served.take_lease()
     with served.watch(interval=0.01) as watch:
         assert planes.leased() == [first]
         del served
@@ -542,7 +542,7 @@ def test_an_iteration_falls_back_before_its_first_entry_and_fails_after_it(
 
 def test_the_fallback_passes_over_several_damaged_versions_and_ends_where_none_is_left(planes: Planes) -> None:
     versions = [planes.publish(number) for number in (1, 2, 3)]
-    planes.dataset().withdraw("v2", **WHY)
+    planes.dataset().revoke("v2", **WHY)
     with planes.open(on_damage="previous") as served:
         planes.damage(versions[2])
         assert seats(served) == 1, "a withdrawn version is never read"

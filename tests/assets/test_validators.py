@@ -535,7 +535,7 @@ def two_versions(world: World) -> None:
 def take_back_and_discard(world: World) -> None:
     operator = open_dataset(world.lake, "planes", lease=False)
     operator.rollback("v1", reason="v2 is wrong", by="ada")
-    operator.withdraw("v2", reason="wrong", by="ada")
+    operator.revoke("v2", reason="wrong", by="ada")
     discard(world.lake, "planes", DiscardPolicy(keep=1, grace=dt.timedelta(0)), by="ada")
 
 

@@ -108,17 +108,17 @@ def test_the_version_before_is_the_one_that_the_set_served_before() -> None:
 
 def test_a_withdrawal_takes_along_what_was_delivered_under_that_name_alone() -> None:
     world = prices_with((1, 1), (2, 1), (2, 3), (4, 4))
-    store(world, "routes").withdraw("v3", **WHY)  # fares holds it under the version of v2
+    store(world, "routes").revoke("v3", **WHY)  # fares holds it under the version of v2
     assert [(ref.name, ref.state) for ref in store(world, "fares").versions()] == [
         ("v1", "sealed"), ("v2", "sealed"), ("v4", "sealed"),
     ]  # fmt: skip
     assert seen(world) == (4, 4)
-    store(world, "fares").withdraw("v4", **WHY)
+    store(world, "fares").revoke("v4", **WHY)
     assert [ref.state for ref in store(world, "routes").versions()] == ["sealed", "withdrawn", "withdrawn"]
     assert seen(world) == (2, 1), "v3 is withdrawn, v2 is whole"
     with pytest.raises(DatasetError, match="is withdrawn"):
         store(world, "fares").rollback("v3", **WHY)
-    store(world, "fares").withdraw("v2", **WHY)
+    store(world, "fares").revoke("v2", **WHY)
     assert seen(world) == (1, 1)
 
 
@@ -127,14 +127,14 @@ def test_a_withdrawal_goes_back_to_what_the_set_served_before_and_not_to_what_a_
     store(world, "fares").rollback("v1", **WHY)
     publish(world, (1, 4))  # fares is as it was
     assert seen(world) == (1, 4)
-    store(world, "routes").withdraw("v4", **WHY)
+    store(world, "routes").revoke("v4", **WHY)
     assert seen(world) == (1, 1)
 
 
 def test_a_withdrawal_passes_over_what_is_not_whole_in_the_set_any_more() -> None:
     world = prices_with((1, 1), (2, 2), (2, 3))
-    store(world, "routes").withdraw("v2", **WHY)  # fares holds it as v3, too
-    store(world, "routes").withdraw("v3", **WHY)
+    store(world, "routes").revoke("v2", **WHY)  # fares holds it as v3, too
+    store(world, "routes").revoke("v3", **WHY)
     assert seen(world) == (1, 1), "routes has nothing left that was published with the second fares"
 
 
@@ -144,7 +144,7 @@ def test_a_forced_version_that_is_older_is_kept_beside_in_all_members() -> None:
     publish(world, (1, 3))
     assert seen(world) == (1, 3)
     # By its number alone, that of fares would come after the first, which stands for v3 as well.
-    assert "kept beside" in describe_unserved_version(store(world, "fares").force("v2", **WHY))
+    assert "kept beside" in describe_unserved_version(store(world, "fares").accept("v2", **WHY))
     assert seen(world) == (1, 3)
     assert [store(world, name).versions()[1].state for name in NAMES] == ["sealed", "sealed"]
     store(world, "routes").rollback("v2", **WHY)
@@ -155,17 +155,17 @@ def test_a_forced_version_is_served_in_all_members_where_it_is_the_newest_or_ask
     world = prices_with((1, 1))
     publish(world, (2, -2))
     publish(world, (3, -3))
-    store(world, "routes").force("v3", **WHY)
+    store(world, "routes").accept("v3", **WHY)
     assert seen(world) == (3, -3)
-    store(world, "fares").force("v2", **WHY, make_current=True)
+    store(world, "fares").accept("v2", **WHY, make_current=True)
     assert seen(world) == (2, -2)
-    store(world, "fares").withdraw("v2", **WHY)
+    store(world, "fares").revoke("v2", **WHY)
     assert seen(world) == (3, -3)
 
 
 def test_when_nothing_is_left_that_was_published_together_nothing_is_served() -> None:
     world = prices_with((1, 1), (1, 2))
-    store(world, "fares").withdraw("v2", **WHY)
+    store(world, "fares").revoke("v2", **WHY)
     assert seen(world) == (None, None)
     publish(world, (3, 3))
     assert seen(world) == (3, 3)
@@ -174,25 +174,25 @@ def test_when_nothing_is_left_that_was_published_together_nothing_is_served() ->
 def test_withdrawing_a_pinned_version_ends_the_pin_in_all_members() -> None:
     world = prices_with((1, 1), (1, 2), (3, 3))
     store(world, "fares").pin("v2", **WHY)
-    store(world, "routes").withdraw("v2", **WHY)  # in fares it stays, as v1
+    store(world, "routes").revoke("v2", **WHY)  # in fares it stays, as v1
     assert seen(world) == (3, 3)
     assert [store(world, name).require_manifest().pin for name in NAMES] == [None, None]
 
 
 def test_a_withdrawn_version_is_dropped_where_it_is_withdrawn() -> None:
     world = prices_with((1, 1), (1, 2), (3, 3))
-    store(world, "routes").withdraw("v2", **WHY)
-    store(world, "routes").drop("v2", **WHY)
+    store(world, "routes").revoke("v2", **WHY)
+    store(world, "routes").remove_version("v2", **WHY)
     assert [[ref.name for ref in store(world, name).versions()] for name in NAMES] == [["v1", "v3"], ["v1", "v3"]]
     with pytest.raises(DatasetError, match="is sealed; only rejected and withdrawn"):
-        store(world, "fares").drop("v1", **WHY)
+        store(world, "fares").remove_version("v1", **WHY)
 
 
 def test_what_only_one_member_still_holds_can_be_withdrawn_there() -> None:
 
     world = prices_with((1, 1), (2, 2), (3, 3))
     discard(world.lake, "fares", DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
-    store(world, "routes").withdraw("v1", **WHY)
+    store(world, "routes").revoke("v1", **WHY)
     assert [ref.state for ref in store(world, "routes").versions()] == ["withdrawn", "sealed", "sealed"]
     assert seen(world) == (3, 3)
 

@@ -99,7 +99,7 @@ def test_pins_rollbacks_and_withdrawals_move_all_members_in_one_commit(prices: W
     assert seen(prices) == {"fares": 1, "routes": 1}
     StoredVersions(prices.lake, "routes").unpin(**WHY)
     assert seen(prices) == {"fares": 2, "routes": 2}
-    store.withdraw("v2", **WHY)
+    store.revoke("v2", **WHY)
     assert seen(prices) == {"fares": 1, "routes": 1}
     assert [entry.action for entry in StoredVersions(prices.lake, "routes").history()][:4] == [
         "withdraw", "unpin", "pin", "rollback",
@@ -247,7 +247,7 @@ def test_a_version_of_an_older_time_is_kept_beside_in_all_members(
     assert seen(prices) == {"fares": 5, "routes": 5}
     store = StoredVersions(prices.lake, timed[0])
     if back == "withdraw":
-        store.withdraw("2026-01-05", **WHY)
+        store.revoke("2026-01-05", **WHY)
     else:
         store.rollback(**WHY)
     if timed == NAMES:

@@ -103,13 +103,13 @@ def test_a_pin_that_would_have_ended_already_is_refused(planes: World) -> None:
 def test_a_withdrawn_version_is_never_served_again(planes: World) -> None:
     for number in (1, 2, 3):
         deliver(planes, f"v{number}", number)
-    store(planes).withdraw("v3", **WHY)
+    store(planes).revoke("v3", **WHY)
     assert seats(planes) == 2
     for attempt in (store(planes).version, lambda v: store(planes).pin(v, **WHY)):
         with pytest.raises(DatasetError, match=r"is withdrawn \(ticket 7 \(by ada\)\)"):
             attempt("v3")
-    store(planes).withdraw("v2", **WHY)
-    store(planes).withdraw("v1", **WHY)
+    store(planes).revoke("v2", **WHY)
+    store(planes).revoke("v1", **WHY)
     with pytest.raises(NoSealedVersionError, match="all that were sealed are withdrawn"):
         store(planes).require_current(planes.systems)
     deliver(planes, "v4", 4)
@@ -121,11 +121,11 @@ def test_withdrawing_serves_what_was_served_before_and_not_what_a_rollback_had_l
         deliver(planes, f"v{number}", number)
     store(planes).rollback("v1", **WHY)
     deliver(planes, "v4", 4)
-    store(planes).withdraw("v4", **WHY)
+    store(planes).revoke("v4", **WHY)
     assert seats(planes) == 1
     deliver(planes, "v5", 5)
-    store(planes).withdraw("v1", **WHY)
-    store(planes).withdraw("v5", **WHY)
+    store(planes).revoke("v1", **WHY)
+    store(planes).revoke("v5", **WHY)
     with pytest.raises(NoSealedVersionError):
         store(planes).require_current()
     deliver(planes, "v6", 6)
@@ -138,7 +138,7 @@ def test_what_was_served_before_a_rollback_was_mended_is_not_discarded(planes: W
     store(planes).rollback("v1", **WHY)
     deliver(planes, "v4", 4)
     discard(planes.lake, "planes", DiscardPolicy(keep=3, grace=timedelta(0)), by="test")
-    store(planes).withdraw("v4", **WHY)
+    store(planes).revoke("v4", **WHY)
     assert seats(planes) == 1
 
 
@@ -146,7 +146,7 @@ def test_withdrawing_the_pinned_version_ends_the_pin(planes: World) -> None:
     deliver(planes, "v1", 1)
     deliver(planes, "v2", 2)
     store(planes).pin("v1", **WHY)
-    manifest = store(planes).withdraw("v1", **WHY)
+    manifest = store(planes).revoke("v1", **WHY)
     assert (manifest.pin, seats(planes)) == (None, 2)
 
 
@@ -193,7 +193,7 @@ def test_a_rejected_version_is_kept_aside_looked_at_forced_or_dropped(planes: Wo
     with pytest.raises(DatasetError, match=r"is rejected .*and is not served"):
         store(planes).pin("v2", **WHY)
     assert deliver(planes, "v3", 30, spec).action == "sealed", "a rejected version does not block the next one"
-    after = store(planes).force("v2", **WHY)
+    after = store(planes).accept("v2", **WHY)
     assert seats(planes) == 30, "it does not come after v3"
     forced = next(ref for ref in after.versions if ref.name == "v2")
     assert (forced.state, forced.reason) == ("sealed", "forced by ada: ticket 7")
@@ -202,25 +202,25 @@ def test_a_rejected_version_is_kept_aside_looked_at_forced_or_dropped(planes: Wo
     assert describe_unserved_version(store(planes).rollback("v2", **WHY)) == ""
     assert seats(planes) == 2
     deliver(planes, "v4", 4, spec)
-    store(planes).drop("v4", **WHY)
+    store(planes).remove_version("v4", **WHY)
     assert "v4" not in [ref.name for ref in store(planes).versions()]
     with pytest.raises(DatasetError, match="is sealed; only rejected and withdrawn"):
-        store(planes).drop("v3", **WHY)
+        store(planes).remove_version("v3", **WHY)
 
 
 def test_a_forced_version_is_served_where_it_is_the_newest_or_is_asked_for(planes: World) -> None:
     spec = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2, validators=[TooFew()])
     for version, number in (("v1", 10), ("v2", 2), ("v3", 10), ("v4", 4)):
         deliver(planes, version, number, spec)
-    assert describe_unserved_version(store(planes).force("v2", **WHY)) != "", "v3 came after it, and was equal to v1"
+    assert describe_unserved_version(store(planes).accept("v2", **WHY)) != "", "v3 came after it, and was equal to v1"
     assert seats(planes) == 10
-    assert describe_unserved_version(store(planes).force("v4", **WHY)) == ""
+    assert describe_unserved_version(store(planes).accept("v4", **WHY)) == ""
     assert seats(planes) == 4
     deliver(planes, "v5", 5, spec)
     deliver(planes, "v6", 60, spec)
-    assert describe_unserved_version(store(planes).force("v5", **WHY, make_current=True)) == ""
+    assert describe_unserved_version(store(planes).accept("v5", **WHY, make_current=True)) == ""
     assert seats(planes) == 5
-    store(planes).withdraw("v5", **WHY)
+    store(planes).revoke("v5", **WHY)
     assert seats(planes) == 60, "what was served before v5 was forced"
 
 
@@ -240,7 +240,7 @@ def test_conflicting_duplicates_refuse_a_version_where_the_dataset_says_so(plane
     assert (len(named), len(set(named))) == (5, 5)
     assert "…" in note
     with pytest.raises(DatasetError, match="rejected before it was built"):
-        store(planes).force("v2", **WHY)
+        store(planes).accept("v2", **WHY)
 
 
 def test_a_query_has_no_partition_to_wait_for_in_a_set() -> None:

@@ -190,7 +190,7 @@ def test_a_version_of_the_same_content_stays_where_the_one_before_is_withdrawn(p
     for number, seats in ((1, 10), (3, 20), (5, 20)):
         place.send(f"2026-01-0{number}", {"N1": seats})
         place.advance(spec)
-    StoredVersions(place.lake, "planes").withdraw("2026-01-03", reason="a mistake", by="me")
+    StoredVersions(place.lake, "planes").revoke("2026-01-03", reason="a mistake", by="me")
     assert _seats(place) == [(day(1), 10), (day(5), 20)]
 
 
@@ -213,7 +213,7 @@ def test_any_order_of_deliveries_and_withdrawals_is_what_plain_python_says(
         place.advance(spec)
         if len(said) > 2 and draw.random() < 0.6:
             gone = draw.choice([other for other in said if other != number])
-            stored.withdraw(f"2026-01-0{gone}", reason="a mistake", by="me")
+            stored.revoke(f"2026-01-0{gone}", reason="a mistake", by="me")
             del said[gone]
         current = stored.require_current()
         assert (current.sealed.valid_from, current.get("N1")["seats"]) == (day(max(said)), said[max(said)])  # type: ignore[index]
@@ -248,7 +248,7 @@ def test_late_versions_take_the_place_of_what_is_withdrawn_after_them(place: Pla
         place.send(f"2026-01-0{number}", {"N1": number})
         place.advance(spec)
     for gone, left in ((9, 8), (8, 6), (4, 6), (6, 2)):
-        stored.withdraw(f"2026-01-0{gone}", reason="wrong", by="me")
+        stored.revoke(f"2026-01-0{gone}", reason="wrong", by="me")
         assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": left}
 
 
@@ -257,10 +257,10 @@ def test_a_forced_version_that_is_valid_from_before_is_kept_beside_what_is_curre
     for number, content in ((1, {"N1": 1, "N2": 1}), (4, {"N1": 4, "N2": 4}), (3, {"N1": 3}), (6, {"N1": 6})):
         place.send(f"2026-01-0{number}", content)
         place.advance(spec)
-    assert stored.force("2026-01-03", reason="right", by="me").version.name == "2026-01-04"
-    assert stored.force("2026-01-06", reason="right", by="me").version.name == "2026-01-06"
+    assert stored.accept("2026-01-03", reason="right", by="me").version.name == "2026-01-04"
+    assert stored.accept("2026-01-06", reason="right", by="me").version.name == "2026-01-06"
     for gone, left in ((6, 4), (4, 3)):
-        stored.withdraw(f"2026-01-0{gone}", reason="wrong", by="me")
+        stored.revoke(f"2026-01-0{gone}", reason="wrong", by="me")
         assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": left}
 
 
@@ -299,7 +299,7 @@ def test_a_withdrawn_folder_is_taken_again_once_it_is_completed_again(place: Pla
     for number in (1, 3, 5):
         place.write(f"2026-01-0{number}", {"N1": number})
     place.advance(spec)
-    stored.withdraw("2026-01-03", reason="wrong", by="me")
+    stored.revoke("2026-01-03", reason="wrong", by="me")
     assert place.advance(spec).action == "up-to-date", "the folder that lies there is what was withdrawn"
     shutil.rmtree(place.folder / "2026-01-03")
     place.write("2026-01-03", {"N1": 4})
@@ -323,7 +323,7 @@ def test_of_two_versions_of_one_time_the_later_counts_and_a_withdrawn_one_does_n
     place.send("c", {"N1": 3}, at=day(2))
     place.advance(place.dataset("marker"))
     assert [name for name, _, _ in place.spans()] == ["a", "c"]
-    StoredVersions(place.lake, "planes").withdraw("c", reason="a mistake", by="me")
+    StoredVersions(place.lake, "planes").revoke("c", reason="a mistake", by="me")
     assert place.spans() == [("a", day(1), day(2)), ("b", day(2), None)]
 
 
@@ -334,7 +334,7 @@ def test_an_open_batch_meets_the_versions_that_it_was_begun_with(place: Place) -
     pinned = place.reader().versions
     place.send("2026-01-02", {"N1": 2})
     place.advance(spec)
-    StoredVersions(place.lake, "planes").withdraw("2026-01-01", reason="a mistake", by="me")
+    StoredVersions(place.lake, "planes").revoke("2026-01-01", reason="a mistake", by="me")
     again = StoredVersions(place.lake, "planes").over_time(pinned)
     assert isinstance(again, VersionsOverTime)
     assert again.versions == pinned

@@ -6,7 +6,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.retention.erasure import forget
+from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.maintenance.discard import versions_in_open_batches
 from dagster_adjunct.orchestration.step.progress import StepEvent
@@ -47,10 +47,10 @@ def test_a_crashed_batch_is_run_again_with_the_version_it_was_begun_with(step_wo
     lease = world.lake.store.list("datasets/planes/leases/")
     world.lake.store.delete_many([item.key for item in lease])  # of the run that died; it would expire
 
-    report = forget(world.lake, "planes", ["N1"], **because)  # type: ignore[arg-type]
+    report = erase_keys(world.lake, "planes", ["N1"], **because)  # type: ignore[arg-type]
     assert {pending.reason for pending in report.pending} == {"open batch 1 of application app"}
     assert StoredVersions(world.lake, "planes").require_current().get("N1") is None
     world.run(app)
     assert sorted((row["v"], row["seats"]) for row in world.rows("out")) == [(1, 100), (2, 200)]
 
-    assert forget(world.lake, "planes", ["N1"], **because).complete  # type: ignore[arg-type]
+    assert erase_keys(world.lake, "planes", ["N1"], **because).complete  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-from dagster_adjunct.orchestration.maintenance.discard import discard_all
+from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
 from dagster_adjunct.orchestration.step.compile_batch import BatchMetrics
@@ -86,7 +86,7 @@ def test_versions_joined_by_time_may_be_replaced_and_discarded_at_any_request() 
 
         def replace(world: World = world) -> None:
             publish(world, 3, 4)
-            discard_all(world.lake, {"routes": ROUTES}, by="test")
+            expire_all_versions(world.lake, {"routes": ROUTES}, by="test")
 
         lake = Lake(FaultyStore(world.lake.store, [Fault("*", nth, "meanwhile", replace)]), world.lake.id)
         (seen,) = run(world, lake)

@@ -14,14 +14,14 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, local_tab
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.retention.erasure import forget
+from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, WritingBatch, undo_batch
 from dagster_adjunct.assets.writing.generation import ARROW, Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
-from dagster_adjunct.orchestration.maintenance.discard import discard, versions_in_open_batches
+from dagster_adjunct.orchestration.maintenance.discard import expire_versions, versions_in_open_batches
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 from dagster_adjunct.resources.errors import DatasetError, StillReadError, VersionDiscardedError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -116,12 +116,12 @@ def test_an_open_batch_rereads_its_versions_after_compaction_and_discard(world: 
     begun = world.begin(3)
     world.batch(3, ("b", 3))
     compact_dataset(world.lake, "counts", spark=IN_PROCESS, by="me", level="major")
-    discard(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
+    expire_versions(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
     assert world.held(begun) == {"a": 2, "b": 1, "c": 2}
     world.batch(3, ("b", 3), begun=begun)
     assert world.held() == {"a": 2, "b": 3, "c": 2}
     BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=True)
-    discard(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
+    expire_versions(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
     with pytest.raises(DatasetError):
         world.held(begun)
 
@@ -131,13 +131,13 @@ def test_what_a_batch_that_was_given_up_is_taken_out_to_stays_until_then(world: 
     world.batch(3, ("b", 3), begun=begun)
     BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=False)
     compact_dataset(world.lake, "counts", spark=IN_PROCESS, by="me", level="major")
-    discard(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
+    expire_versions(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
     with pytest.raises(StillReadError, match="batch 3 of application app, which was abandoned"):
         repartition_dataset(world.lake, "counts", 5, reason="more", by="me")
     context = Runtime(world.lake, {}, IN_PROCESS, "run")
     undo_batch(context, "counts", "app", 3, declared=world.spec())
     assert world.held() == {"a": 2, "b": 1, "c": 2}
-    discard(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
+    expire_versions(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
     with pytest.raises(DatasetError):
         world.held(begun)
     assert world.held() == {"a": 2, "b": 1, "c": 2}
@@ -148,7 +148,7 @@ def test_undoing_a_batch_whose_former_version_was_erased_says_what_to_do(
 ) -> None:
     begun = world.begin(3)
     world.batch(3, ("a", 3), begun=begun)
-    assert not forget(world.lake, "counts", ["a"], reason="asked", by="me", roots=_roots(world)).complete
+    assert not erase_keys(world.lake, "counts", ["a"], reason="asked", by="me", roots=_roots(world)).complete
     BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=False)
     context = Runtime(world.lake, {}, IN_PROCESS, "run")
     with pytest.raises(VersionDiscardedError, match=r"was abandoned.*gone, as after an erasure") as caught:
@@ -188,7 +188,7 @@ def test_its_partitions_are_changed_in_place_between_batches_only(world: World) 
 
 
 def test_an_erased_key_leaves_all_versions_and_the_report_names_its_sources(world: World) -> None:
-    report = forget(world.lake, "counts", ["a"], reason="asked for", by="me")
+    report = erase_keys(world.lake, "counts", ["a"], reason="asked for", by="me")
     assert world.held() == {"b": 1, "c": 2}
     assert any("input streams of application app" in text for text in report.not_erased)
     world.batch(3, ("b", 3))

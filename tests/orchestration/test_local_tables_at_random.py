@@ -17,7 +17,7 @@ from dagster_adjunct.assets.declaration.policies import DeltaCompaction, Discard
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-from dagster_adjunct.orchestration.maintenance.discard import discard
+from dagster_adjunct.orchestration.maintenance.discard import expire_versions
 from dagster_adjunct.resources.errors import DatasetNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -125,7 +125,7 @@ def history(world: StepWorld, seed: int, rounds: int) -> int:
         except Crash:
             died += 1
         with suppress(DatasetNotFoundError):
-            discard(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="test")
+            expire_versions(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="test")
         if chance.random() < 0.5:
             world.run(app, run=f"b-{number}")
             check(world, app)

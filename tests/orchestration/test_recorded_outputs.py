@@ -13,7 +13,7 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounde
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.maintenance.discard import discard_all
+from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -124,7 +124,7 @@ def test_replays_by_time_join_current_served_or_recorded_versions(step_world: St
         asked: Any = {"versions": versions} if versions else {}
         startpoints.request("lake.sales", StartpointOldest(), until=StartpointUpcoming(), **asked, **WHO)
         if versions == "recorded":
-            discard_all(step_world.lake, {"rates": RATES, "fares": HISTORY}, by="test")
+            expire_all_versions(step_world.lake, {"rates": RATES, "fares": HISTORY}, by="test")
         run_step(step_world.context(app))
         records = step_world.streams.read_arrow(step_world.streams.all_ranges("sold_at"))
         (row,) = records.filter(pc.equal(records["__epoch"], epoch)).to_pylist()

@@ -17,7 +17,7 @@ from dagster_adjunct.assets.retention.discard import discard as discard_sparing
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
-from dagster_adjunct.orchestration.maintenance.discard import discard_all, needed_versions
+from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions, needed_versions
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints import recorded_replay as plan_module
 from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
@@ -121,7 +121,7 @@ class Trips:
         run_step(StepContext(runtime, app, planned, fan_out_for_run(runtime, app, planned), **options), self.work)
 
     def discard(self) -> None:
-        discard_all(self.lake, {"planes": PLANES}, by="test")
+        expire_all_versions(self.lake, {"planes": PLANES}, by="test")
 
     def state(self) -> ApplicationState:
         return BatchLog(self.lake, "app").read()[1]
@@ -350,7 +350,7 @@ def test_of_a_request_and_a_discard_at_any_request_of_either_one_sees_the_other(
         if first == "request":
             asked_for(trips, lake)
         else:
-            discard_all(lake, {"planes": PLANES}, by="test")
+            expire_all_versions(lake, {"planes": PLANES}, by="test")
         waiting = trips.startpoints.list()["waiting"]
         trips.discard()
         trips.run()

@@ -11,7 +11,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.maintenance import DiscardReport, discard, discard_all
+from dagster_adjunct.maintenance import DiscardReport, expire_all_versions, expire_versions
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
@@ -57,26 +57,26 @@ def retained(world: World) -> list[str | None]:
 def test_an_open_batch_keeps_its_version_until_it_is_closed(planes: World) -> None:
     old, _, _ = publish(planes, 1, 2, 3)
     intent = begin(planes.lake, "delays", {NAME: old, "other": None})
-    (report,) = discard_all(planes.lake, AT_ONCE, by="test")
+    (report,) = expire_all_versions(planes.lake, AT_ONCE, by="test")
     assert {version.name: version.reason for version in report.kept}["v1"] == "open batch 1 of application delays"
     assert retained(planes) == ["v1", "v3"]
     assert content(StoredVersions(planes.lake, NAME).version_of_batch(old)) == whole(1)
     end(planes.lake, "delays", intent)
-    discard_all(planes.lake, AT_ONCE, by="test")
+    expire_all_versions(planes.lake, AT_ONCE, by="test")
     assert retained(planes) == ["v3"]
 
 
 def test_discarding_one_dataset_spares_open_batches_and_follows_its_declaration(planes: World) -> None:
     old, _, _ = publish(planes, 1, 2, 3)
     intent = begin(planes.lake, "delays", {NAME: old})
-    assert discard(planes.lake, NAME, by="test").discarded == (), "three are kept, and nothing young"
+    assert expire_versions(planes.lake, NAME, by="test").discarded == (), "three are kept, and nothing young"
     policy = DiscardPolicy(keep=1, grace=timedelta(0))
-    told = discard(planes.lake, NAME, policy, by="test", dry_run=True)
+    told = expire_versions(planes.lake, NAME, policy, by="test", dry_run=True)
     assert [version.name for version in told.discarded] == ["v2"]
-    discard(planes.lake, NAME, policy, by="test")
+    expire_versions(planes.lake, NAME, policy, by="test")
     assert retained(planes) == ["v1", "v3"]
     end(planes.lake, "delays", intent)
-    (report,) = discard_all(planes.lake, AT_ONCE, by="test")
+    (report,) = expire_all_versions(planes.lake, AT_ONCE, by="test")
     assert isinstance(report, DiscardReport)
     assert retained(planes) == ["v3"]
 
@@ -85,9 +85,9 @@ def test_an_open_batch_ends_with_a_version_that_is_withdrawn_and_dropped_meanwhi
     _, old = publish(planes, 1, 2)
     begin(planes.lake, "delays", {NAME: old})
     store = StoredVersions(planes.lake, NAME)
-    for change in (store.withdraw, store.drop):
+    for change in (store.revoke, store.remove_version):
         change(old, reason="ticket 7", by="ada")
-        discard_all(planes.lake, AT_ONCE, by="test")
+        expire_all_versions(planes.lake, AT_ONCE, by="test")
         assert content(store.version_of_batch(old)) == whole(2)
     assert served(planes.lake) == whole(1), "nobody else gets it"
 
@@ -102,7 +102,7 @@ def test_the_batches_of_all_applications_count(planes: World) -> None:
     }
     end(planes.lake, "delays", first)
     assert versions_in_open_batches(planes.lake) == {NAME: {ids[1]: "open batch 8 of application fares"}}
-    discard_all(planes.lake, AT_ONCE, by="test")
+    expire_all_versions(planes.lake, AT_ONCE, by="test")
     assert retained(planes) == ["v2", "v4"]
 
 
@@ -139,12 +139,12 @@ def test_a_batch_that_opens_while_its_version_is_doomed_is_run_again_with_it(pla
                 opened.append(begin(planes.lake, "delays", {NAME: old}))
 
         lake = Lake(FaultyStore(planes.lake.store, [Fault("put_if_match", nth, "meanwhile", open_now)]), planes.lake.id)
-        discard_all(lake, AT_ONCE, by="test")
-        discard_all(planes.lake, AT_ONCE, by="test")
+        expire_all_versions(lake, AT_ONCE, by="test")
+        expire_all_versions(planes.lake, AT_ONCE, by="test")
         if opened:
             assert len(content(StoredVersions(planes.lake, NAME).version_of_batch(old))) == 4
             end(planes.lake, "delays", opened[0])
-            discard_all(planes.lake, AT_ONCE, by="test")
+            expire_all_versions(planes.lake, AT_ONCE, by="test")
         assert len(retained(planes)) == 1
         if nth > sum(made == "put_if_match" for made, _ in lake.store.requests):  # type: ignore[attr-defined]
             return
@@ -154,12 +154,14 @@ def test_a_batch_that_opens_while_its_version_is_doomed_is_run_again_with_it(pla
 
 def test_datasets_follow_their_own_policy_or_else_the_default(planes: World) -> None:
     publish(planes, 1, 2, 3, 4, 5)
-    assert [report.discarded for report in discard_all(planes.lake, by="test")] == [()], "all are younger than a day"
-    (told,) = discard_all(planes.lake, AT_ONCE, by="test", dry_run=True)
+    assert [report.discarded for report in expire_all_versions(planes.lake, by="test")] == [()], (
+        "all are younger than a day"
+    )
+    (told,) = expire_all_versions(planes.lake, AT_ONCE, by="test", dry_run=True)
     assert [version.name for version in told.discarded] == ["v1", "v2", "v3", "v4"]
     assert len(retained(planes)) == 5
-    assert discard_all(planes.lake, AT_ONCE, by="test", datasets=[]) == []
-    (done,) = discard_all(planes.lake, AT_ONCE, by="test", datasets=[NAME])
+    assert expire_all_versions(planes.lake, AT_ONCE, by="test", datasets=[]) == []
+    (done,) = expire_all_versions(planes.lake, AT_ONCE, by="test", datasets=[NAME])
     assert done.discarded == told.discarded
     assert served(planes.lake) == whole(5)
 
@@ -168,7 +170,7 @@ def test_every_dataset_of_the_lake_is_looked_at(planes: World) -> None:
     publish(planes, 1)
     other = bounded_dataset("copies", input="lake.planes", key="k", partitions=2)
     planes.advance(other)
-    assert [report.dataset for report in discard_all(planes.lake, {**AT_ONCE, "copies": other}, by="test")] == [
+    assert [report.dataset for report in expire_all_versions(planes.lake, {**AT_ONCE, "copies": other}, by="test")] == [
         "copies",
         NAME,
     ]
@@ -180,6 +182,6 @@ def test_a_dataset_that_can_not_be_read_keeps_no_other_from_being_discarded_in(p
         planes.advance(bounded_dataset(name, input="lake.planes", key="k", partitions=2))
         planes.lake.store.put(f"datasets/{name}/CURRENT", b"{")
     with pytest.raises(MalformedDocumentError, match=r"datasets/broken/CURRENT") as raised:
-        discard_all(planes.lake, AT_ONCE, by="test", datasets=["broken", "copies", NAME])
+        expire_all_versions(planes.lake, AT_ONCE, by="test", datasets=["broken", "copies", NAME])
     assert "datasets/copies/CURRENT" in raised.value.__notes__[0]
     assert retained(planes) == ["v2"]

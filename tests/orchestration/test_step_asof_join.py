@@ -15,7 +15,7 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.maintenance.discard import discard
+from dagster_adjunct.orchestration.maintenance.discard import expire_versions
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.verify_plan import analyze_batch
@@ -184,7 +184,7 @@ def test_a_batch_that_died_is_run_again_with_the_versions_that_it_was_begun_with
     assert intent.versions["planes"] == intent.over_time["planes"][-1]
     world.send("planes", ("a", 3), version="2026-01-11")  # late: of before the newest
     advance(world, PLANES)
-    spared = discard(world.lake, "planes", DiscardPolicy(keep=2, grace=dt.timedelta(0)), by="test")
+    spared = expire_versions(world.lake, "planes", DiscardPolicy(keep=2, grace=dt.timedelta(0)), by="test")
     assert not set(spared.discarded) & set(intent.over_time["planes"])
     run_step(world.context(app, run="run-2"))
     assert met(world) == {0: 1, 1: 2}

@@ -14,7 +14,7 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-from dagster_adjunct.orchestration.maintenance.discard import discard
+from dagster_adjunct.orchestration.maintenance.discard import expire_versions
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.errors import DatasetNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake
@@ -109,7 +109,7 @@ def test_all_kinds_are_what_plain_python_makes_however_batches_are_cut_and_die(s
         if step_world.state(app).open is not None and chance.random() < 0.3:
             give_up(step_world, app, how)
         with suppress(DatasetNotFoundError):
-            discard(step_world.lake, f"meeting-{how}-left", DiscardPolicy(1, timedelta(0)), by="test")
+            expire_versions(step_world.lake, f"meeting-{how}-left", DiscardPolicy(1, timedelta(0)), by="test")
         if chance.random() < 0.5:
             step_world.run(app, run=f"b-{now}")
             assert joined_rows(step_world, how) == expected(step_world, how)[0]

@@ -26,7 +26,7 @@ from dagster_adjunct import (
     open_lake,
     unbounded_dataset,
 )
-from dagster_adjunct.maintenance import compact_dataset, forget, rebuild_dataset
+from dagster_adjunct.maintenance import compact_dataset, erase_keys, rebuild_dataset
 from dagster_adjunct.repartitioning import repartition_dataset, repartition_stream
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import (
@@ -98,7 +98,7 @@ LATER: dict[str, Written] = {
     "rebuild": lambda lake, streams: rebuild_dataset(
         FOLLOWED, lake=lake, systems={"lake": streams}, spark=IN_PROCESS, **WHY
     ),
-    "erasure": lambda lake, streams: forget(lake, "b", [{"k": "00000001"}], **WHY),
+    "erasure": lambda lake, streams: erase_keys(lake, "b", [{"k": "00000001"}], **WHY),
     "repartition": lambda lake, streams: repartition_dataset(lake, "b", 2, **WHY),
     "repartition of a table": lambda lake, streams: repartition_dataset(lake, "u", 2, **WHY),
     "repartition of a stream": lambda lake, streams: repartition_stream(lake, "a", 2, **WHY),

@@ -28,7 +28,7 @@ from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files, read_stored_file
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.retention.erasure import forget
+from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
@@ -401,7 +401,7 @@ def test_values_of_erased_keys_do_not_come_back_with_changes_that_keep_them(worl
     send(world, ("k", "u", {"b": 2}))
 
     def erase() -> None:
-        forget(world.lake, NAME, ["k"], reason="request 4711", by="test")
+        erase_keys(world.lake, NAME, ["k"], reason="request 4711", by="test")
 
     with pytest.raises(CommitConflictError):
         world.advance(spec, lake=faulty(world, Fault("put_if_match", 1, "meanwhile", erase)))

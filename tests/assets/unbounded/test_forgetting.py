@@ -15,7 +15,7 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.retention.erasure import find_keys, forget
+from dagster_adjunct.assets.retention.erasure import erase_keys, find_keys
 from dagster_adjunct.assets.retention.key_search import CLEARED
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
@@ -90,7 +90,7 @@ def test_a_key_goes_from_every_generation_and_the_rest_stays_as_it_was(quick: Wo
     spec = grown(quick)
     before, view = manifest(quick), current(quick)
     rows = stored(view)
-    report = forget(quick.lake, NAME, [SECRET], **WHY)
+    report = erase_keys(quick.lake, NAME, [SECRET], **WHY)
     assert report.complete, report.summary()
     after = current(quick)
     expected = {number: {k: v for k, v in kept.items() if k != SECRET} for number, kept in rows.items()}
@@ -122,10 +122,10 @@ def test_a_number_that_stands_in_counts_or_in_the_reason_is_forgotten(quick: Wor
     for value in (1, 2):
         quick.send(NAME, [(number, value) for number in (1, 2, 4711)])
         quick.advance(spec)
-    assert forget(quick.lake, NAME, [key], **WHY).complete
+    assert erase_keys(quick.lake, NAME, [key], **WHY).complete
     assert current(quick).get(key) is None
     assert StoredVersions(quick.lake, NAME).history()[1].reason == WHY["reason"]
-    assert forget(quick.lake, NAME, [key], **WHY).complete
+    assert erase_keys(quick.lake, NAME, [key], **WHY).complete
 
 
 def test_generations_without_the_key_keep_their_files(quick: World) -> None:
@@ -134,7 +134,7 @@ def test_generations_without_the_key_keep_their_files(quick: World) -> None:
     send(quick, spec, {SECRET: 3})
     send(quick, spec, {"c": 4})
     base, _, newest = current(quick).sealed.generations
-    assert forget(quick.lake, NAME, [SECRET, "nobody"], **WHY).complete
+    assert erase_keys(quick.lake, NAME, [SECRET, "nobody"], **WHY).complete
     assert current(quick).sealed.generations == (base, newest), "a delta without rows is not needed"
     assert current(quick).rows is None
     assert content(current(quick)) == {"a": 1, "b": 2, "c": 4}
@@ -143,12 +143,12 @@ def test_generations_without_the_key_keep_their_files(quick: World) -> None:
 def test_a_base_alone_knows_its_rows(quick: World) -> None:
     spec = table(quick, NAME)
     send(quick, spec, {"a": 1, "b": 2, SECRET: 3})
-    assert forget(quick.lake, NAME, [SECRET], **WHY).complete
+    assert erase_keys(quick.lake, NAME, [SECRET], **WHY).complete
     assert current(quick).rows == 2
     send(quick, spec, {SECRET: 4})
-    assert forget(quick.lake, NAME, [SECRET], **WHY).complete
+    assert erase_keys(quick.lake, NAME, [SECRET], **WHY).complete
     assert current(quick).rows == 2
-    assert forget(quick.lake, NAME, ["a", "b"], **WHY).complete
+    assert erase_keys(quick.lake, NAME, ["a", "b"], **WHY).complete
     assert (current(quick).rows, content(current(quick))) == (0, {})
     assert send(quick, spec, {"c": 5})[1] == content(current(quick)) == {"c": 5}
 
@@ -160,7 +160,7 @@ def test_by_a_column_s_order_only_live_rows_are_counted(quick: World) -> None:
     log = StoredVersions(quick.lake, NAME).log
     sealed = current(quick).sealed.model_copy(update={"rows": 3})
     log.transact(lambda now: now.after(version=sealed), by="test")
-    assert forget(quick.lake, NAME, [SECRET, "x"], **WHY).complete
+    assert erase_keys(quick.lake, NAME, [SECRET, "x"], **WHY).complete
     assert current(quick).rows == 2
 
 
@@ -172,7 +172,7 @@ def test_what_only_earlier_versions_hold_goes_with_these_versions(quick: World) 
     send(quick, spec, {"b": 3})
     second = major(quick)
     before = manifest(quick)
-    report = forget(quick.lake, NAME, [SECRET], **WHY)
+    report = erase_keys(quick.lake, NAME, [SECRET], **WHY)
     assert report.complete
     assert report.rewritten == ()
     assert manifest(quick).version == before.version, "the served version did not hold it"
@@ -182,7 +182,7 @@ def test_what_only_earlier_versions_hold_goes_with_these_versions(quick: World) 
     assert report.retained_from == int(first[1:7])
     assert traces(quick.lake.store, SECRET) == []
     assert not discard(quick.lake, NAME, DiscardPolicy(keep=None), by="test").discarded
-    assert forget(quick.lake, NAME, [SECRET], **WHY).retained_from == report.retained_from, "nothing more to do"
+    assert erase_keys(quick.lake, NAME, [SECRET], **WHY).retained_from == report.retained_from, "nothing more to do"
 
 
 def test_a_table_that_is_being_built_forgets_too(quick: World) -> None:
@@ -195,14 +195,14 @@ def test_a_table_that_is_being_built_forgets_too(quick: World) -> None:
         advance_unbounded(Runtime(faulty(quick, crash), systems, IN_PROCESS, "test"), spec, rebuild=f"{SECRET} asked")
     building = manifest(quick).bootstrap.building  # type: ignore[union-attr]
     assert len(building) >= 2
-    report = forget(quick.lake, NAME, [SECRET], **WHY)
+    report = erase_keys(quick.lake, NAME, [SECRET], **WHY)
     bootstrap = manifest(quick).bootstrap
     assert bootstrap is not None
     assert (bootstrap.state, bootstrap.why) == ("running", CLEARED)
     assert "building" in {rewritten.state for rewritten in report.rewritten}
     assert ["a build on record" in judged.reason for judged in report.pending] == [True], "the one that died"
     quick.lake.store.delete_many([attempt.key for attempt in list_attempts(quick.lake, NAME)])
-    assert forget(quick.lake, NAME, [SECRET], **WHY).complete
+    assert erase_keys(quick.lake, NAME, [SECRET], **WHY).complete
     assert traces(quick.lake.store, SECRET) == []
     assert content(current(quick)) == {"a": 1, "b": 2}, "what is served is not touched"
     quick.advance(spec)
@@ -238,18 +238,18 @@ def test_files_from_before_a_column_was_added_are_rewritten(quick: World) -> Non
     wide = table(quick, NAME)
     quick.send(NAME, [("c", 2), (SECRET, 3)])
     quick.advance(wide)
-    assert forget(quick.lake, NAME, [SECRET], **WHY).complete
+    assert erase_keys(quick.lake, NAME, [SECRET], **WHY).complete
     assert content(current(quick)) == {"a": None, "b": None, "c": 2}
 
 
 @pytest.mark.spark
 def test_spark_reads_what_is_left_and_compacts_it(sparkling: World) -> None:
     spec = grown(sparkling)
-    assert forget(sparkling.lake, NAME, [SECRET, "a"], **WHY).complete
+    assert erase_keys(sparkling.lake, NAME, [SECRET, "a"], **WHY).complete
     assert entries(sparkling, spec) == {"d": 8, "e": 9}
     assert send(sparkling, spec, {"d": None, "f": 1})[1] == entries(sparkling, spec) == {"e": 9, "f": 1}
     major(sparkling)
-    assert forget(sparkling.lake, NAME, ["f"], **WHY).complete
+    assert erase_keys(sparkling.lake, NAME, ["f"], **WHY).complete
     assert entries(sparkling, spec) == {"e": 9}
     assert current(sparkling).rows == 1
 
@@ -268,7 +268,7 @@ def test_the_report_names_what_still_holds_the_keys(quick: World) -> None:
         )
 
     log.transact(told, by="test")
-    report = forget(quick.lake, NAME, [SECRET], **WHY)
+    report = erase_keys(quick.lake, NAME, [SECRET], **WHY)
     stream, outputs, loaded, dead = report.not_erased
     assert stream.startswith(f"the input: {spec.input}, whose records hold the keys")
     assert "a rebuild brings the keys back, unless tombstones" in stream
@@ -279,7 +279,7 @@ def test_the_report_names_what_still_holds_the_keys(quick: World) -> None:
 
 def test_a_rebuild_brings_a_key_back_unless_a_tombstone_was_sent(quick: World) -> None:
     spec = grown(quick)
-    forget(quick.lake, NAME, [SECRET], **WHY)
+    erase_keys(quick.lake, NAME, [SECRET], **WHY)
     again = advance_unbounded(Runtime(quick.lake, {"lake": quick.streams}, IN_PROCESS, "test"), spec, rebuild="to see")
     assert again.action == "bootstrapped"
     assert content(current(quick)) == LEFT, "the last change on the stream is a tombstone"
@@ -289,11 +289,11 @@ def test_a_rebuild_brings_a_key_back_unless_a_tombstone_was_sent(quick: World) -
 def test_a_delete_of_a_forgotten_key_is_harmless(quick: World) -> None:
     spec = table(quick, NAME)
     send(quick, spec, {"a": 1, SECRET: 2})
-    forget(quick.lake, NAME, [SECRET], **WHY)
+    erase_keys(quick.lake, NAME, [SECRET], **WHY)
     assert send(quick, spec, {SECRET: None, "b": 3})[1] == content(current(quick)) == {"a": 1, "b": 3}
     major(quick)
     assert content(current(quick)) == {"a": 1, "b": 3}
-    assert forget(quick.lake, NAME, [SECRET], **WHY).complete
+    assert erase_keys(quick.lake, NAME, [SECRET], **WHY).complete
 
 
 # -- readers
@@ -303,27 +303,27 @@ def test_a_version_that_somebody_reads_is_pending_until_it_is_let_go(quick: Worl
     grown(quick)
     old = current(quick)
     lease = Lease.acquire(quick.lake, NAME, [old.version], holder="a dashboard")
-    report = forget(quick.lake, NAME, [SECRET, "a"], **WHY)
+    report = erase_keys(quick.lake, NAME, [SECRET, "a"], **WHY)
     assert not report.complete
     assert report.pending
     assert all("leased by a dashboard until" in judged.reason for judged in report.pending)
     assert old.get("a") == {"k": "a", "n": 6}, "what is leased is not pulled from under its reader"
     assert current(quick).get("a") is None
     lease.release()
-    assert forget(quick.lake, NAME, [SECRET, "a"], **WHY).complete
+    assert erase_keys(quick.lake, NAME, [SECRET, "a"], **WHY).complete
     assert traces(quick.lake.store, SECRET) == []
 
 
 def test_an_open_batch_is_run_again_with_the_version_it_was_begun_with(quick: World) -> None:
     grown(quick)
     old, why = current(quick).version, "open batch 3 of application delays"
-    report = forget(quick.lake, NAME, ["a"], **WHY, roots=lambda: {old: why})
+    report = erase_keys(quick.lake, NAME, ["a"], **WHY, roots=lambda: {old: why})
     assert {judged.reason for judged in report.pending} == {why}
     store = StoredVersions(quick.lake, NAME)
     assert store.version_of_batch(old).get("a") == {"k": "a", "n": 6}
     with pytest.raises(VersionDiscardedError):
         store.version(old)
-    assert forget(quick.lake, NAME, ["a"], **WHY).complete
+    assert erase_keys(quick.lake, NAME, ["a"], **WHY).complete
 
 
 # -- interruptions
@@ -334,16 +334,16 @@ def test_an_erasure_that_dies_at_any_request_is_finished_by_the_next(quick: Worl
     spec = grown(quick)
     whole = copy_of(quick)
     counted = faulty(whole)
-    forget(counted, NAME, [SECRET], **WHY)
+    erase_keys(counted, NAME, [SECRET], **WHY)
     assert content(current(whole)) == LEFT
     requests = counted.store.requests  # type: ignore[attr-defined]
     assert len(requests) > 40
     for number, nth in enumerate(deaths(requests), 1):
         world = copy_of(quick)
         with pytest.raises(Crash):
-            forget(faulty(world, Fault("*", nth, "crash-before")), NAME, [SECRET], **WHY)
+            erase_keys(faulty(world, Fault("*", nth, "crash-before")), NAME, [SECRET], **WHY)
         assert content(current(world)) == LEFT
-        assert forget(world.lake, NAME, [SECRET], **WHY).complete
+        assert erase_keys(world.lake, NAME, [SECRET], **WHY).complete
         assert traces(world.lake.store, SECRET) == []
         assert content(current(world)) == LEFT
         if number % 5 == 0:
@@ -356,7 +356,7 @@ def meanwhile(world: World, act: Callable[[], object]) -> Lake:
 
 def test_deltas_that_are_committed_meanwhile_are_searched_too(quick: World) -> None:
     spec = grown(quick)
-    report = forget(meanwhile(quick, lambda: send(quick, spec, {SECRET: 11, "f": 12})), NAME, [SECRET], **WHY)
+    report = erase_keys(meanwhile(quick, lambda: send(quick, spec, {SECRET: 11, "f": 12})), NAME, [SECRET], **WHY)
     assert report.complete
     assert len(report.rewritten) == 4
     assert content(current(quick)) == {**LEFT, "f": 12}
@@ -366,7 +366,7 @@ def test_deltas_that_are_committed_meanwhile_are_searched_too(quick: World) -> N
 def test_a_compaction_meanwhile_is_searched_too_and_nothing_rewritten_in_vain_is_left(quick: World) -> None:
     spec = grown(quick)
     send(quick, spec, {SECRET: 10})
-    assert forget(meanwhile(quick, lambda: major(quick)), NAME, [SECRET], **WHY).complete
+    assert erase_keys(meanwhile(quick, lambda: major(quick)), NAME, [SECRET], **WHY).complete
     assert content(current(quick)) == LEFT
     assert traces(quick.lake.store, SECRET) == []
     folders = {item.key.rsplit("/", 1)[0] for item in quick.lake.store.list(f"datasets/{NAME}/data/")}
@@ -376,7 +376,7 @@ def test_a_compaction_meanwhile_is_searched_too_and_nothing_rewritten_in_vain_is
 def test_an_advance_that_meets_an_erasure_loses_nothing(quick: World) -> None:
     spec = grown(quick)
     quick.send(NAME, [("f", 12)])
-    lake = meanwhile(quick, lambda: forget(quick.lake, NAME, [SECRET], **WHY))
+    lake = meanwhile(quick, lambda: erase_keys(quick.lake, NAME, [SECRET], **WHY))
     assert quick.advance(spec, lake=lake).action == "applied"
     assert content(current(quick)) == {**LEFT, "f": 12}
     assert traces(quick.lake.store, SECRET) == []
@@ -384,10 +384,10 @@ def test_an_advance_that_meets_an_erasure_loses_nothing(quick: World) -> None:
 
 def test_a_compaction_that_meets_an_erasure_leaves_nothing_behind(quick: World) -> None:
     grown(quick)
-    lake = meanwhile(quick, lambda: forget(quick.lake, NAME, [SECRET], **WHY))
+    lake = meanwhile(quick, lambda: erase_keys(quick.lake, NAME, [SECRET], **WHY))
     assert compact_dataset(lake, NAME, spark=IN_PROCESS, by="test", level="major").action == "superseded"
     assert content(current(quick)) == LEFT
-    assert forget(quick.lake, NAME, [SECRET], **WHY).complete, "the compaction has let go of what it read"
+    assert erase_keys(quick.lake, NAME, [SECRET], **WHY).complete, "the compaction has let go of what it read"
     assert traces(quick.lake.store, SECRET) == []
 
 
@@ -397,16 +397,16 @@ def test_an_erasure_gives_up_where_commits_never_end(quick: World, monkeypatch: 
     acts = [Fault("put_if_match", nth, "meanwhile", lambda: send(quick, spec, {"f": 1})) for nth in (1, 2)]
     before = {item.key for item in quick.lake.store.list(f"datasets/{NAME}/attempts/")}
     with pytest.raises(CommitConflictError, match="faster than they can be searched"):
-        forget(faulty(quick, *acts), NAME, [SECRET], **WHY)
+        erase_keys(faulty(quick, *acts), NAME, [SECRET], **WHY)
     assert {item.key for item in quick.lake.store.list(f"datasets/{NAME}/attempts/")} == before
-    assert forget(quick.lake, NAME, [SECRET], **WHY).complete
+    assert erase_keys(quick.lake, NAME, [SECRET], **WHY).complete
 
 
 def test_a_discard_meanwhile_does_not_break_an_erasure(quick: World) -> None:
     grown(quick)
     everything = DiscardPolicy(keep=1, grace=timedelta(0))
     lake = meanwhile(quick, lambda: discard(quick.lake, NAME, everything, by="bob"))
-    assert forget(lake, NAME, [SECRET], **WHY).complete
+    assert erase_keys(lake, NAME, [SECRET], **WHY).complete
     assert content(current(quick)) == LEFT
     assert traces(quick.lake.store, SECRET) == []
 
@@ -421,7 +421,7 @@ def test_a_damaged_file_stops_the_erasure_before_anything_is_erased(quick: World
     data = quick.lake.store.get(damaged).data
     quick.lake.store.put(damaged, data[:40] + bytes(byte ^ 1 for byte in data[40:80]) + data[80:])
     with pytest.raises(ManifestMismatchError, match=r"nothing was erased.*Restore that object, or rebuild"):
-        forget(quick.lake, NAME, ["a", "b", "c", SECRET], **WHY)
+        erase_keys(quick.lake, NAME, ["a", "b", "c", SECRET], **WHY)
     assert manifest(quick) == before
     quick.lake.store.put(damaged, data)
-    assert forget(quick.lake, NAME, ["a", "b", "c", SECRET], **WHY).complete
+    assert erase_keys(quick.lake, NAME, ["a", "b", "c", SECRET], **WHY).complete

@@ -15,7 +15,7 @@ from dagster_adjunct.assets.exchange.handover import polars_frame
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.verify import verify_version
 from dagster_adjunct.assets.rebucketing.rebucketing import repartition_table
-from dagster_adjunct.assets.retention.erasure import forget
+from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
 from dagster_adjunct.assets.versions.version import datetime_from_micros, has_row_ends
@@ -131,7 +131,7 @@ def test_a_delta_that_an_erasure_left_alone_is_merged_before_other_engines_take_
     for changes in ([("d", 1, 1)], [("a", 1, 1), ("a", 5, 2), ("b", 2, 3), ("c", 4, None)]):
         send(world, changes)
         world.advance(spec)
-    assert forget(world.lake, NAME, ["d"], reason="request 7", by="test").complete
+    assert erase_keys(world.lake, NAME, ["d"], reason="request 7", by="test").complete
     with open_dataset(world.lake, spec) as served:
         assert len(served.sealed.generations) == 1
         with pytest.raises(DatasetError, match="rows in its one generation some are superseded") as caught:
@@ -223,7 +223,7 @@ def test_an_erasure_takes_all_times_of_a_key(keys: list[str], compact: bool) -> 
     world, spec, model = filled(FIRST, SECOND)
     if compact:
         compacted(world)
-    report = forget(world.lake, NAME, keys, reason="asked", by="test")
+    report = erase_keys(world.lake, NAME, keys, reason="asked", by="test")
     assert report.complete, report.to_json()
     for key in keys:
         del model.valid[key]

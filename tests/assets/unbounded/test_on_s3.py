@@ -64,7 +64,7 @@ def test_bootstrap_follow_compact_discard(world: World) -> None:
     assert len(letters(world)) == 1
     store = StoredVersions(world.lake, NAME)
     with open_dataset(world.lake, NAME, version=first) as held:
-        held.hold()
+        held.take_lease()
         assert compact(world) == "compacted"
         discard(world.lake, NAME, AT_ONCE, by="test")
         assert content(held) == {"a": 4, "b": 2, "c": 5}, "what is held stays"

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.verify import verify_version
 from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport, repartition_table
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.retention.erasure import forget
+from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
@@ -203,11 +203,11 @@ def test_what_is_committed_meanwhile_is_rewritten_too() -> None:
 
 def test_an_erasure_meanwhile_leaves_the_key_in_nothing_that_was_rewritten() -> None:
     world = table_with(FIRST, SECOND)
-    fault = Fault("put_if_match", 1, "meanwhile", lambda: forget(world.lake, NAME, ["b"], reason="asked", by="ada"))
+    fault = Fault("put_if_match", 1, "meanwhile", lambda: erase_keys(world.lake, NAME, ["b"], reason="asked", by="ada"))
     rewrite(world, lake=faulty(world, fault))
     view = StoredVersions(world.lake, NAME).require_current()
     assert (content(view), view.sealed.partitions) == ({"c": 3, "d": 6}, 5)
-    assert forget(world.lake, NAME, ["b"], reason="once more", by="ada").complete
+    assert erase_keys(world.lake, NAME, ["b"], reason="once more", by="ada").complete
 
 
 def test_an_advance_that_read_the_old_table_loses_and_one_of_now_goes_on() -> None:

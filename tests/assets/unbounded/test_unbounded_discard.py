@@ -276,7 +276,7 @@ def test_a_reader_keeps_reading_through_a_major_compaction_and_a_discard(quick: 
     _, first = send(quick, spec, {"a": 1, "b": 1})
     send(quick, spec, {"a": 2})
     with open_dataset(quick.lake, spec.name) as held:
-        held.hold()
+        held.take_lease()
         reading = held.items()
         assert next(reading)[0] == "a"
         send(quick, spec, {"b": None, "c": 3})

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.exchange.iceberg import (
 )
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.retention.erasure import forget
+from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.version import SealedVersion
@@ -183,12 +183,12 @@ def test_an_erasure_waits_for_the_snapshots_that_hold_a_key(quick: World, catalo
     spec = table(quick, NAME)
     compacted(quick, spec, {"a": 1, "b": 2}, {"b": 3})
     publish_to_iceberg(quick.lake, NAME, TABLE, spark=IN_PROCESS, by="test")
-    report = forget(quick.lake, NAME, ["a"], reason="request 7", by="ada")
+    report = erase_keys(quick.lake, NAME, ["a"], reason="request 7", by="ada")
     assert {"Iceberg table reference.accounts" in judged.reason for judged in report.pending} == {True}
     assert publish_to_iceberg(quick.lake, NAME, TABLE, spark=IN_PROCESS, by="test").new
     assert in_iceberg(catalog) == {"b": 3}
     release_from_iceberg(quick.lake, NAME, TABLE.identifier)
-    assert forget(quick.lake, NAME, ["a"], reason="request 7", by="ada").complete
+    assert erase_keys(quick.lake, NAME, ["a"], reason="request 7", by="ada").complete
     assert in_iceberg(catalog) == {"b": 3}
 
 

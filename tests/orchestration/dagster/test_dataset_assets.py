@@ -89,7 +89,7 @@ def test_a_rejected_version_stays_on_the_checks_until_it_is_dropped_or_a_better_
     lab.deliver("items", APPLES[:1], "v2")
     assert lab.advance(ITEMS).passed["items min_rows"] is False
     assert lab.advance(ITEMS).passed["items min_rows"] is False
-    lab.store("items").drop("v2", **WHY)
+    lab.store("items").remove_version("v2", **WHY)
     assert lab.advance(ITEMS).passed["items min_rows"] is True
     lab.deliver("items", [], "v3")
     assert lab.advance(ITEMS).passed["items min_rows"] is False
