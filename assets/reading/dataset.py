@@ -69,10 +69,10 @@ class Dataset(VersionOperations):
     background). It is taken before the second `get` or `get_all`, and before the first `items`, `frame`, `watch`,
     `take_lease` or hand-over to another engine, so a first `get` costs three requests: CURRENT, the manifest, and one
     row group. It is released when the dataset has moved on and the calls on the version have ended, or when the
-    dataset is garbage collected. A version that was given to `frame` or another engine stays leased until `close`, because its
-    files are read later. With `lease=False` a version may be discarded meanwhile: `get` and `get_all` then answer from
-    the version served by then, and running reads raise VersionDiscardedError. Spark's errors about missing or damaged
-    files of the version leave the `with` as VersionDiscardedError or ManifestMismatchError.
+    dataset is garbage collected. A version that was given to `frame` or another engine stays leased until `close`,
+    because its files are read later. With `lease=False` a version may be discarded meanwhile: `get` and `get_all`
+    then answer from the version served by then, and running reads raise VersionDiscardedError. Spark's errors about
+    missing or damaged files of the version leave the `with` as VersionDiscardedError or ManifestMismatchError.
 
     **Damage.** A damaged or missing file raises ManifestMismatchError, unless another version is served by then. With
     `on_damage="previous"` the sealed version before is read, with a warning in the log and the error in `damaged`,
