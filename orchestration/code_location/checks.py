@@ -257,12 +257,12 @@ def newest_verdicts(
 
 
 def validator_check_results(
-    context: dg.AssetExecutionContext, dataset: AdjunctDataset, key: dg.AssetKey, judged: VersionVerdicts | None
+    context: dg.AssetExecutionContext, dataset: AdjunctDataset, key: dg.AssetKey, newest: VersionVerdicts | None
 ) -> Iterator[dg.AssetCheckResult]:
     """Yield the results of the selected checks that were evaluated for this version."""
-    if judged is None:
+    if newest is None:
         return
-    ref, selected = judged.ref, selected_checks(context, key)
+    ref, selected = newest.ref, selected_checks(context, key)
     version: dict[str, Any] = {"adjunct/version": ref.id, "adjunct/name": ref.name or ""}
     if ACCEPTED in selected:
         passed = ref.state != "rejected"
@@ -270,7 +270,7 @@ def validator_check_results(
             asset_key=key, check_name=ACCEPTED, passed=passed, description=ref.reason or None, metadata=version
         )
     declared = {validator.name: validator for validator in dataset.validators}
-    for verdict in judged.verdicts:
+    for verdict in newest.verdicts:
         if verdict.name in declared and verdict.name in selected:  # its validator may no longer be declared
             yield dg.AssetCheckResult(
                 asset_key=key,

@@ -411,14 +411,14 @@ class _PartitionBuild:
     def evaluate_checks(self, names: list[str]) -> None:
         manifest = self.store.require_manifest()
         for name in names:
-            judgement = checks.newest_verdicts(self.store, manifest, name)
-            results = checks.validator_check_results(self.op.context, self.member.dataset, self.member.key, judgement)
+            verdicts = checks.newest_verdicts(self.store, manifest, name)
+            results = checks.validator_check_results(self.op.context, self.member.dataset, self.member.key, verdicts)
             self.results[name] = list(results)
 
     def report_checks(self) -> None:
         """Log one result for each check, over all partitions that this run built."""
-        shown_by = {result.check_name: result for results in self.results.values() for result in results}
-        for check, any_result in shown_by.items():
+        examples = {result.check_name: result for results in self.results.values() for result in results}
+        for check, any_result in examples.items():
             by_partition = {name: r for name, results in self.results.items() for r in results if r.check_name == check}
             failed = {name: result for name, result in by_partition.items() if not result.passed}
             shown = next(iter(failed.values()), any_result)

@@ -183,8 +183,8 @@ def iceberg_job(
                 context.log.info(str(error))
                 return None
             done = "was registered" if snapshot.new else "is already registered"
-            words = f"version {snapshot.version} {done} in {snapshot.table}, snapshot {snapshot.snapshot_id}"
-            return ActionReport(f"dataset {dataset}: {words}", snapshot.to_json(), snapshot.new)
+            outcome = f"version {snapshot.version} {done} in {snapshot.table}, snapshot {snapshot.snapshot_id}"
+            return ActionReport(f"dataset {dataset}: {outcome}", snapshot.to_json(), snapshot.new)
 
         run_on_datasets(context, adjunct_lake, members, publish_one, report_as="adjunct/iceberg")
 

@@ -76,21 +76,21 @@ class Deadline:
 
 
 def scan_streams(
-    look: StreamScan, streams: Sequence[str], visit: Callable[[str], StreamFinding], deadline: Deadline
+    scan: StreamScan, streams: Sequence[str], visit: Callable[[str], StreamFinding], deadline: Deadline
 ) -> tuple[StreamScan, bool]:
     """Visit the streams that were not scanned yet; return the scan, and whether it is complete."""
-    visited = dict(look.streams)
+    visited = dict(scan.streams)
     for name in streams:
         if name in visited:
             continue
         if deadline.passed():
-            return look.model_copy(update={"streams": visited}), False
+            return scan.model_copy(update={"streams": visited}), False
         visited[name] = visit(name)
-    return look.model_copy(update={"streams": visited}), True
+    return scan.model_copy(update={"streams": visited}), True
 
 
 def scan_ages(
-    look: StreamScan,
+    scan: StreamScan,
     unread: Callable[[str], Mapping[SystemStreamPartition, str]],
     is_old: Callable[[SystemStreamPartition, str], bool],
     deadline: Deadline,
@@ -100,19 +100,19 @@ def scan_ages(
     `unread` returns a stream's partitions with the next offset of each. Returns the scan, the partition with an old
     record, and whether the scan is complete.
     """
-    done = SystemStreamPartition.parse(look.young) if look.young else None
-    for name in sorted((name for name, stream in look.streams.items() if stream.lag), key=split_stream_name):
+    done = SystemStreamPartition.parse(scan.young) if scan.young else None
+    for name in sorted((name for name, stream in scan.streams.items() if stream.lag), key=split_stream_name):
         if done is not None and split_stream_name(name) < (done.system, done.stream):
             continue
         for ssp, start in sorted(unread(name).items()):
             if done is not None and ssp <= done:
                 continue
             if deadline.passed():
-                return look, None, False
+                return scan, None, False
             if is_old(ssp, start):
-                return look, ssp, True
-            look = look.model_copy(update={"young": str(ssp)})
-    return look, None, True
+                return scan, ssp, True
+            scan = scan.model_copy(update={"young": str(ssp)})
+    return scan, None, True
 
 
 FIRST_WAIT, LONGEST_WAIT = 60.0, 3600.0

@@ -113,14 +113,14 @@ class NewRecordsCursor(StoredDocument):
     """The last run request, and an unfinished scan of the streams."""
 
     asked: LastRequest = LastRequest()
-    look: StreamScan | None = None
+    scan: StreamScan | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """The result of a scan: whether it is `complete`, and `old`, a partition whose first unread record is too old."""
 
-    look: StreamScan
+    scan: StreamScan
     complete: bool
     old: str = ""
 
@@ -128,7 +128,7 @@ class Backlog:
 def decide_launch(
     name: str,
     asked: LastRequest,
-    stock: Backlog,
+    backlog: Backlog,
     position: Mapping[str, object],
     *,
     rule: LaunchWhen,
@@ -140,18 +140,18 @@ def decide_launch(
 
     `name` identifies the application and lake, `position` is the application's position, `now` is in epoch seconds.
     """
-    look = stock.look
-    due = (*unfinished, *look.due)
-    if not look.lag and not due:
+    scan = backlog.scan
+    due = (*unfinished, *scan.due)
+    if not scan.lag and not due:
         return Skip("No new records.")
-    old = f"{stock.old} holds one older than {rule.age}" if stock.old else ""
-    what = "; ".join(filter(None, [f"{look.lag:,} new records" if look.lag else "", old, *due]))
-    if not due and not stock.old and not rule.enough(look.lag):
+    old = f"{backlog.old} holds one older than {rule.age}" if backlog.old else ""
+    what = "; ".join(filter(None, [f"{scan.lag:,} new records" if scan.lag else "", old, *due]))
+    if not due and not backlog.old and not rule.enough(scan.lag):
         return Skip(f"{what}; a run is launched at {rule}.")
     held = waiting()
     if held:
         return Skip(f"{what}; {'; '.join(held)}.")
-    return request_run(name, what, {"position": position, "ends": look.ends}, asked, now)
+    return request_run(name, what, {"position": position, "ends": scan.ends}, asked, now)
 
 
 def new_records_sensor(
@@ -174,17 +174,17 @@ def new_records_sensor(
         deadline = Deadline(time.monotonic() + TICK_SECONDS, time.monotonic)
         commit, stored = BatchLog(lake, app.name).read()
         state = progress.ignore_disabled_startpoints(app, stored)
-        begun = cursor.look if cursor.look is not None and cursor.look.of == (commit.id if commit else "") else None
-        look = begun or StreamScan(of=commit.id if commit else "")
-        stock = measure_backlog(systems, app, state, look, rule, now, deadline)
-        if not stock.complete:
-            tick.save_cursor(NewRecordsCursor(asked=cursor.asked, look=stock.look))
-            seen = f"{len(stock.look.streams)} streams" + (f", {stock.look.young}" if stock.look.young else "")
+        begun = cursor.scan if cursor.scan is not None and cursor.scan.of == (commit.id if commit else "") else None
+        scan = begun or StreamScan(of=commit.id if commit else "")
+        backlog = measure_backlog(systems, app, state, scan, rule, now, deadline)
+        if not backlog.complete:
+            tick.save_cursor(NewRecordsCursor(asked=cursor.asked, scan=backlog.scan))
+            seen = f"{len(backlog.scan.streams)} streams" + (f", {backlog.scan.young}" if backlog.scan.young else "")
             return Skip(f"The tick's {TICK_SECONDS:.0f} s are over after {seen}; the next tick continues there.")
         decision = decide_launch(
             f"{app.name}:{lake.id}",
             cursor.asked,
-            stock,
+            backlog,
             progress.position_to_json(app, state),
             rule=rule,
             unfinished=progress.describe_unfinished(state),
@@ -197,7 +197,7 @@ def new_records_sensor(
             # A mistyped URL looks like an empty lake.
             nowhere = "" if lake.exists() else f" There is no lake at {lake.url}."
             return Skip(f"{decision.reason}{nowhere}")
-        return dg.RunRequest(run_key=decision.run_key, tags={"adjunct/lag": str(stock.look.lag)})
+        return dg.RunRequest(run_key=decision.run_key, tags={"adjunct/lag": str(backlog.scan.lag)})
 
     return job_sensor(
         f"{to_dagster_name(app.name)}_new_records",
@@ -211,7 +211,7 @@ def measure_backlog(
     systems: Mapping[str, StreamSystem],
     app: Application,
     state: ApplicationState,
-    look: StreamScan,
+    scan: StreamScan,
     rule: LaunchWhen,
     now: datetime,
     deadline: Deadline,
@@ -227,16 +227,16 @@ def measure_backlog(
         found = progress.measure_stream_progress(opened(stream), app.inputs[stream], state)
         return StreamFinding(ends=ends, lag=found.lag, due=found.due)
 
-    look, complete = scan_streams(look, tuple(dict.fromkeys([*app.inputs, *feeding])), visit, deadline)
+    scan, complete = scan_streams(scan, tuple(dict.fromkeys([*app.inputs, *feeding])), visit, deadline)
     if (
         not complete
         or rule.age is None
-        or not look.lag
-        or rule.enough(look.lag)
-        or look.due
+        or not scan.lag
+        or rule.enough(scan.lag)
+        or scan.due
         or progress.describe_unfinished(state)
     ):
-        return Backlog(look, complete)
+        return Backlog(scan, complete)
     before_ms = int(subtract_span(now, rule.age).timestamp() * 1000)
 
     def unread(stream: str) -> Mapping[SystemStreamPartition, str]:
@@ -246,8 +246,8 @@ def measure_backlog(
         system = opened(ssp.qualified_stream)
         return system.compare(start, system.offset_for_timestamp(ssp, before_ms)) < 0
 
-    look, old, complete = scan_ages(look, unread, is_old, deadline)
-    return Backlog(look, complete, "" if old is None else str(old))
+    scan, old, complete = scan_ages(scan, unread, is_old, deadline)
+    return Backlog(scan, complete, "" if old is None else str(old))
 
 
 MAX_RESTARTS = 5

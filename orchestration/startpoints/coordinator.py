@@ -40,8 +40,8 @@ from dagster_adjunct.orchestration.startpoints.fan_out import (
     FanOut,
     Requests,
     Taken,
+    describe_disabled,
     describe_dropped,
-    describe_left_alone,
     describe_unapplied,
 )
 from dagster_adjunct.orchestration.startpoints.positions import (
@@ -217,7 +217,7 @@ def fan_out_requests(
     if not app.startpoints:
         stored = startpoints.read()
         handed = (request for held in stored.handed.values() for request in held.values())
-        return FanOut(left_alone=(*stored.waiting, *handed))
+        return FanOut(disabled=(*stored.waiting, *handed))
     taken = taken_lookup(startpoints.lake, app, offsets)
     readers = find_reading_tasks(app, plan, systems)
     if not readers.tasks:
@@ -280,8 +280,8 @@ def start_run(
             "streams": {name: identity for name, stream in streams.items() if (identity := stream.info.identity)},
         }
     ).with_replays(resolved.replays)
-    made_anew = [name for name, stream in streams.items() if stream.info.was_recreated(known.streams.get(name))]
-    times = state.times.without_streams(made_anew)
+    recreated = [name for name, stream in streams.items() if stream.info.was_recreated(known.streams.get(name))]
+    times = state.times.without_streams(recreated)
     paused = [
         f"{replay.ssp}: startpoints are disabled: the replay from {replay.position} stays at offset "
         f"{replay.next} ({replay.by}: {replay.reason})"
@@ -295,7 +295,7 @@ def start_run(
         messages=(
             *resolved.messages,
             *carried,
-            *describe_left_alone(fan_out),
+            *describe_disabled(fan_out),
             *paused,
             *describe_dropped(fan_out),
             *describe_unapplied(fan_out),

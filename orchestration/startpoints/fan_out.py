@@ -60,11 +60,11 @@ class FanOut:
     `tasks` has all that each task has to apply, including uncommitted requests of earlier fan-outs. `unknown` are
     requests for a partition that no task reads, or not the named task: they stay until they expire. `stranded` were
     handed to a task (by name) that no longer reads the partition, and no other task does: they stay there. `expired`
-    were too old and are deleted. `passed_over` were replaced by a later request at the same task and are deleted.
-    `again` had been applied before they were written once more, and are deleted.
+    were too old and are deleted. `superseded` were replaced by a later request at the same task and are deleted.
+    `already_applied` ones had been applied before they were written once more, and are deleted.
 
     `unreadable` entries stay until they are taken back. The partitions in `held`, by task, were handed such an entry:
-    the task must not read them, since the position is unknown, and the requests in `behind` wait for that. `left_alone`
+    the task must not read them, since the position is unknown, and the `blocked` requests wait for that. `disabled`
     are requests of an application that disables startpoints.
     """
 
@@ -72,12 +72,12 @@ class FanOut:
     unknown: tuple[StartpointRequest, ...] = ()
     expired: tuple[StartpointRequest, ...] = ()
     stranded: Mapping[str, Requests] = field(default_factory=dict)
-    passed_over: tuple[StartpointRequest, ...] = ()
-    again: tuple[StartpointRequest, ...] = ()
+    superseded: tuple[StartpointRequest, ...] = ()
+    already_applied: tuple[StartpointRequest, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
     held: Mapping[str, frozenset[SystemStreamPartition]] = field(default_factory=dict)
-    behind: tuple[StartpointRequest, ...] = ()
-    left_alone: tuple[StartpointRequest, ...] = ()
+    blocked: tuple[StartpointRequest, ...] = ()
+    disabled: tuple[StartpointRequest, ...] = ()
 
     def without_taken_back(self, handed: Mapping[str, Requests]) -> FanOut:
         """Return the fan-out with only what is still `handed` to the tasks; the rest was taken back or replaced."""
@@ -116,11 +116,11 @@ def decide_fan_out(
     """
     owners = owners_by_partition(tasks, named_only)
     held = _find_held(state, tasks, owners)
-    hands = _Distribution(state, tasks, held, taken)
-    hands.pass_on(owners, keep=frozenset() if complete else state.tasks.keys() - tasks.keys())
+    distribution = _Distribution(state, tasks, held, taken)
+    distribution.reassign_orphans(owners, keep=frozenset() if complete else state.tasks.keys() - tasks.keys())
 
     settled: dict[Target, int] = {}
-    unknown, expired, again, behind, finished = [], [], [], [], []
+    unknown, expired, repeated, blocked, finished = [], [], [], [], []
     stuck = {(entry.ssp, entry.task) for entry in state.unreadable if entry.at is None}
     # In the order of their sequences, so that the result does not depend on the storage.
     for request in sorted(requests, key=lambda request: request.sequence):
@@ -132,28 +132,28 @@ def decide_fan_out(
             expired.append(request)
             finished.append(request)
         elif request.target in stuck or any(request.ssp in held.get(task, ()) for task in takers):
-            behind.append(request)
+            blocked.append(request)
         elif takers:
             open_to = [task for task in takers if not taken(task, request)]
             for task in open_to:
-                hands.give(task, request)
-            again += [] if open_to else [request]
+                distribution.give(task, request)
+            repeated += [] if open_to else [request]
             settled[request.target] = request.sequence
             finished.append(request)
         else:
             unknown.append(request)
 
     report = FanOut(
-        {task: pending for task, pending in hands.pending.items() if pending},
+        {task: pending for task, pending in distribution.pending.items() if pending},
         tuple(unknown),
         tuple(expired),
-        hands.stranded,
-        tuple(hands.passed_over),
-        tuple(again),
+        distribution.stranded,
+        tuple(distribution.superseded),
+        tuple(repeated),
         held=held,
-        behind=tuple(behind),
+        blocked=tuple(blocked),
     )
-    return FanOutDecision(FanOutState(hands.after(), settled, state.unreadable), report, tuple(finished))
+    return FanOutDecision(FanOutState(distribution.after(), settled, state.unreadable), report, tuple(finished))
 
 
 def remove_pending(
@@ -206,7 +206,7 @@ class _Distribution:
     ) -> None:
         self.pending: dict[str, dict[SystemStreamPartition, StartpointRequest]] = {task: {} for task in tasks}
         self.stranded: dict[str, dict[SystemStreamPartition, StartpointRequest]] = {}
-        self.passed_over: list[StartpointRequest] = []
+        self.superseded: list[StartpointRequest] = []
         self._before, self._held = state, held
         self._handed = {task: dict(mine.handed) for task, mine in state.tasks.items()}
         self._orphans: list[tuple[str, StartpointRequest]] = []
@@ -223,29 +223,31 @@ class _Distribution:
         ssp, held = request.ssp, self.pending[task]
         held[ssp] = pick_newer(held[ssp], request) if ssp in held else request
         if held[ssp] is not request:
-            self.passed_over.append(request)
+            self.superseded.append(request)
         if request.task is None:
             self._handed.setdefault(task, {})[ssp] = request.sequence
 
-    def pass_on(self, owners: Mapping[SystemStreamPartition, Sequence[str]], keep: Collection[str]) -> None:
-        """Give what a task no longer reads to the tasks that do; what has no heir stays.
+    def reassign_orphans(self, owners: Mapping[SystemStreamPartition, Sequence[str]], keep: Collection[str]) -> None:
+        """Give what a task no longer reads to the tasks that do; what has no successor stays.
 
         Heirs that were handed the same before get nothing; what would be lost that way stays at the tasks to `keep`.
         """
         orphans = []
         for task, orphan in self._orphans:
-            heirs = owners.get(orphan.ssp, ()) if orphan.task is None else ()
-            if task in keep and all(self._handed.get(heir, {}).get(orphan.ssp) == orphan.sequence for heir in heirs):
-                heirs = ()
-            if heirs and not any(orphan.ssp in self._held.get(heir, ()) for heir in heirs):
-                orphans.append((orphan, heirs))
+            successors = owners.get(orphan.ssp, ()) if orphan.task is None else ()
+            if task in keep and all(
+                self._handed.get(successor, {}).get(orphan.ssp) == orphan.sequence for successor in successors
+            ):
+                successors = ()
+            if successors and not any(orphan.ssp in self._held.get(successor, ()) for successor in successors):
+                orphans.append((orphan, successors))
                 self._handed[task].pop(orphan.ssp, None)
             else:
                 self.stranded.setdefault(task, {})[orphan.ssp] = orphan
-        for orphan, heirs in orphans:
-            for heir in heirs:
-                if self._handed.get(heir, {}).get(orphan.ssp) != orphan.sequence:
-                    self.give(heir, orphan)
+        for orphan, successors in orphans:
+            for successor in successors:
+                if self._handed.get(successor, {}).get(orphan.ssp) != orphan.sequence:
+                    self.give(successor, orphan)
 
     def after(self) -> dict[str, TaskFanOut]:
         """Return the fan-outs of all tasks; handed sequences are kept while another task still holds the request."""
@@ -269,8 +271,8 @@ def describe_dropped(fan_out: FanOut) -> list[str]:
     """Return what was deleted and will not be applied, a line each."""
     why = {
         "has expired: no run has taken it up in time": fan_out.expired,
-        "is skipped: a later request waits there": fan_out.passed_over,
-        "had been applied already, and each request is applied once: write a new one": fan_out.again,
+        "is skipped: a later request waits there": fan_out.superseded,
+        "had been applied already, and each request is applied once: write a new one": fan_out.already_applied,
     }
     return [f"{_describe(request)} {text}" for text, requests in why.items() for request in requests]
 
@@ -284,7 +286,7 @@ def describe_unapplied(fan_out: FanOut) -> list[str]:
     for task, requests in fan_out.stranded.items():
         for request in requests.values():
             lines.append(f"{_describe(request)}, handed to {task!r}, waits, and no task reads the partition any more")
-    lines += [f"{_describe(request)} waits behind one that can't be read" for request in fan_out.behind]
+    lines += [f"{_describe(request)} waits behind one that can't be read" for request in fan_out.blocked]
     held = {ssp for ssps in fan_out.held.values() for ssp in ssps}
     for entry in fan_out.unreadable:
         waits = "a startpoint was handed out" if entry.kind == "fan-out" else "a startpoint waits"
@@ -294,12 +296,12 @@ def describe_unapplied(fan_out: FanOut) -> list[str]:
     return lines + [f"{ssp}: nothing is read there: what its task was handed can't be read" for ssp in unexplained]
 
 
-def describe_left_alone(fan_out: FanOut) -> list[str]:
+def describe_disabled(fan_out: FanOut) -> list[str]:
     """Return what is left alone because startpoints are disabled, a line each."""
     return [
         f"{request.ssp}: startpoints are disabled: {describe_startpoint(request.startpoint)} is left alone "
         f"({request.by}: {request.reason})"
-        for request in fan_out.left_alone
+        for request in fan_out.disabled
     ]
 
 

@@ -93,7 +93,7 @@ class Preview:
 def preview_request(
     app: Application,
     readers: ReadingTasks,
-    look: Callable[[str], StreamSnapshot],
+    snapshot_of: Callable[[str], StreamSnapshot],
     state: ApplicationState,
     request: StartpointRequest,
     now: datetime,
@@ -126,7 +126,7 @@ def preview_request(
         reads = batch is not None and not batch.replays and ssp in batch.ranges
         shown = replace(shown, checkpoint=batch.ranges[ssp].end if batch and reads else state.checkpoint.get(ssp))
     try:
-        stream = look(ssp.qualified_stream)
+        stream = snapshot_of(ssp.qualified_stream)
         start = resolve_request(stream, request, versions=versions, now=now)
     except PermanentError as error:
         return replace(shown, error=str(error), falls_back=request.on_unresolved == "checkpoint")

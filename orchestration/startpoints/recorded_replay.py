@@ -264,15 +264,15 @@ def plan_recorded(
     lake: Lake,
     app: Application,
     plan: ExecutionPlan | None,
-    look: Callable[[str], StreamSnapshot],
+    snapshot_of: Callable[[str], StreamSnapshot],
     previews: Sequence[Preview],
     now: datetime,
 ) -> RecordedRequests:
     """Return the plan of the requests for recorded versions; nothing is written or retained.
 
-    `plan` is the application's plan, `look` returns the stream snapshots of the previews. A request whose records no
-    batch has read, or whose versions are gone, gets an `error` in its preview. All requests of one call share a plan,
-    so that the records of one batch stay together; if one can't be applied, none is planned.
+    `plan` is the application's plan, `snapshot_of` returns the snapshot of a stream. A request whose records no batch
+    has read, or whose versions are gone, gets an `error` in its preview. All requests of one call share a plan, so that
+    the records of one batch stay together; if one can't be applied, none is planned.
     """
     wanted = {
         shown.request.ssp: shown
@@ -281,7 +281,7 @@ def plan_recorded(
     }
     if not wanted or any(shown.error and not shown.falls_back for shown in previews):
         return RecordedRequests([*previews], None)
-    streams = {ssp.qualified_stream: look(ssp.qualified_stream) for ssp in wanted}
+    streams = {ssp.qualified_stream: snapshot_of(ssp.qualified_stream) for ssp in wanted}
     asked = AskedOffsets(
         {ssp: (str(shown.start), str(shown.end)) for ssp, shown in wanted.items()},
         {name: stream.info.identity for name, stream in streams.items()},

@@ -135,14 +135,14 @@ _MAX_REMOVALS = 5
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """What was taken back, and the `replays` that were stopped; `left` says what was not taken back, and why.
+    """What was taken back, and the `replays` that were stopped; `not_removed` says what was not taken back, and why.
 
     `unreadable` are entries that this release of Adjunct can't read, taken back as they are.
     """
 
     startpoints: tuple[PendingStartpoint, ...]
     replays: tuple[Replay, ...]
-    left: tuple[str, ...]
+    not_removed: tuple[str, ...]
     unreadable: tuple[Unreadable, ...] = ()
 
     def describe(self) -> list[str]:
@@ -153,7 +153,7 @@ class TakenBack:
             f"{replay.next}, {replay.until} not reached"
             for replay in self.replays
         ]
-        lines += [f"not removed: {text}" for text in self.left]
+        lines += [f"not removed: {text}" for text in self.not_removed]
         return lines + [f"removed unread: {entry.summary()}" for entry in self.unreadable]
 
     def to_json(self) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class TakenBack:
         return {
             "taken_back": [held.summary() for held in self.startpoints],
             "replays": [replay.model_dump(mode="json") for replay in self.replays],
-            "left": list(self.left),
+            "not_removed": list(self.not_removed),
             "unreadable": [entry.summary() for entry in self.unreadable],
         }
 
@@ -216,14 +216,14 @@ def take_back_startpoints(
     state = log.read().state
     used = [held for held in dict.fromkeys([*taken, *handed]) if has_begun(held, state)]
     taken = [held for held in taken if held not in used]
-    left = [f"{held.summary()}: a batch has begun there" for held in used]
+    kept = [f"{held.summary()}: a batch has begun there" for held in used]
     stopped, going = _stop_replays(log, state, wanted, by, reason) if task is None else ([], [])
     known = (
         {entry.ssp for entry in unread}
         | {held.request.ssp for held in (*taken, *used)}
         | {replay.ssp for replay in (*stopped, *going)}
     )
-    left += [
+    kept += [
         f"{replay.ssp}: the replay from {replay.position} ({replay.by}: {replay.reason}): the open batch is reading "
         "it; try again after the batch, or abandon it (adjunct checkpoint abandon)"
         for replay in going
@@ -232,15 +232,15 @@ def take_back_startpoints(
         still = iter_unapplied(startpoints.get_fan_outs(), state)
         for ssp, held in {held.request.ssp: held for held in still}.items():
             if ssp not in known and is_broadcast(app, ssp) and (wanted is None or ssp in wanted):
-                left.append(f"{held.summary()}: it is for all tasks, and can't be taken back from one")
+                kept.append(f"{held.summary()}: it is for all tasks, and can't be taken back from one")
                 known.add(ssp)
         for held in map(PendingStartpoint, stored.waiting):
             ssp = held.request.ssp
             if ssp not in known and held.request.task is None and (wanted is None or ssp in wanted):
-                left.append(f"{held.summary()}: it is for every task that reads the partition; leave the task out")
+                kept.append(f"{held.summary()}: it is for every task that reads the partition; leave the task out")
                 known.add(ssp)
-    left += [_describe_nothing(ssp, state) for ssp in wanted or () if ssp not in known]
-    return TakenBack(tuple(taken), tuple(stopped), tuple(left), tuple(unread))
+    kept += [_describe_nothing(ssp, state) for ssp in wanted or () if ssp not in known]
+    return TakenBack(tuple(taken), tuple(stopped), tuple(kept), tuple(unread))
 
 
 def _stop_replays(
@@ -390,7 +390,7 @@ class Startpoints:
         """Take back what is requested at these partitions and not applied, and stop bounded replays there.
 
         With `task`, only what is for this task or was handed to it; replays continue then. What a batch has begun with
-        stays, and is listed in `left`. Raises CommitConflictError if a run commits at the same moment: try again.
+        stays, and is listed in `not_removed`. Raises CommitConflictError if a run commits at the same moment.
         """
         return take_back_startpoints(self.lake, self.app, self._expanded(partitions), task=task, by=by, reason=reason)
 
@@ -465,14 +465,14 @@ def request_startpoints(
     readers = find_reading_tasks(app, plan, systems)
     versions = describe_versions(app, requests)
 
-    look = cache(partial(snapshot_stream, systems))  # one snapshot of each stream
+    snapshot_of = cache(partial(snapshot_stream, systems))  # one snapshot of each stream
     tables, keeping_state = describe_remote_tables(plan, requests), describe_state_effects(app)
-    previews = [preview_request(app, readers, look, state, request, stored.at) for request in requests]
+    previews = [preview_request(app, readers, snapshot_of, state, request, stored.at) for request in requests]
     previews = preview_rewinds(lake, systems, app, previews)
     previews = mark_blocked_previews(stored.unreadable, previews)
     recorded = RecordedRequests(previews, None)
     if any(request.versions == RECORDED for request in requests):
-        recorded = plan_recorded(lake, app, plan, look, previews, stored.at)
+        recorded = plan_recorded(lake, app, plan, snapshot_of, previews, stored.at)
     there = [*map(PendingStartpoint, stored.waiting), *iter_unapplied(stored.handed, state)]
     replaced = find_replaced(requests, there, readers.by_name)
     if not dry_run:

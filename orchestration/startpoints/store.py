@@ -632,8 +632,8 @@ class StartpointManager:
 
     def _applied(self) -> Taken:
         """Return a function that says whether a commit has applied a request; it reads the batch log on first use."""
-        look = cache(lambda: application_state(self.lake, self.application).offsets)
-        return lambda task, request: look().has_taken(request.ssp, request.id)
+        offsets = cache(lambda: application_state(self.lake, self.application).offsets)
+        return lambda task, request: offsets().has_taken(request.ssp, request.id)
 
     def _now_ms(self) -> int:
         return (self.lake.now() - _EPOCH) // _MS

@@ -189,8 +189,8 @@ def apply_startpoints(
     if plan is None and app.inputs:
         plan = plan_application(app, systems=runtime.systems)
     handed = fan_out_for_run(runtime, app, plan)
-    if handed.left_alone:
-        _log.warning("application %s: startpoints are disabled: %s wait", app.name, len(handed.left_alone))
+    if handed.disabled:
+        _log.warning("application %s: startpoints are disabled: %s wait", app.name, len(handed.disabled))
     outcome = apply_dataset_startpoints(runtime, app, startpoints, handed, only=only, on_report=on_report)
     return replace(outcome, fan_out=handed)
 

@@ -72,11 +72,11 @@ def decided(
     waiting: tuple[str, ...] = (),
     unfinished: tuple[str, ...] = (),
 ) -> LaunchRequest | Skip:
-    stock = Backlog(StreamScan(streams={"lake.orders": StreamFinding(lag=lag, due=due)}), True, old)
+    backlog = Backlog(StreamScan(streams={"lake.orders": StreamFinding(lag=lag, due=due)}), True, old)
     return decide_launch(
         "app:lake",
         LastRequest(),
-        stock,
+        backlog,
         {"checkpoint": {}},
         rule=rule or LaunchWhen(),
         unfinished=unfinished,
@@ -166,19 +166,19 @@ def test_a_look_that_a_deadline_cuts_goes_on_where_it_stopped() -> None:
         visited.append(name)
         return StreamFinding(lag=len(visited))
 
-    look, ticks, complete = StreamScan(of="c"), 0, False
+    scan, ticks, complete = StreamScan(of="c"), 0, False
     while not complete and ticks < 20:
-        look, complete = scan_streams(look, names, visit, deadline(3))
+        scan, complete = scan_streams(scan, names, visit, deadline(3))
         ticks += 1
     assert (visited, ticks) == (names, 4)
-    assert look.lag == sum(range(1, 11))
+    assert scan.lag == sum(range(1, 11))
 
 
 def test_a_tick_that_comes_late_looks_at_one_thing_all_the_same() -> None:
-    look, complete = scan_streams(
+    scan, complete = scan_streams(
         StreamScan(), ["lake.a", "lake.b"], lambda name: StreamFinding(), Deadline(-1.0, lambda: 0.0)
     )
-    assert (list(look.streams), complete) == (["lake.a"], False)
+    assert (list(scan.streams), complete) == (["lake.a"], False)
 
 
 def test_ages_are_asked_for_once_each_in_order_and_only_until_one_is_old() -> None:
@@ -190,12 +190,12 @@ def test_ages_are_asked_for_once_each_in_order_and_only_until_one_is_old() -> No
         asked.append(ssp)
         return ssp == ssps[20]
 
-    look = StreamScan(
+    scan = StreamScan(
         streams={"lake.b": StreamFinding(lag=12), "lake.a": StreamFinding(lag=12), "lake.c": StreamFinding()}
     )
     old, complete, ticks = None, False, 0
     while not complete and ticks < 20:
-        look, old, complete = scan_ages(look, unread.__getitem__, is_old, deadline(5))
+        scan, old, complete = scan_ages(scan, unread.__getitem__, is_old, deadline(5))
         ticks += 1
     assert (old, asked, ticks) == (ssps[20], ssps[:21], 5)
 
@@ -275,9 +275,9 @@ def test_a_record_is_old_at_exactly_the_age_that_is_named(lake: Lake, seconds: i
     for position, at in enumerate(times):
         rule = LaunchWhen(age=NOW - at + timedelta(seconds=seconds))
         state = ApplicationState(checkpoint={"lake.timed.0": str(position)})
-        stock = measure_backlog({"lake": streams}, app, state, StreamScan(), rule, NOW, Deadline(1.0, lambda: 0.0))
-        assert stock.complete
-        assert bool(stock.old) == (NOW - at > (rule.age or timedelta())), position
+        backlog = measure_backlog({"lake": streams}, app, state, StreamScan(), rule, NOW, Deadline(1.0, lambda: 0.0))
+        assert backlog.complete
+        assert bool(backlog.old) == (NOW - at > (rule.age or timedelta())), position
         assert not measure_backlog(
             {"lake": streams}, app, state, StreamScan(), LaunchWhen(age=timedelta.max), NOW, Deadline(1.0, lambda: 0.0)
         ).old
@@ -365,8 +365,8 @@ def wide(partitions: int, streams: int) -> tuple[Application, FakeStreams, Appli
 def test_thousands_of_partitions_fit_in_a_tick() -> None:
     app, fake, state = wide(500, 10)
     rule = LaunchWhen(records=5001, age=timedelta(days=1))
-    stock = measure_backlog({"fake": fake}, app, state, StreamScan(), rule, NOW, Deadline(40.0, lambda: 0.0))
-    assert (stock.complete, stock.look.lag, stock.old) == (True, 5000, "")
+    backlog = measure_backlog({"fake": fake}, app, state, StreamScan(), rule, NOW, Deadline(40.0, lambda: 0.0))
+    assert (backlog.complete, backlog.scan.lag, backlog.old) == (True, 5000, "")
     asked = Counter(fake.questions)
     assert asked.pop("offset_for_timestamp") == 5000, "the age of each first record is asked for once"
     assert max(asked.values()) <= 20, "all else is asked once a stream, or twice where ages are"
@@ -375,10 +375,10 @@ def test_thousands_of_partitions_fit_in_a_tick() -> None:
 def test_ages_of_thousands_of_partitions_are_asked_for_over_several_ticks_each_once() -> None:
     app, fake, state = wide(500, 10)
     rule = LaunchWhen(records=5001, age=timedelta(days=1))
-    look, ticks, complete = StreamScan(), 0, False
+    scan, ticks, complete = StreamScan(), 0, False
     while not complete and ticks < 20:
-        stock = measure_backlog({"fake": fake}, app, state, look, rule, NOW, deadline(1000))
-        look, complete, ticks = stock.look, stock.complete, ticks + 1
+        backlog = measure_backlog({"fake": fake}, app, state, scan, rule, NOW, deadline(1000))
+        scan, complete, ticks = backlog.scan, backlog.complete, ticks + 1
     assert ticks == 6
     assert Counter(fake.questions)["offset_for_timestamp"] == 5000
 
@@ -386,8 +386,8 @@ def test_ages_of_thousands_of_partitions_are_asked_for_over_several_ticks_each_o
 def test_where_enough_records_wait_nobody_asks_for_their_age() -> None:
     app, fake, state = wide(5, 2)
     rule = LaunchWhen(records=10, age=timedelta(days=1))
-    stock = measure_backlog({"fake": fake}, app, state, StreamScan(), rule, NOW, Deadline(40.0, lambda: 0.0))
-    assert (stock.complete, stock.look.lag) == (True, 10)
+    backlog = measure_backlog({"fake": fake}, app, state, StreamScan(), rule, NOW, Deadline(40.0, lambda: 0.0))
+    assert (backlog.complete, backlog.scan.lag) == (True, 10)
     assert "offset_for_timestamp" not in fake.questions
 
 
@@ -408,13 +408,13 @@ def test_a_lake_is_asked_as_often_for_many_partitions_as_for_few() -> None:
         app = copying("many", "lake.many")
         requests.clear()
         rule = LaunchWhen(age=timedelta(days=1))
-        stock = measure_backlog(
+        backlog = measure_backlog(
             {"lake": streams}, app, ApplicationState(), StreamScan(), rule, NOW, Deadline(40.0, lambda: 0.0)
         )
-        assert (stock.look.lag, stock.look.young.rpartition(".")[0]) == (3, "lake.many")
+        assert (backlog.scan.lag, backlog.scan.young.rpartition(".")[0]) == (3, "lake.many")
         return sum("/manifests/" in key or key.endswith("/CURRENT") for key in requests)
 
-    assert requests_for(1) == requests_for(64) <= 2, "one look at the stream answers all, also about ages"
+    assert requests_for(1) == requests_for(64) <= 2, "one scan at the stream answers all, also about ages"
 
 
 def test_a_tick_that_runs_out_of_time_is_gone_on_with_by_the_next(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,12 +426,12 @@ def test_a_tick_that_runs_out_of_time_is_gone_on_with_by_the_next(lake: Lake, mo
         sensor = Ticker(lake, app, instance, "two_new_records")
         assert "over after 1 streams" in sensor.skipped()
         cursor, _ = read_cursor(NewRecordsCursor, sensor.cursor)
-        assert cursor.look is not None
-        assert {name: progress.lag for name, progress in cursor.look.streams.items()} == {"lake.orders": 10}
+        assert cursor.scan is not None
+        assert {name: progress.lag for name, progress in cursor.scan.streams.items()} == {"lake.orders": 10}
 
         log = BatchLog(lake, "two")
         log.store_positions(log.read(), ApplicationState(checkpoint={"lake.orders.0": "1"}), by="somebody")
-        assert "over after 1 streams" in sensor.skipped(), "another commit: the look begins anew"
+        assert "over after 1 streams" in sensor.skipped(), "another commit: the scan begins anew"
         assert sensor.asked().tags["adjunct/lag"] != "12"
 
 

@@ -68,7 +68,7 @@ def test_a_very_late_attempt_waits_an_hour() -> None:
         LastRequest(about="abc", attempt=3, asked_at=12.5),
         NewRecordsCursor(
             asked=LastRequest(about="a"),
-            look=StreamScan(of="c", streams={"lake.x": StreamFinding(lag=3)}, young="lake.x.1"),
+            scan=StreamScan(of="c", streams={"lake.x": StreamFinding(lag=3)}, young="lake.x.1"),
         ),
         RestartCursor(run_id="r", permanent="no such column"),
     ],

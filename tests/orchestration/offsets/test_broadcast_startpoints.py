@@ -85,7 +85,7 @@ def test_what_is_for_all_is_taken_back_from_all_tasks_or_none(world: OffsetsWorl
     world.begin(app)
     kept = startpoints.take_back("lake.rules", task="Partition 1", **WHO)
     assert (kept.startpoints, len(world.fanned_out(app))) == ((), 3)
-    assert "it is for all tasks, and can't be taken back from one" in kept.left[0]
+    assert "it is for all tasks, and can't be taken back from one" in kept.not_removed[0]
     assert len(startpoints.take_back("lake.rules", **WHO).startpoints) == 3
     assert world.reads(app) == []
 

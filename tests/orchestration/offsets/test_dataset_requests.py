@@ -301,7 +301,7 @@ def test_what_a_tables_commit_has_applied_is_not_handed_out_again(world: World) 
     startpoints = manager(world)
     startpoints.write_startpoints([asked])
     report = fan_out_requests(startpoints, world.systems, app, None, OffsetState())
-    assert (report.tasks, [repeated.id for repeated in report.again]) == ({}, [asked.id])
+    assert (report.tasks, [repeated.id for repeated in report.already_applied]) == ({}, [asked.id])
 
 
 def test_a_request_of_a_dataset_that_comes_again_is_applied_once_whatever_came_between(world: World) -> None:
@@ -313,7 +313,7 @@ def test_a_request_of_a_dataset_that_comes_again_is_applied_once_whatever_came_b
     startpoints = manager(world)
     startpoints.write_startpoints([asked])
     report = fan_out_requests(startpoints, world.systems, app, None, OffsetState())
-    assert (report.tasks, [repeated.id for repeated in report.again]) == ({}, [asked.id])
+    assert (report.tasks, [repeated.id for repeated in report.already_applied]) == ({}, [asked.id])
     again = apply(world, app, ask(world, app, asked)).reports
     assert [outcome.note for outcome in again] == ["its startpoints were applied before"]
     assert StoredVersions(world.lake, "one").read()[0] == before

@@ -206,7 +206,7 @@ def test_what_waits_or_was_handed_out_is_taken_back_and_the_next_run_goes_on_fro
         "fake.s.0: oldest, handed to Partition 0 (ada: ticket 7)",
         "fake.s.2: oldest, waiting (ada: ticket 7)",
     ]
-    assert (done.replays, done.left) == ((), ())
+    assert (done.replays, done.not_removed) == ((), ())
     read = {ssp for batch in world.delivered(app) for ssp in batch.read()}
     assert read == {S[1], S[3]}
 
@@ -259,15 +259,15 @@ def test_what_the_open_batch_begins_with_stays(world: OffsetsWorld, app: Applica
     crash_in_a_batch(world, app)
     done = back(world, app, 0)
     assert done.startpoints == ()
-    assert done.left == (
+    assert done.not_removed == (
         "fake.s.0: offset @7, handed to Partition 0, found at offset @7 (ada: ticket 7): a batch has begun there",
     )
     assert set(world.fanned_out(app)) == {("Partition 0", S[0])}
     world.run(app)
     assert world.state(app).offsets.applied[S[0]].offset == "@7"
-    (text,) = back(world, app, 0).left
+    (text,) = back(world, app, 0).not_removed
     assert "offset @7 (ada: ticket 7) was applied at" in text
-    assert back(world, app, 3).left == ("fake.s.3: there is no request",)
+    assert back(world, app, 3).not_removed == ("fake.s.3: there is no request",)
 
 
 def test_replays_stop_where_they_are_but_not_in_the_middle_of_a_batch(world: OffsetsWorld, app: Application) -> None:
@@ -281,7 +281,7 @@ def test_replays_stop_where_they_are_but_not_in_the_middle_of_a_batch(world: Off
     crash_in_a_batch(world, app)
     stays = back(world, app)
     assert stays.replays == ()
-    assert "fake.s.1: the replay from oldest (ada: ticket 7): the open batch is reading it" in stays.left[0]
+    assert "fake.s.1: the replay from oldest (ada: ticket 7): the open batch is reading it" in stays.not_removed[0]
     read = [batch.read() for batch in world.delivered(app)]
     assert [span for spans in read for ssp, span in spans.items() if ssp == "fake.s.0"] == []
     assert world.state(app).offsets.replays == {}
@@ -303,7 +303,7 @@ def test_what_a_run_applies_meanwhile_is_not_called_taken_back(world: OffsetsWor
         world.faulty([Fault("put_if_match", 1, "meanwhile", lambda: world.run(app))]), app, at(0), **WHO
     )
     assert done.startpoints == ()
-    assert done.left == ("fake.s.0: offset @7, handed to Partition 0 (ada: ticket 7): a batch has begun there",)
+    assert done.not_removed == ("fake.s.0: offset @7, handed to Partition 0 (ada: ticket 7): a batch has begun there",)
     assert world.state(app).offsets.applied[S[0]].offset == "@7"
 
 
@@ -315,7 +315,7 @@ def test_what_a_crash_left_handed_out_after_it_was_applied_is_not_there_to_be_re
     assert set(world.fanned_out(app)) == {("Partition 1", S[1])}
     assert asked(world, app, StartpointOldest(), 1, dry_run=True).replaced == ()
     assert collect_startpoints(world.lake, world.systems(), app, world.now)["handed"] == []
-    (text,) = back(world, app, 1).left
+    (text,) = back(world, app, 1).not_removed
     assert "offset @8 (ada: ticket 7) was applied at" in text
 
 

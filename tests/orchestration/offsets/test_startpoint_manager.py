@@ -417,7 +417,7 @@ def test_a_request_that_is_written_again_is_applied_once_and_that_is_told(
     manager.write_startpoints([request])
     report = manager.fan_out({T0: [S0]}, taken=lambda task, handed: handed.id == request.id)
     assert report.tasks == {}, "a commit has taken it in"
-    assert [passed.id for passed in report.again] == [request.id]
+    assert [passed.id for passed in report.already_applied] == [request.id]
     assert "had been applied already" in describe_dropped(report)[0]
     assert manager.read().waiting == []
 
@@ -427,7 +427,7 @@ def test_one_that_loses_to_a_later_one_at_its_task_is_told(manager: StartpointMa
     manager.fan_out({T0: [S0]})
     write_startpoint(manager, S0, made(clock, hours=1), task=T0, **WHO)
     report = manager.fan_out({T0: [S0]})
-    assert [request.task for request in report.passed_over] == [T0]
+    assert [request.task for request in report.superseded] == [T0]
     assert "is skipped: a later request waits there" in describe_dropped(report)[0]
 
 
@@ -440,7 +440,7 @@ def test_what_was_applied_and_not_removed_does_not_count_against_one_whose_clock
     write_startpoint(manager, S0, behind, task=T0, **WHO)
     report = manager.fan_out({T0: [S0]}, taken=lambda task, handed: handed.startpoint == applied)
     assert report.tasks[T0][S0].startpoint == behind
-    assert (report.passed_over, report.again) == ((), ())
+    assert (report.superseded, report.already_applied) == ((), ())
 
 
 @pytest.mark.parametrize("expires_after", [5, timedelta, "12 hours"])

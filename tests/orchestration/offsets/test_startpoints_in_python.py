@@ -93,7 +93,7 @@ def test_what_waits_is_taken_back_by_partition_or_all_at_once_and_replays_are_ca
     world.run(app)
     startpoints = Startpoints(app, lake=world.lake)
     startpoints.request(["lake.s.0", "lake.s.1"], StartpointOldest(), **WHO)
-    (left,) = startpoints.take_back(["lake.s.1"], task="Partition 1", **WHO).left
+    (left,) = startpoints.take_back(["lake.s.1"], task="Partition 1", **WHO).not_removed
     assert "waiting" in left
     assert "for every task" in left
     assert len(startpoints.take_back(["lake.s.1"], **WHO).startpoints) == 1

@@ -198,7 +198,7 @@ def test_what_can_be_read_beside_it_stays_and_what_comes_later_waits_behind_it(
     hand_out(world, [stored(S2, sequence=1), NEWER])
     world.ask(app, str(S1), StartpointOldest)
     report = world.startpoints(app).fan_out(task)
-    assert (list(report.tasks["Partition 1"]), [request.ssp for request in report.behind]) == ([S2], [S1])
+    assert (list(report.tasks["Partition 1"]), [request.ssp for request in report.blocked]) == ([S2], [S1])
     world.startpoints(app).remove_fan_out_for_task("Partition 1")  # that of S2 is applied
     report = world.startpoints(app).fan_out(task)
     assert (report.tasks, report.held) == ({}, {"Partition 1": frozenset([S1])})
