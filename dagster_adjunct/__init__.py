@@ -31,7 +31,6 @@ _MODULES = (
     "windows",
 )
 
-_MODULES_FOR_DAGSTER = ("code_location",)
 _NAMES_FOR_DAGSTER = ("LakeResource", "SparkResource", "build_definitions")
 
 if TYPE_CHECKING:
@@ -46,15 +45,13 @@ else:  # A type checker would take every name for one that is there.
             return importlib.import_module(f"dagster_adjunct.{name}")
         if name in _NAMES_FOR_DAGSTER:
             return getattr(importlib.import_module("dagster_adjunct._dagster_api"), name)
-        if not name.startswith("_") or name == "__all__":
+        if name == "__all__" or not name.startswith("_"):
             api = importlib.import_module("dagster_adjunct._api")
             if name == "__all__":
-                return sorted([*api.__all__, *_NAMES_FOR_DAGSTER])
-            if name in api.__all__:
+                return sorted([*(known for known in vars(api) if not known.startswith("_")), *_NAMES_FOR_DAGSTER])
+            if hasattr(api, name):
                 return getattr(api, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__():
-        from dagster_adjunct import _api
-
-        return sorted([*globals(), *_MODULES, *_api.__all__, *_NAMES_FOR_DAGSTER])
+        return sorted([*globals(), *_MODULES, *__getattr__("__all__")])

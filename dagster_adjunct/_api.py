@@ -1,67 +1,40 @@
 """The names of `dagster_adjunct` itself, those for Dagster aside: what a first application needs, and most others."""
 
-from __future__ import annotations
-
-from dagster_adjunct.assets.advancing.advance_dataset import AdjunctDatasetManager, advance_dataset
-from dagster_adjunct.assets.bounded.advance import advance_version_set
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset, version_set
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy, VersionPartitions
-from dagster_adjunct.assets.reading.dataset import current_versions, open_dataset
-from dagster_adjunct.assets.reading.stored_versions import list_datasets
-from dagster_adjunct.assets.versions.reports import AdvanceReport, StageEvent
-from dagster_adjunct.assets.versions.version import VersionRef
-from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.message_stream import MessageStream, update_message
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, application_state, served_versions
-from dagster_adjunct.orchestration.operators.batch_context import SinkContext
-from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
-from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
-from dagster_adjunct.orchestration.step.run import RunReport, run_application
-from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, open_lake
-from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.spark.scope import session_scope
-from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
-from dagster_adjunct.resources.tables.operation import UpdateContract
-
-__all__ = [
-    "IN_PROCESS",
-    "AdjunctDataset",
-    "AdjunctDatasetManager",
-    "AdvanceReport",
-    "Application",
-    "ApplicationState",
-    "DiscardPolicy",
-    "Field",
-    "Lake",
-    "LakeSettings",
-    "LakeStreams",
-    "MessageStream",
-    "RunReport",
-    "Schema",
-    "SinkContext",
-    "StageEvent",
-    "StepEvent",
-    "StepReport",
-    "SystemStreamPartition",
-    "UpdateContract",
-    "VersionPartitions",
-    "VersionRef",
-    "advance_dataset",
-    "advance_version_set",
-    "application_state",
-    "bounded_dataset",
-    "current_versions",
-    "list_datasets",
-    "open_dataset",
-    "open_lake",
-    "plan_application",
-    "run_application",
-    "served_versions",
-    "session_scope",
-    "systems_for",
-    "unbounded_dataset",
-    "update_message",
-    "version_set",
-]
+from dagster_adjunct.assets.advancing.advance_dataset import AdjunctDatasetManager as AdjunctDatasetManager
+from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset as advance_dataset
+from dagster_adjunct.assets.bounded.advance import advance_version_set as advance_version_set
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset as AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset as bounded_dataset
+from dagster_adjunct.assets.declaration.dataset import unbounded_dataset as unbounded_dataset
+from dagster_adjunct.assets.declaration.dataset import version_set as version_set
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy as DiscardPolicy
+from dagster_adjunct.assets.declaration.policies import VersionPartitions as VersionPartitions
+from dagster_adjunct.assets.reading.dataset import current_versions as current_versions
+from dagster_adjunct.assets.reading.dataset import open_dataset as open_dataset
+from dagster_adjunct.assets.reading.stored_versions import list_datasets as list_datasets
+from dagster_adjunct.assets.versions.reports import AdvanceReport as AdvanceReport
+from dagster_adjunct.assets.versions.reports import StageEvent as StageEvent
+from dagster_adjunct.assets.versions.version import VersionRef as VersionRef
+from dagster_adjunct.orchestration.application.application import Application as Application
+from dagster_adjunct.orchestration.application.message_stream import MessageStream as MessageStream
+from dagster_adjunct.orchestration.application.message_stream import update_message as update_message
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState as ApplicationState
+from dagster_adjunct.orchestration.batch_log.batch_log import application_state as application_state
+from dagster_adjunct.orchestration.batch_log.batch_log import served_versions as served_versions
+from dagster_adjunct.orchestration.operators.batch_context import SinkContext as SinkContext
+from dagster_adjunct.orchestration.planner.planner import plan_application as plan_application
+from dagster_adjunct.orchestration.planner.planner import systems_for as systems_for
+from dagster_adjunct.orchestration.step.progress import StepEvent as StepEvent
+from dagster_adjunct.orchestration.step.progress import StepReport as StepReport
+from dagster_adjunct.orchestration.step.run import RunReport as RunReport
+from dagster_adjunct.orchestration.step.run import run_application as run_application
+from dagster_adjunct.resources.objects.lake import Lake as Lake
+from dagster_adjunct.resources.objects.lake import LakeSettings as LakeSettings
+from dagster_adjunct.resources.objects.lake import open_lake as open_lake
+from dagster_adjunct.resources.schemas.schema import Field as Field
+from dagster_adjunct.resources.schemas.schema import Schema as Schema
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS as IN_PROCESS
+from dagster_adjunct.resources.spark.scope import session_scope as session_scope
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams as LakeStreams
+from dagster_adjunct.resources.streams.system import SystemStreamPartition as SystemStreamPartition
+from dagster_adjunct.resources.tables.operation import UpdateContract as UpdateContract

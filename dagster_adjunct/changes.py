@@ -1,32 +1,15 @@
 """What the records of a change stream may look like, and what an unbounded dataset makes of them."""
 
-from __future__ import annotations
-
-from dagster_adjunct.assets.declaration.change_formats import (
-    ArrowChangeFormat,
-    ChangeFormat,
-    DebeziumUnwrapped,
-    OperationColumn,
-    Upserts,
-)
-from dagster_adjunct.assets.declaration.dataset import BY_OFFSET
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor, Projection, PythonExtractor
-from dagster_adjunct.assets.declaration.maxwell import MaxwellEnvelope
-from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
-
-__all__ = [
-    "BY_OFFSET",
-    "ArrowChangeFormat",
-    "ChangeFormat",
-    "DeadLetters",
-    "DebeziumEnvelope",
-    "DebeziumUnwrapped",
-    "DeltaCompaction",
-    "KeyValueExtractor",
-    "MaxwellEnvelope",
-    "OperationColumn",
-    "Projection",
-    "PythonExtractor",
-    "Upserts",
-]
+from dagster_adjunct.assets.declaration.change_formats import ArrowChangeFormat as ArrowChangeFormat
+from dagster_adjunct.assets.declaration.change_formats import ChangeFormat as ChangeFormat
+from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped as DebeziumUnwrapped
+from dagster_adjunct.assets.declaration.change_formats import OperationColumn as OperationColumn
+from dagster_adjunct.assets.declaration.change_formats import Upserts as Upserts
+from dagster_adjunct.assets.declaration.dataset import BY_OFFSET as BY_OFFSET
+from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope as DebeziumEnvelope
+from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor as KeyValueExtractor
+from dagster_adjunct.assets.declaration.extractors import Projection as Projection
+from dagster_adjunct.assets.declaration.extractors import PythonExtractor as PythonExtractor
+from dagster_adjunct.assets.declaration.maxwell import MaxwellEnvelope as MaxwellEnvelope
+from dagster_adjunct.assets.declaration.policies import DeadLetters as DeadLetters
+from dagster_adjunct.assets.declaration.policies import DeltaCompaction as DeltaCompaction

@@ -1,22 +1,12 @@
 """Kafka as a system of streams: its settings, its topics, and the formats of their records."""
 
-from __future__ import annotations
-
-from dagster_adjunct.resources.streams.kafka.avro import Avro
-from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText, Raw, Text
-from dagster_adjunct.resources.streams.kafka.protobuf import Protobuf
-from dagster_adjunct.resources.streams.kafka.schema_registry import SchemaRegistry
-from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaTopic, kafka_system
-
-__all__ = [
-    "Avro",
-    "Json",
-    "KafkaSettings",
-    "KafkaTopic",
-    "KeyText",
-    "Protobuf",
-    "Raw",
-    "SchemaRegistry",
-    "Text",
-    "kafka_system",
-]
+from dagster_adjunct.resources.streams.kafka.avro import Avro as Avro
+from dagster_adjunct.resources.streams.kafka.formats import Json as Json
+from dagster_adjunct.resources.streams.kafka.formats import KeyText as KeyText
+from dagster_adjunct.resources.streams.kafka.formats import Raw as Raw
+from dagster_adjunct.resources.streams.kafka.formats import Text as Text
+from dagster_adjunct.resources.streams.kafka.protobuf import Protobuf as Protobuf
+from dagster_adjunct.resources.streams.kafka.schema_registry import SchemaRegistry as SchemaRegistry
+from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings as KafkaSettings
+from dagster_adjunct.resources.streams.kafka.streams import KafkaTopic as KafkaTopic
+from dagster_adjunct.resources.streams.kafka.streams import kafka_system as kafka_system

@@ -1,70 +1,35 @@
 """Key-value tables: families, a version per key, conditional and atomic changes, iterators."""
 
-from __future__ import annotations
-
-from dagster_adjunct.resources.errors import FailedCondition
-from dagster_adjunct.resources.key_value.entries import (
-    Insert,
-    MustBeAbsent,
-    MustHaveVersion,
-    Put,
-    Remove,
-    Replace,
-    TableEntry,
-    TableKey,
-)
-from dagster_adjunct.resources.key_value.iterators import IteratorPage, IteratorState
-from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, SegmentInfo, TableInfo
-from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration, KeyVersion
-from dagster_adjunct.resources.key_value.serializers import (
-    AvroSerializer,
-    BytesSerializer,
-    FunctionSerializer,
-    IntegerSerializer,
-    JsonSerializer,
-    ModelSerializer,
-    Serializer,
-    TextSerializer,
-)
-from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable, KeyValueTable
-from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
-from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments
-from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
-from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
-from dagster_adjunct.resources.key_value_frames.frames import FrameWritten, read_key_value_table, write_key_value_table
-
-__all__ = [
-    "AvroSerializer",
-    "BlockingKeyValueTable",
-    "BytesSerializer",
-    "DynamoDbSegments",
-    "FailedCondition",
-    "FrameWritten",
-    "FunctionSerializer",
-    "Insert",
-    "IntegerSerializer",
-    "IteratorPage",
-    "IteratorState",
-    "JsonSerializer",
-    "KeyValueTable",
-    "KeyValueTableConfiguration",
-    "KeyValueTableManager",
-    "KeyVersion",
-    "ModelSerializer",
-    "MustBeAbsent",
-    "MustHaveVersion",
-    "ObjectSegments",
-    "PostgresSegments",
-    "Put",
-    "Remove",
-    "Replace",
-    "SegmentInfo",
-    "Serializer",
-    "SqliteSegments",
-    "TableEntry",
-    "TableInfo",
-    "TableKey",
-    "TextSerializer",
-    "read_key_value_table",
-    "write_key_value_table",
-]
+from dagster_adjunct.resources.errors import FailedCondition as FailedCondition
+from dagster_adjunct.resources.key_value.entries import Insert as Insert
+from dagster_adjunct.resources.key_value.entries import MustBeAbsent as MustBeAbsent
+from dagster_adjunct.resources.key_value.entries import MustHaveVersion as MustHaveVersion
+from dagster_adjunct.resources.key_value.entries import Put as Put
+from dagster_adjunct.resources.key_value.entries import Remove as Remove
+from dagster_adjunct.resources.key_value.entries import Replace as Replace
+from dagster_adjunct.resources.key_value.entries import TableEntry as TableEntry
+from dagster_adjunct.resources.key_value.entries import TableKey as TableKey
+from dagster_adjunct.resources.key_value.iterators import IteratorPage as IteratorPage
+from dagster_adjunct.resources.key_value.iterators import IteratorState as IteratorState
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager as KeyValueTableManager
+from dagster_adjunct.resources.key_value.manager import SegmentInfo as SegmentInfo
+from dagster_adjunct.resources.key_value.manager import TableInfo as TableInfo
+from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration as KeyValueTableConfiguration
+from dagster_adjunct.resources.key_value.segment import KeyVersion as KeyVersion
+from dagster_adjunct.resources.key_value.serializers import AvroSerializer as AvroSerializer
+from dagster_adjunct.resources.key_value.serializers import BytesSerializer as BytesSerializer
+from dagster_adjunct.resources.key_value.serializers import FunctionSerializer as FunctionSerializer
+from dagster_adjunct.resources.key_value.serializers import IntegerSerializer as IntegerSerializer
+from dagster_adjunct.resources.key_value.serializers import JsonSerializer as JsonSerializer
+from dagster_adjunct.resources.key_value.serializers import ModelSerializer as ModelSerializer
+from dagster_adjunct.resources.key_value.serializers import Serializer as Serializer
+from dagster_adjunct.resources.key_value.serializers import TextSerializer as TextSerializer
+from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable as BlockingKeyValueTable
+from dagster_adjunct.resources.key_value.table import KeyValueTable as KeyValueTable
+from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments as DynamoDbSegments
+from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments as ObjectSegments
+from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments as PostgresSegments
+from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments as SqliteSegments
+from dagster_adjunct.resources.key_value_frames.frames import FrameWritten as FrameWritten
+from dagster_adjunct.resources.key_value_frames.frames import read_key_value_table as read_key_value_table
+from dagster_adjunct.resources.key_value_frames.frames import write_key_value_table as write_key_value_table

@@ -1,13 +1,7 @@
 """Named readers: consumers outside of applications, whose positions in streams of the lake are kept by name."""
 
-from __future__ import annotations
-
-from dagster_adjunct.resources.streams.lake.readers import NewRecords, ReaderInfo, list_readers, read_new, remove_reader
-
-__all__ = [
-    "NewRecords",
-    "ReaderInfo",
-    "list_readers",
-    "read_new",
-    "remove_reader",
-]
+from dagster_adjunct.resources.streams.lake.readers import NewRecords as NewRecords
+from dagster_adjunct.resources.streams.lake.readers import ReaderInfo as ReaderInfo
+from dagster_adjunct.resources.streams.lake.readers import list_readers as list_readers
+from dagster_adjunct.resources.streams.lake.readers import read_new as read_new
+from dagster_adjunct.resources.streams.lake.readers import remove_reader as remove_reader

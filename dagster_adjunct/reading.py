@@ -1,27 +1,13 @@
 """Reading what a dataset holds: now, earlier, by key, and as the difference between two versions."""
 
-from __future__ import annotations
-
-from dagster_adjunct.assets.reading.dataset import Dataset
-from dagster_adjunct.assets.reading.diff import ChangedEntry, VersionDiff
-from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
-from dagster_adjunct.assets.reading.key_lookup import FileCache
-from dagster_adjunct.assets.reading.rows_over_time import Validity
-from dagster_adjunct.assets.reading.served_version import Watch
-from dagster_adjunct.assets.reading.verify import VerifyReport
-from dagster_adjunct.assets.versions.actions import HistoryEntry
-from dagster_adjunct.assets.versions.leases import Lease
-
-__all__ = [
-    "ChangedEntry",
-    "Dataset",
-    "EntriesAt",
-    "EntriesOverTime",
-    "FileCache",
-    "HistoryEntry",
-    "Lease",
-    "Validity",
-    "VerifyReport",
-    "VersionDiff",
-    "Watch",
-]
+from dagster_adjunct.assets.reading.dataset import Dataset as Dataset
+from dagster_adjunct.assets.reading.diff import ChangedEntry as ChangedEntry
+from dagster_adjunct.assets.reading.diff import VersionDiff as VersionDiff
+from dagster_adjunct.assets.reading.history import EntriesAt as EntriesAt
+from dagster_adjunct.assets.reading.history import EntriesOverTime as EntriesOverTime
+from dagster_adjunct.assets.reading.key_lookup import FileCache as FileCache
+from dagster_adjunct.assets.reading.rows_over_time import Validity as Validity
+from dagster_adjunct.assets.reading.served_version import Watch as Watch
+from dagster_adjunct.assets.reading.verify import VerifyReport as VerifyReport
+from dagster_adjunct.assets.versions.actions import HistoryEntry as HistoryEntry
+from dagster_adjunct.assets.versions.leases import Lease as Lease

@@ -1,23 +1,10 @@
 """Where a dataset's contents come from besides streams: files, queries, and snapshots to begin with."""
 
-from __future__ import annotations
-
-from dagster_adjunct.assets.declaration.snapshots import (
-    InitialLoad,
-    ParquetSnapshot,
-    PostgresSnapshot,
-    QuerySnapshot,
-    Snapshot,
-)
-from dagster_adjunct.assets.declaration.sources import Computation, FileSource, QuerySource
-
-__all__ = [
-    "Computation",
-    "FileSource",
-    "InitialLoad",
-    "ParquetSnapshot",
-    "PostgresSnapshot",
-    "QuerySnapshot",
-    "QuerySource",
-    "Snapshot",
-]
+from dagster_adjunct.assets.declaration.snapshots import InitialLoad as InitialLoad
+from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot as ParquetSnapshot
+from dagster_adjunct.assets.declaration.snapshots import PostgresSnapshot as PostgresSnapshot
+from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot as QuerySnapshot
+from dagster_adjunct.assets.declaration.snapshots import Snapshot as Snapshot
+from dagster_adjunct.assets.declaration.sources import Computation as Computation
+from dagster_adjunct.assets.declaration.sources import FileSource as FileSource
+from dagster_adjunct.assets.declaration.sources import QuerySource as QuerySource

@@ -1,38 +1,17 @@
 """Streams: what is read and written partition by partition, how streams are kept, and stream systems of your own."""
 
-from __future__ import annotations
-
-from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
-from dagster_adjunct.resources.streams.checksum import records_checksum
-from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy, Retention
-from dagster_adjunct.resources.streams.registry import open_system
-from dagster_adjunct.resources.streams.system import (
-    RECORD_META,
-    AppendResult,
-    Marker,
-    NewStreams,
-    OffsetRange,
-    SourceRange,
-    Sources,
-    StreamInfo,
-    StreamSystem,
-    register_system,
-)
-
-__all__ = [
-    "ARRIVAL",
-    "RECORD_META",
-    "AppendResult",
-    "CompactionPolicy",
-    "Marker",
-    "NewStreams",
-    "OffsetRange",
-    "Retention",
-    "SourceRange",
-    "Sources",
-    "StreamInfo",
-    "StreamSystem",
-    "open_system",
-    "records_checksum",
-    "register_system",
-]
+from dagster_adjunct.orchestration.operators.event_time import ARRIVAL as ARRIVAL
+from dagster_adjunct.resources.streams.checksum import records_checksum as records_checksum
+from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy as CompactionPolicy
+from dagster_adjunct.resources.streams.lake.manifest import Retention as Retention
+from dagster_adjunct.resources.streams.registry import open_system as open_system
+from dagster_adjunct.resources.streams.system import RECORD_META as RECORD_META
+from dagster_adjunct.resources.streams.system import AppendResult as AppendResult
+from dagster_adjunct.resources.streams.system import Marker as Marker
+from dagster_adjunct.resources.streams.system import NewStreams as NewStreams
+from dagster_adjunct.resources.streams.system import OffsetRange as OffsetRange
+from dagster_adjunct.resources.streams.system import SourceRange as SourceRange
+from dagster_adjunct.resources.streams.system import Sources as Sources
+from dagster_adjunct.resources.streams.system import StreamInfo as StreamInfo
+from dagster_adjunct.resources.streams.system import StreamSystem as StreamSystem
+from dagster_adjunct.resources.streams.system import register_system as register_system

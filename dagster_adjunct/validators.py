@@ -1,37 +1,16 @@
 """Rules that a version is held to before anybody reads it: those that ship, and what a rule of your own is made of."""
 
-from __future__ import annotations
-
-from dagster_adjunct.assets.declaration.policies import Validator
-from dagster_adjunct.assets.validation.checks import Finding
-from dagster_adjunct.assets.validation.validators import (
-    Candidate,
-    custom,
-    evaluate,
-    min_rows,
-    no_null_keys,
-    no_nulls,
-    row_count_within,
-    schema_compatible,
-    sql_check,
-    unique_keys,
-    values_in,
-)
-from dagster_adjunct.assets.versions.version import Verdict
-
-__all__ = [
-    "Candidate",
-    "Finding",
-    "Validator",
-    "Verdict",
-    "custom",
-    "evaluate",
-    "min_rows",
-    "no_null_keys",
-    "no_nulls",
-    "row_count_within",
-    "schema_compatible",
-    "sql_check",
-    "unique_keys",
-    "values_in",
-]
+from dagster_adjunct.assets.declaration.policies import Validator as Validator
+from dagster_adjunct.assets.validation.checks import Finding as Finding
+from dagster_adjunct.assets.validation.validators import Candidate as Candidate
+from dagster_adjunct.assets.validation.validators import custom as custom
+from dagster_adjunct.assets.validation.validators import evaluate as evaluate
+from dagster_adjunct.assets.validation.validators import min_rows as min_rows
+from dagster_adjunct.assets.validation.validators import no_null_keys as no_null_keys
+from dagster_adjunct.assets.validation.validators import no_nulls as no_nulls
+from dagster_adjunct.assets.validation.validators import row_count_within as row_count_within
+from dagster_adjunct.assets.validation.validators import schema_compatible as schema_compatible
+from dagster_adjunct.assets.validation.validators import sql_check as sql_check
+from dagster_adjunct.assets.validation.validators import unique_keys as unique_keys
+from dagster_adjunct.assets.validation.validators import values_in as values_in
+from dagster_adjunct.assets.versions.version import Verdict as Verdict

@@ -1,18 +1,12 @@
 """Windows of time: their kinds, and what is computed of the records in them."""
 
-from __future__ import annotations
-
-from dagster_adjunct.orchestration.operators.windows.aggregates import (
-    Aggregate,
-    Count,
-    Distinct,
-    Max,
-    Mean,
-    Min,
-    Session,
-    Sliding,
-    Sum,
-    Tumbling,
-)
-
-__all__ = ["Aggregate", "Count", "Distinct", "Max", "Mean", "Min", "Session", "Sliding", "Sum", "Tumbling"]
+from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate as Aggregate
+from dagster_adjunct.orchestration.operators.windows.aggregates import Count as Count
+from dagster_adjunct.orchestration.operators.windows.aggregates import Distinct as Distinct
+from dagster_adjunct.orchestration.operators.windows.aggregates import Max as Max
+from dagster_adjunct.orchestration.operators.windows.aggregates import Mean as Mean
+from dagster_adjunct.orchestration.operators.windows.aggregates import Min as Min
+from dagster_adjunct.orchestration.operators.windows.aggregates import Session as Session
+from dagster_adjunct.orchestration.operators.windows.aggregates import Sliding as Sliding
+from dagster_adjunct.orchestration.operators.windows.aggregates import Sum as Sum
+from dagster_adjunct.orchestration.operators.windows.aggregates import Tumbling as Tumbling

@@ -15,6 +15,11 @@ def public_modules() -> dict[str, ModuleType]:
     return {"dagster_adjunct": dagster_adjunct, **others}
 
 
+def names_in(module: ModuleType) -> list[str]:
+    """Return the names that users may import from a public module."""
+    return list(getattr(module, "__all__", None) or (name for name in vars(module) if not name.startswith("_")))
+
+
 def public_names() -> dict[str, Any]:
     """Return all public names of all modules, with what they stand for."""
-    return {name: getattr(module, name) for module in public_modules().values() for name in module.__all__}
+    return {name: getattr(module, name) for module in public_modules().values() for name in names_in(module)}

@@ -16,6 +16,7 @@ from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.objects.lake import LakeSettings
 from tests.doc_blocks import ROOT, PageReader, blocks_of, printed
 from tests.kept_processes import without_kept_processes
+from tests.public_names import names_in
 
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
@@ -75,7 +76,7 @@ def test_the_page_on_lakes_has_every_setting() -> None:
 
 
 def test_pages_name_only_errors_that_exist() -> None:
-    known = {*errors.__all__, *vars(builtins)}
+    known = {*names_in(errors), *vars(builtins)}
     for page in PAGES:
         named = set(re.findall(r"`([A-Z]\w*Error)`", page.read_text("utf-8")))
         assert named <= known, page.name
