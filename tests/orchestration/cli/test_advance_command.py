@@ -127,7 +127,7 @@ def test_a_run_of_an_application_with_datasets_only_advances_them(world: World) 
     assert "declares only datasets" in text
 
 
-def test_a_refused_version_has_an_exit_code_of_its_own_and_never_a_switch_in_its_stages(
+def test_a_rejected_version_has_its_own_exit_code_and_no_stage_of_a_switch(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged = bounded_dataset(

@@ -78,7 +78,7 @@ def test_what_spark_would_do_is_told_of_each_join_without_a_version_or_a_record(
 
 
 @pytest.mark.spark
-def test_an_exchange_that_the_plan_does_not_list_is_told_by_its_operator_and_ends_with_4(verify: Any) -> None:
+def test_an_unplanned_exchange_is_reported_with_its_operator_and_exit_code_4(verify: Any) -> None:
     result = verify('frame.dropDuplicates(["n"]).repartition(2, "k")')
     assert result.exit_code == 4, result.output
     assert "join-2-kinds  sort-merge join with kinds, a bucketed scan of 2; exchanges: 0 of records" in result.output

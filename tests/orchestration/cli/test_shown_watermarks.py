@@ -55,7 +55,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(lake)
 
 
-def test_watermarks_are_shown_by_name_and_by_application_with_what_is_idle_and_what_holds_back(world: World) -> None:
+def test_watermarks_are_shown_with_idle_partitions_and_those_that_hold_back(world: World) -> None:
     shown = printed(world, "checkpoint", "show", "watching")
     assert "2026-01-01 12:05:00 UTC" in shown
     assert "watermarks of operators" in shown

@@ -153,7 +153,7 @@ def test_an_older_version_that_is_forced_is_kept_beside_and_says_how_to_serve_it
     assert (done["served"], done["note"]) == (ids(world)["v5"], "")
 
 
-def test_a_dataset_that_can_not_be_read_is_listed_with_the_reason_and_keeps_no_other_from_anything(
+def test_an_unreadable_dataset_is_listed_with_the_reason_and_stops_no_other(
     world: World,
 ) -> None:
     world.stream("crews", SCHEMA, ["tailnum"], 2)

@@ -69,7 +69,7 @@ def test_loading_an_application_on_an_s3_lake_touches_no_network(tmp_path: Path)
     assert "lake/priced" in assets
 
 
-def test_lineage_runs_from_source_streams_over_datasets_and_the_enriched_stream_to_the_table(tmp_path: Path) -> None:
+def test_lineage_runs_from_streams_over_datasets_and_the_enriched_stream_to_the_table(tmp_path: Path) -> None:
     graph = build_definitions(small.order_totals(tmp_path / "t.sqlite")).resolve_asset_graph()
     parents = {
         key.to_user_string(): {parent.to_user_string() for parent in graph.get(key).parent_keys}
@@ -201,7 +201,7 @@ def test_sensors_are_stopped_until_somebody_starts_them(tmp_path: Path) -> None:
     assert {sensor.default_status for sensor in sensors} == {DefaultSensorStatus.STOPPED}
 
 
-def test_the_folder_that_a_dataset_is_made_from_is_an_external_asset_and_a_query_is_none() -> None:
+def test_the_folder_of_a_dataset_is_an_external_asset_and_a_query_is_none() -> None:
     schema = Schema.of(item="string", label="string")
     labels = bounded_dataset(
         "labels", input=FileSource("s3://bucket/shop-data/labels", "csv", schema), key="item", broadcast=True
@@ -220,7 +220,7 @@ def test_the_folder_that_a_dataset_is_made_from_is_an_external_asset_and_a_query
     assert (graph.get(files).kinds, graph.get(files).is_materializable) == ({"csv"}, False)
 
 
-def test_two_things_of_one_asset_key_and_two_jobs_of_one_name_are_refused_in_our_words() -> None:
+def test_two_nodes_with_one_asset_key_and_two_jobs_with_one_name_are_rejected() -> None:
     class OneKey(AdjunctTranslator):
         def get_asset_key(self, subject: AssetSubject) -> AssetKey:
             return AssetKey(["same"])

@@ -55,7 +55,7 @@ def test_validators_are_checks_with_their_facts_and_the_version_that_they_judged
     assert "report" in finished.made
 
 
-def test_a_rejected_version_fails_its_check_and_what_is_downstream_goes_on_with_the_one_before(lab: Lab) -> None:
+def test_a_rejected_version_fails_its_check_and_the_previous_one_stays_in_use(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     first = lab.advance(ITEMS).made["items"]["adjunct/version"]
     lab.deliver("items", APPLES[:1], "v2")
@@ -84,7 +84,7 @@ def test_a_rejected_version_fails_its_check_and_what_is_downstream_goes_on_with_
     assert "report" in finished.made
 
 
-def test_a_rejected_version_stays_on_the_checks_until_it_is_dropped_or_a_better_one_comes(lab: Lab) -> None:
+def test_a_rejected_version_fails_its_check_until_it_is_removed_or_replaced(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     lab.deliver("items", APPLES[:1], "v2")
     assert lab.advance(ITEMS).passed["items min_rows"] is False
@@ -97,7 +97,7 @@ def test_a_rejected_version_stays_on_the_checks_until_it_is_dropped_or_a_better_
     assert set(lab.advance(ITEMS).passed.values()) == {True}
 
 
-def test_each_of_several_rejected_versions_is_an_event_of_its_own_also_where_a_better_one_follows(lab: Lab) -> None:
+def test_each_rejected_version_has_its_own_event_even_if_a_better_one_follows(lab: Lab) -> None:
     lab.deliver("items", APPLES[:1], "v1")
     lab.deliver("items", APPLES[1:], "v2")
     lab.deliver("items", APPLES, "v3")
@@ -106,7 +106,7 @@ def test_each_of_several_rejected_versions_is_an_event_of_its_own_also_where_a_b
     assert finished.made["items"]["adjunct/name"] == "v3"
 
 
-def test_a_dataset_that_has_not_changed_is_observed_and_what_is_downstream_in_the_run_goes_on(lab: Lab) -> None:
+def test_an_unchanged_dataset_is_observed_and_downstream_assets_still_run(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     first = lab.advance(ITEMS)
     lab.deliver("items", list(reversed(APPLES)), "v2")
@@ -133,7 +133,7 @@ def test_what_a_validator_warns_of_is_in_the_runs_log(lab: Lab) -> None:
     assert finished.made["items"]["adjunct/name"] == "v2"
 
 
-def test_a_first_version_that_is_rejected_materialises_nothing_and_skips_what_is_downstream(lab: Lab) -> None:
+def test_a_rejected_first_version_materializes_nothing_and_skips_downstream_assets(lab: Lab) -> None:
     lab.deliver("items", APPLES[:1], "v1")
     finished = lab.advance(ITEMS)
     assert finished.success
@@ -143,7 +143,7 @@ def test_a_first_version_that_is_rejected_materialises_nothing_and_skips_what_is
     assert finished.observed["items"]["adjunct/version"] == "none"
 
 
-def test_a_version_that_is_refused_before_any_validator_fails_the_check_of_acceptance(lab: Lab) -> None:
+def test_a_version_rejected_before_any_validator_fails_the_check_of_acceptance(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     lab.advance(ITEMS)
     lab.deliver("items", APPLES, None)

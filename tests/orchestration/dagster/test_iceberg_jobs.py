@@ -85,7 +85,7 @@ def test_what_is_new_is_compacted_and_registered_and_what_is_there_is_left_alone
     assert lab.store("prices").require_current().version == served.version
 
 
-def test_a_dataset_that_fails_keeps_no_other_and_one_without_a_version_is_passed_over(lab: Lab, catalog: Any) -> None:
+def test_the_job_continues_after_a_failing_dataset_and_skips_one_without_a_version(lab: Lab, catalog: Any) -> None:
     lab.deliver("prices", APPLES, None)
     lab.advance(PRICES)
     lost, absent = (replace(PRICES, name=name, input=f"lake.{name}") for name in ("lost", "absent"))

@@ -91,7 +91,7 @@ def test_serializers_have_names() -> None:
         KeyValueTableResource(scope="plant", table="counters", value="pickle")
 
 
-def test_no_secret_of_a_table_is_in_anything_that_a_run_stores_or_that_the_lake_holds(
+def test_no_secret_of_a_table_is_stored_by_a_run_or_in_the_lake(
     postgres_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PLANT_SECRET", postgres_server.dsn(GUARDED_USER, GUARDED_PASSWORD))

@@ -43,7 +43,7 @@ def test_a_local_table_is_an_output_of_its_application_and_nothing_is_made_of_it
     assert graph == {visits: set(), OUT: {visits}, COUNTS: {OUT}}
 
 
-def test_an_application_that_only_joins_the_table_shows_it_as_made_elsewhere_or_by_its_owner() -> None:
+def test_an_application_that_only_joins_a_table_shows_it_as_external_or_its_owners() -> None:
     def joining() -> Application:
         app = Application("joining")
         table = app.table(counting().dataset("counts"))
@@ -68,7 +68,7 @@ def test_a_dataset_that_is_fed_and_joined_makes_no_circle_either() -> None:
 
 
 @pytest.mark.spark
-def test_a_run_materialises_the_table_with_its_version_and_observes_it_when_nothing_changed(
+def test_a_run_materializes_the_tables_version_and_observes_an_unchanged_one(
     tmp_path: Path, spark: Any, instance: DagsterInstance
 ) -> None:
     world = StepWorld(open_lake(tmp_path / "lake"), tmp_path, lambda: spark)

@@ -283,7 +283,7 @@ def test_a_record_is_old_at_exactly_the_age_that_is_named(lake: Lake, seconds: i
         ).old
 
 
-def test_an_application_that_reads_from_the_end_of_a_stream_is_launched_once_to_store_where(lake: Lake) -> None:
+def test_reading_from_the_end_of_a_stream_launches_one_run_to_store_the_position(lake: Lake) -> None:
     app = Application("tail")
     app.input_stream("lake.orders", default_offset="upcoming").send_to(app.output_stream("lake.tail", partitions=1))
     small.append(lake, "orders", 1, small.orders(0, 10))

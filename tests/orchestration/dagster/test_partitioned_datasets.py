@@ -161,7 +161,7 @@ def test_a_partition_built_anew_with_the_same_content_keeps_its_version(lab: Lab
     assert build(lab, DAYS[0]).made[f"items/{DAYS[0]}"]["data version"] != first["data version"]
 
 
-def test_a_days_partition_counts_from_its_beginning_and_names_stand_in_their_natural_order() -> None:
+def test_partitions_by_day_begin_at_the_start_and_names_are_in_natural_order() -> None:
     from dagster_adjunct.orchestration.code_location.dataset_assets import dagster_partitions
 
     assert dagster_partitions(ITEMS) == DailyPartitionsDefinition(start_date=DAYS[0], end_offset=1)
@@ -171,7 +171,7 @@ def test_a_days_partition_counts_from_its_beginning_and_names_stand_in_their_nat
     assert dagster_partitions(named) == StaticPartitionsDefinition(["v2", "v10"])
 
 
-def test_a_partitioned_dataset_is_left_out_of_the_applications_job_and_stays_in_its_graph(lab: Lab) -> None:
+def test_a_partitioned_dataset_is_in_the_applications_graph_but_not_in_its_job(lab: Lab) -> None:
     defs = lab.definitions(ITEMS)
     job = defs.resolve_job_def("shop")
     assert job.asset_layer.selected_asset_keys == {AssetKey(["lake", "copy"])}

@@ -98,7 +98,7 @@ def test_the_asset_graph_shows_streams_datasets_enriched_stream_and_table(server
 
 
 @pytest.mark.usefixtures("backfill")  # begins now, so that waiting for the daemon costs nothing
-def test_assets_launched_from_the_ui_materialise_and_a_second_run_waits_for_the_first(
+def test_assets_launched_from_the_ui_materialize_and_runs_wait_for_each_other(
     servers: DagsterServers, lake: Lake
 ) -> None:
     keys = [
@@ -160,7 +160,7 @@ def test_a_backfill_that_fails_half_way_is_one_run_that_keeps_what_it_finished(
     assert [entry["adjunct/name"] for entry in made] == [DAYS[1], DAYS[0]]
 
 
-def test_one_delivery_of_records_and_a_version_launches_one_run_though_all_sensors_are_on(
+def test_records_and_a_version_delivered_together_launch_one_run(
     servers: DagsterServers, lake: Lake, quiet: set[str]
 ) -> None:
     for sensor in ("items_delivered", "order_totals_startpoints", "order_totals_restart"):

@@ -89,7 +89,7 @@ def test_a_run_that_closed_a_batch_is_not_launched_again_unless_it_left_one_open
     assert decided(failed("a"), after.model_copy(update={"open": intent("a", 2)})) == Restart("a", "a", 1)
 
 
-def test_a_batch_of_somebody_elses_since_ends_the_matter_and_one_from_before_does_not() -> None:
+def test_a_failed_run_is_not_restarted_after_a_later_batch_of_another_run() -> None:
     assert isinstance(decided(failed("a"), ApplicationState(last=closed("by-hand", 1500.0))), Skip)
     assert decided(failed("a"), ApplicationState(last=closed("before", 899.0))) == Restart("a", "a", 1)
 

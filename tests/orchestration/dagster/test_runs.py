@@ -77,9 +77,7 @@ def failure(result: ExecuteInProcessResult) -> Any:
     return event.step_failure_data.user_failure_data
 
 
-def test_a_dataset_without_a_version_is_not_materialised_and_the_run_names_the_markers(
-    lake: Lake, tmp_path: Path
-) -> None:
+def test_a_dataset_without_a_version_is_not_materialized_and_markers_are_named(lake: Lake, tmp_path: Path) -> None:
     small.append(lake, "orders", 1, FIRST)
     small.append(lake, "items", 1, small.ITEMS)
     result = run(lake, small.order_totals(tmp_path / "t.sqlite"), Unwanted())
@@ -239,7 +237,7 @@ print(json.dumps(found))
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_run_has_one_session_for_all_its_ops_and_leaves_none_behind_even_when_it_fails(tmp_path: Path) -> None:
+def test_the_ops_of_a_run_share_one_session_which_is_closed_even_after_a_failure(tmp_path: Path) -> None:
     done = subprocess.run(
         [program("python"), "-c", ONE_SESSION, str(tmp_path)],
         cwd=ROOT,

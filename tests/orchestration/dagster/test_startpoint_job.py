@@ -134,7 +134,7 @@ def test_what_cannot_be_asked_for_fails_and_writes_nothing(
     assert startpoints.read().waiting == []
 
 
-def test_an_application_with_startpoints_switched_off_has_no_sensor_for_them_and_refuses_in_the_job(
+def test_without_startpoints_there_is_no_sensor_and_the_job_refuses(
     lake: Lake, instance: DagsterInstance, startpoints: StartpointManager
 ) -> None:
     app = Application("copy-all", startpoints=False)

@@ -181,7 +181,7 @@ def test_startpoints_wait_for_the_datasets_that_hold_the_input_back(
     sensor.asked()
 
 
-def test_a_startpoint_for_a_datasets_stream_launches_without_waiting_for_other_datasets(
+def test_a_startpoint_for_a_datasets_stream_does_not_wait_for_other_datasets(
     lake: Lake, instance: DagsterInstance, tmp_path: Path
 ) -> None:
     app = small.order_totals(tmp_path / "t.sqlite", name="copy")
@@ -191,7 +191,7 @@ def test_a_startpoint_for_a_datasets_stream_launches_without_waiting_for_other_d
     assert list(StartpointManager(MetadataStore(lake), "copy").get_fan_outs()) == ["dataset rates"]
 
 
-def test_an_application_of_datasets_alone_is_launched_for_a_startpoint_on_their_stream(
+def test_a_startpoint_on_a_datasets_stream_launches_an_application_of_datasets(
     lake: Lake, instance: DagsterInstance
 ) -> None:
     app = Application("copy")

@@ -41,7 +41,7 @@ def test_a_run_without_startpoints_says_nothing_of_them() -> None:
     assert not names & {"adjunct/startpoints", "adjunct/epochs", "adjunct/replays", "adjunct/lost_offsets"}
 
 
-def test_a_run_says_what_startpoints_did_which_epochs_they_opened_and_what_is_still_replayed() -> None:
+def test_a_run_reports_startpoints_their_epochs_and_replays_in_progress() -> None:
     metadata = told({}, OffsetState(epochs={"lake.orders.1": 1}, replays={REPLAY.id: REPLAY}), SAID)
     assert metadata["adjunct/startpoints"] == [SAID]
     assert metadata["adjunct/epochs"] == {"lake.orders.1": 1}
@@ -71,7 +71,7 @@ def test_what_a_table_has_counted_and_measured_stands_on_its_asset_as_numbers() 
     assert report.to_json()["measured"]["machines"]["rate_waits"] == 1.25
 
 
-def test_the_plan_stands_on_outputs_as_text_that_stays_in_its_block_and_as_a_document() -> None:
+def test_outputs_have_the_plan_as_text_in_one_block_and_as_a_document() -> None:
     def chain(filters: int) -> ExecutionPlan:
         app = application()
         stream = app.input_stream("lake.s")

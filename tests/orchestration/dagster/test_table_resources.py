@@ -197,7 +197,7 @@ def test_what_is_no_name_of_a_variable_is_refused_and_not_told() -> None:
     assert PostgresTableResource(table="t", key="id", dsn="MACHINES_DSN").dsn == "MACHINES_DSN"
 
 
-def test_a_code_location_loads_without_the_variable_and_an_application_declares_the_table() -> None:
+def test_a_code_location_loads_without_the_variable_of_a_tables_secret() -> None:
     table = machines().remote_table("machines", rate_limit=RateLimit(writes_per_second=100))
     app = Application("plant")
     app.table(table)

@@ -77,7 +77,7 @@ def test_the_progress_of_a_bootstrap_is_in_the_runs_log(lab: Lab) -> None:
     assert lines[-1].endswith("100% (4 of 4 offsets)")
 
 
-def test_a_bootstrap_that_ends_early_fails_its_check_and_holds_back_what_is_downstream(lab: Lab) -> None:
+def test_a_bootstrap_that_ends_early_fails_its_check_and_blocks_downstream_assets(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
     rows = [dict(zip(SCHEMA.names, row, strict=True)) for row in APPLES]
     lab.streams.append("orders", pa.Table.from_pylist(rows, SCHEMA.to_arrow()), producer="lab", sequence=1)
@@ -188,7 +188,7 @@ def test_declared_freshness_is_dagsters_freshness_policy() -> None:
         build_definitions(short)
 
 
-def test_a_table_with_a_freshness_policy_is_materialised_by_each_look_and_others_are_observed(lab: Lab) -> None:
+def test_each_check_of_the_stream_materializes_a_table_with_a_freshness_policy(lab: Lab) -> None:
     fresh = replace(PRICES, following=ChangeStreamOptions(freshness=timedelta(minutes=30)))
     lab.deliver("prices", MORE, None)
     first = lab.advance(fresh).made["prices"]["data version"]
@@ -216,7 +216,7 @@ def compaction(lab: Lab, *datasets: AdjunctDataset, level: str | None = None) ->
     return FinishedRun(result, lab.instance)
 
 
-def test_the_compaction_job_goes_by_the_policies_and_a_dataset_that_fails_keeps_no_other(lab: Lab) -> None:
+def test_the_compaction_job_follows_policies_and_continues_after_a_failing_dataset(lab: Lab) -> None:
     policy = DeltaCompaction(deltas=2, inside_commit=False)
     prices = replace(PRICES, following=ChangeStreamOptions(compaction=policy))
     other, seldom = (replace(prices, name=name, input=f"lake.{name}") for name in ("other", "seldom"))

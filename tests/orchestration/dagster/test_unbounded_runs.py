@@ -29,9 +29,7 @@ ORDERS = small.orders(0, 20)
 
 
 @pytest.mark.spark
-def test_the_main_input_is_read_when_the_bootstrap_is_done_and_compaction_changes_no_entry(
-    tmp_path: Path, spark: Any
-) -> None:
+def test_the_main_input_waits_for_the_bootstrap_and_compaction_changes_no_entry(tmp_path: Path, spark: Any) -> None:
     lake = open_lake(tmp_path / "lake")
     app = small.order_totals(tmp_path / "t.sqlite")
     small.append(lake, "items", 1, small.ITEMS, marker="v1")

@@ -276,7 +276,7 @@ def test_a_replay_up_to_an_end_is_refused(world: World) -> None:
     assert "can't be replayed" in str(apply(world, app, startpoints).failed["one"])
 
 
-def test_a_dataset_that_was_handed_what_can_not_be_read_fails_alone_and_stays_as_it_is(world: World) -> None:
+def test_a_dataset_with_an_unreadable_startpoint_fails_alone_and_stays_as_it_is(world: World) -> None:
     app = app_of(followed("one"), followed("two"))
     before = values(world, "one")
     newer = {"pending": [{"version": 2, "ssp": str(ssp("one", 0))}], "handed": {}}
@@ -304,7 +304,7 @@ def test_what_a_tables_commit_has_applied_is_not_handed_out_again(world: World) 
     assert (report.tasks, [repeated.id for repeated in report.already_applied]) == ({}, [asked.id])
 
 
-def test_a_request_of_a_dataset_that_comes_again_is_applied_once_whatever_came_between(world: World) -> None:
+def test_a_repeated_request_for_a_dataset_is_applied_once_whatever_came_between(world: World) -> None:
     app = app_of(followed("one"))
     asked, between = (request("one", 0, StartpointSpecific(offset="0")) for _ in range(2))
     for startpoint in (asked, between):
@@ -319,7 +319,7 @@ def test_a_request_of_a_dataset_that_comes_again_is_applied_once_whatever_came_b
     assert StoredVersions(world.lake, "one").read()[0] == before
 
 
-def test_a_startpoint_that_is_written_again_rewinds_a_dataset_again_as_it_does_an_application(world: World) -> None:
+def test_a_startpoint_requested_again_rewinds_a_dataset_again(world: World) -> None:
     app, startpoint = app_of(followed("one")), StartpointSpecific(offset="0")
     for _ in range(2):
         startpoints = manager(world)

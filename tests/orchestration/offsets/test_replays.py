@@ -124,7 +124,7 @@ def test_two_replays_of_a_partition_follow_each_other_with_an_epoch_each(world: 
     ]
 
 
-def test_a_startpoint_after_a_replay_opens_the_next_epoch_also_while_the_replay_goes_on(world: OffsetsWorld) -> None:
+def test_a_startpoint_after_a_replay_opens_the_next_epoch_even_during_the_replay(world: OffsetsWorld) -> None:
     app = reader(limit=2)
     world.run(app)
     world.ask(app, S0, StartpointOldest, until=StartpointSpecific(offset="@4"))

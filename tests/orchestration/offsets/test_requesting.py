@@ -177,7 +177,7 @@ def test_a_replay_and_a_startpoint_replace_each_other_only_when_told_to(
     assert {ssp: start.offset for ssp, start in applied.items()} == ({S[0]: "@2"} if bounded_first else {})
 
 
-def test_one_for_a_dataset_and_one_for_the_tasks_of_its_stream_leave_each_other_alone(
+def test_requests_for_a_dataset_and_for_tasks_of_its_stream_are_independent(
     world: OffsetsWorld, app: Application
 ) -> None:
     world.stream("both", 1)
@@ -194,7 +194,7 @@ def test_one_for_a_dataset_and_one_for_the_tasks_of_its_stream_leave_each_other_
 # -- taking back
 
 
-def test_what_waits_or_was_handed_out_is_taken_back_and_the_next_run_goes_on_from_its_checkpoint(
+def test_after_requests_are_taken_back_the_next_run_continues_from_its_checkpoint(
     world: OffsetsWorld, app: Application
 ) -> None:
     world.run(app)
@@ -307,9 +307,7 @@ def test_what_a_run_applies_meanwhile_is_not_called_taken_back(world: OffsetsWor
     assert world.state(app).offsets.applied[S[0]].offset == "@7"
 
 
-def test_what_a_crash_left_handed_out_after_it_was_applied_is_not_there_to_be_replaced(
-    world: OffsetsWorld, app: Application
-) -> None:
+def test_an_applied_request_left_by_a_crash_does_not_count_as_replaced(world: OffsetsWorld, app: Application) -> None:
     asked(world, app, StartpointSpecific(offset="@8"), 1)
     world.die_before_the_removal(app)
     assert set(world.fanned_out(app)) == {("Partition 1", S[1])}

@@ -49,7 +49,7 @@ def stream_of_two(world: OffsetsWorld, **options: Any) -> None:
         (None, None, None, "upcoming"),
     ],
 )
-def test_without_checkpoint_the_input_says_then_the_stream_then_the_system_else_upcoming(
+def test_defaults_come_from_the_input_then_the_stream_then_the_system(
     world: OffsetsWorld, of_input: Any, of_stream: Any, of_system: Any, begins: str
 ) -> None:
     stream_of_two(world, default_offset=of_stream)
@@ -88,7 +88,7 @@ def test_a_startpoint_at_one_partition_leaves_the_defaults_of_the_others(world: 
     assert world.state(app).checkpoint == {S0: "@3", S1: "@3"}
 
 
-def test_a_startpoint_that_is_taken_back_leaves_the_position_that_the_first_start_found(world: OffsetsWorld) -> None:
+def test_taking_a_startpoint_back_keeps_the_position_of_the_first_start(world: OffsetsWorld) -> None:
     stream_of_two(world, key=["k"])
     app = reader(default_offset="upcoming")
     world.ask(app, S0, StartpointSpecific, offset="@1")
@@ -117,7 +117,7 @@ def test_other_streams_keep_their_checkpoint_when_one_is_reset(world: OffsetsWor
     assert world.reads(app) == [{S0: ("@0", "@1")}]
 
 
-def test_a_startpoint_wins_over_a_reset_and_the_other_partitions_begin_at_their_default(world: OffsetsWorld) -> None:
+def test_a_startpoint_wins_over_a_reset_and_other_partitions_use_their_default(world: OffsetsWorld) -> None:
     stream_of_two(world)
     app = reader(reset_offset=True, default_offset="upcoming")
     assert world.reads(app) == []
@@ -143,7 +143,7 @@ def test_a_batch_that_a_crash_left_open_comes_before_a_reset(world: OffsetsWorld
 # -- partitions that are added
 
 
-def test_partitions_added_to_a_stream_without_key_are_read_whole_whatever_the_default(world: OffsetsWorld) -> None:
+def test_partitions_added_to_a_stream_without_key_are_read_from_their_start(world: OffsetsWorld) -> None:
     stream_of_two(world)
     app = reader(default_offset="upcoming")
     world.run(app)
@@ -258,7 +258,7 @@ def test_a_position_above_upcoming_is_an_error(world: OffsetsWorld) -> None:
 # -- retention
 
 
-def test_retention_that_passes_the_checkpoint_is_an_error_with_both_offsets_and_remedies(world: OffsetsWorld) -> None:
+def test_retention_past_the_checkpoint_is_an_error_with_both_offsets_and_remedies(world: OffsetsWorld) -> None:
     stream_of_two(world)
     app = reader()
     world.run(app)
@@ -296,7 +296,7 @@ def test_what_retention_took_is_counted_where_the_input_goes_on_from_the_oldest(
     assert world.state(app).totals["fake.s"] == {"lost_offsets": 2 if left else 3}
 
 
-def test_a_startpoint_at_the_oldest_loses_nothing_when_retention_moves_on_before_it_is_read(
+def test_a_startpoint_at_the_oldest_offset_follows_retention_without_loss(
     world: OffsetsWorld,
 ) -> None:
     stream_of_two(world)

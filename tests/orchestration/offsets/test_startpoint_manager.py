@@ -185,7 +185,7 @@ def test_requests_nobody_can_take_stay_and_are_reported(manager: StartpointManag
     assert set(handed_to(manager, T1)) == {S0, S1}
 
 
-def test_fan_outs_of_tasks_that_are_gone_go_to_who_reads_the_partition_now_or_stay_until_somebody_does(
+def test_startpoints_of_removed_tasks_go_to_the_next_reader_of_the_partition(
     manager: StartpointManager, clock: Clock
 ) -> None:
     broadcast, specific = made(clock, hours=1), made(clock)
@@ -219,7 +219,7 @@ def test_what_a_task_has_applied_does_not_come_back_from_a_task_that_is_gone(
     assert pending(manager) == {T0: {S0: startpoint}}, "it had been taken from this task before it was applied"
 
 
-def test_a_later_request_that_nobody_can_take_does_not_bring_back_what_its_task_has_applied(
+def test_a_later_request_without_a_task_does_not_restore_an_applied_one(
     manager: StartpointManager, clock: Clock
 ) -> None:
     broadcast, specific = made(clock), made(clock)
@@ -281,9 +281,7 @@ def test_of_two_coordinators_each_request_is_handed_out_once(lake: Lake, clock: 
 
 
 @pytest.mark.parametrize("nth", range(1, 16))
-def test_a_coordinator_that_finds_nothing_to_change_has_seen_what_another_handed_out_meanwhile(
-    lake: Lake, clock: Clock, nth: int
-) -> None:
+def test_a_coordinator_without_changes_has_seen_what_another_handed_out(lake: Lake, clock: Clock, nth: int) -> None:
     honest, startpoint = on(lake, clock), made(clock)
     write_startpoint(honest, S0, startpoint, **WHO)
     another = Fault("*", nth, "meanwhile", lambda: honest.fan_out({T1: [S0]}, complete=True) and None)
@@ -431,9 +429,7 @@ def test_one_that_loses_to_a_later_one_at_its_task_is_told(manager: StartpointMa
     assert "is skipped: a later request waits there" in describe_dropped(report)[0]
 
 
-def test_what_was_applied_and_not_removed_does_not_count_against_one_whose_clock_is_behind(
-    manager: StartpointManager, clock: Clock
-) -> None:
+def test_an_applied_request_does_not_outrank_one_with_a_slow_clock(manager: StartpointManager, clock: Clock) -> None:
     applied, behind = made(clock), made(clock, hours=1)
     write_startpoint(manager, S0, applied, **WHO)
     manager.fan_out({T0: [S0]})

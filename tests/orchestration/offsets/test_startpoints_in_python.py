@@ -87,7 +87,7 @@ def test_a_waiting_startpoint_is_replaced_by_a_replay_only_when_that_is_said(
     assert [held.summary() for held in asked.replaced] == ["lake.s.0: oldest, waiting (ada: ticket 7)"]
 
 
-def test_what_waits_is_taken_back_by_partition_or_all_at_once_and_replays_are_cancelled(
+def test_requests_are_taken_back_by_partition_or_all_and_replays_are_cancelled(
     world: OffsetsWorld, app: Application
 ) -> None:
     world.run(app)
@@ -231,7 +231,7 @@ def test_where_startpoints_are_switched_off_none_is_written_by_any_way(world: Of
     assert manager.read().waiting == []
 
 
-def test_what_is_stored_when_they_are_switched_off_is_left_alone_shown_and_followed_later(
+def test_requests_of_disabled_startpoints_are_kept_shown_and_applied_later(
     world: OffsetsWorld, app: Application
 ) -> None:
     world.run(app)

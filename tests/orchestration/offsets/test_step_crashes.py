@@ -56,7 +56,7 @@ def test_some_crash_comes_between_the_commit_and_the_removal(world: OffsetsWorld
     assert world.fanned_out(app)
 
 
-def test_a_crash_at_any_request_leaves_every_record_read_once_from_where_the_startpoint_said() -> None:
+def test_after_a_crash_every_record_is_read_once_from_the_startpoint() -> None:
     for nth in range(1, 200):
         world = OffsetsWorld()
         world.fake.make("s", 2)

@@ -40,7 +40,7 @@ def resolved(world: OffsetsWorld, app: Application) -> dict[str, str]:
     return {ssp: resolution.offset for ssp, resolution in world.state(app).offsets.resolved.items()}
 
 
-def test_upcoming_is_where_it_was_when_it_was_resolved_though_nothing_was_there_to_read(world: OffsetsWorld) -> None:
+def test_upcoming_stays_where_it_was_resolved_even_without_records(world: OffsetsWorld) -> None:
     app = reader()
     world.run(app)
     startpoint = world.ask(app, S0, StartpointUpcoming)
@@ -62,7 +62,7 @@ def test_records_that_arrive_after_a_run_died_that_resolved_upcoming_are_read(wo
 
 
 @pytest.mark.parametrize("filled", [True, False])
-def test_a_timestamp_past_the_end_or_of_an_empty_partition_is_upcoming_and_stays_there(
+def test_a_timestamp_past_the_end_or_in_an_empty_partition_resolves_to_upcoming(
     world: OffsetsWorld, filled: bool
 ) -> None:
     if not filled:
@@ -155,7 +155,7 @@ def test_one_that_is_written_while_a_run_is_in_progress_waits_for_the_next(world
     assert {batch.epochs.get(S0) for batch in world.delivered(app)} == {1}
 
 
-def test_one_that_is_fanned_out_while_a_run_is_in_progress_outlives_the_removal_of_the_older(
+def test_a_request_handed_out_during_a_run_survives_the_removal_of_an_older_one(
     world: OffsetsWorld,
 ) -> None:
     app = reader()
@@ -203,7 +203,7 @@ def test_of_a_broadcast_and_one_for_the_task_the_later_made_counts(world: Offset
     assert world.fanned_out(app) == {}
 
 
-def test_an_expired_request_is_not_followed_and_one_that_was_fanned_out_does_not_expire(world: OffsetsWorld) -> None:
+def test_an_expired_request_is_not_applied_and_a_handed_out_one_does_not_expire(world: OffsetsWorld) -> None:
     app = reader(startpoints_expire_after=timedelta(hours=1))
     world.run(app)
     world.ask(app, S0, StartpointOldest)
@@ -229,7 +229,7 @@ def test_a_request_for_what_nobody_reads_waits_and_is_reported(world: OffsetsWor
     assert set(map(str, world.state(app).offsets.applied)) == {"fake.s.7"}
 
 
-def test_a_new_plan_gives_a_pending_startpoint_to_the_task_that_reads_the_partition_now(world: OffsetsWorld) -> None:
+def test_a_new_plan_gives_a_pending_startpoint_to_the_task_that_reads_it_now(world: OffsetsWorld) -> None:
     app = reader()
     world.run(app)
     world.ask(app, S0, StartpointOldest)
@@ -255,7 +255,7 @@ def test_a_startpoint_that_is_written_again_after_it_was_applied_is_applied_agai
 
 @pytest.mark.parametrize("until", [None, StartpointSpecific(offset="@3")])
 @pytest.mark.parametrize("between", [False, True])
-def test_a_request_that_is_written_again_after_it_was_applied_is_not_applied_again_and_the_run_says_so(
+def test_an_applied_request_that_is_written_again_is_reported_and_not_applied(
     world: OffsetsWorld, between: bool, until: Startpoint | None
 ) -> None:
     app = reader()
@@ -276,7 +276,7 @@ def test_a_request_that_is_written_again_after_it_was_applied_is_not_applied_aga
     )
 
 
-def test_a_tasks_request_whose_clock_is_behind_outlives_a_crash_before_the_removal_of_another(
+def test_a_tasks_request_with_a_slow_clock_survives_a_crash_before_a_removal(
     world: OffsetsWorld,
 ) -> None:
     app = reader()

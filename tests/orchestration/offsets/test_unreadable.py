@@ -164,9 +164,7 @@ def hand_out(world: OffsetsWorld, pending: list[Any], task: str = "Partition 1")
     put(world, "startpoints-fan-out", f'["task","{task}"]', {"pending": pending, "handed": {}})
 
 
-def test_a_partition_whose_startpoint_was_handed_out_and_can_not_be_read_is_not_read_and_all_others_are(
-    world: OffsetsWorld, app: Application
-) -> None:
+def test_only_the_partition_with_an_unreadable_startpoint_is_not_read(world: OffsetsWorld, app: Application) -> None:
     hand_out(world, [NEWER])
     world.ask(app, str(S0), StartpointOldest)
     for partition in range(3):
