@@ -69,7 +69,7 @@ def test_loading_an_application_on_an_s3_lake_touches_no_network(tmp_path: Path)
     assert "lake/priced" in assets
 
 
-def test_lineage_runs_from_streams_over_datasets_and_the_enriched_stream_to_the_table(tmp_path: Path) -> None:
+def test_lineage_runs_from_streams_over_datasets_and_enriched_streams_to_the_table(tmp_path: Path) -> None:
     graph = build_definitions(small.order_totals(tmp_path / "t.sqlite")).resolve_asset_graph()
     parents = {
         key.to_user_string(): {parent.to_user_string() for parent in graph.get(key).parent_keys}
