@@ -101,10 +101,12 @@ def test_all_are_asked_for_or_none(world: OffsetsWorld, app: Application) -> Non
         asked(world, app, StartpointSpecific(offset="@90"), 0, 1, 2)
     assert "nothing is written. fake.s.0: the startpoint's offset @90" in str(error.value)
     assert "The same goes for 2 more of the 3 partitions" in str(error.value)
-    with pytest.raises(ConfigurationError, match=r"'Partition 9' is no task that reads fake\.s\.1"):
+    with pytest.raises(ConfigurationError) as failure:
         asked(world, app, StartpointOldest(), 1, task="Partition 9")
-    with pytest.raises(ConfigurationError, match="for no partition"):
+    assert failure.value.facts["stream"] == "fake.s"
+    with pytest.raises(ConfigurationError) as failure:
         asked(world, app, StartpointOldest())
+    assert failure.value.facts["argument"] == "partitions"
     assert waiting(world, app) == {}
     assert asked(world, app, StartpointOldest(), 0, 1).written
     assert waiting(world, app) == {"fake.s.0": "oldest", "fake.s.1": "oldest"}
@@ -336,6 +338,7 @@ def test_what_is_taken_back_while_a_coordinator_decides_is_not_handed_out(
 
 
 def test_a_replay_of_nothing_is_refused(world: OffsetsWorld, app: Application) -> None:
-    with pytest.raises(ConfigurationError, match=r"there are no records between .* nor in the other"):
+    with pytest.raises(ConfigurationError) as failure:
         asked(world, app, StartpointSpecific(offset="@3"), 0, 1, until=StartpointSpecific(offset="@3"))
+    assert failure.value.facts["stream"] == "fake.s"
     assert waiting(world, app) == {}

@@ -306,26 +306,33 @@ def test_no_name_can_pass_for_another_key(manager: StartpointManager, clock: Clo
 
 @pytest.mark.parametrize("task", ["", "x" * 501, "\ud800", 3])
 def test_a_task_that_can_not_be_kept_is_refused(manager: StartpointManager, task: Any) -> None:
-    with pytest.raises(ConfigurationError, match="task"):
+    with pytest.raises(ConfigurationError) as failure:
         write_startpoint(manager, S0, StartpointOldest(), task=task, **WHO)
-    with pytest.raises(ConfigurationError, match="task"):
+    assert failure.value.facts["argument"] == "task"
+    with pytest.raises(ConfigurationError) as failure:
         manager.fan_out({task: [S0]})
+    assert failure.value.facts["argument"] in ("task", "tasks")
 
 
 def test_a_request_says_who_and_why(manager: StartpointManager) -> None:
-    with pytest.raises(ConfigurationError, match="by=''"):
+    with pytest.raises(ConfigurationError) as failure:
         write_startpoint(manager, S0, StartpointOldest(), by="", reason="because")
-    with pytest.raises(ConfigurationError, match="reason=' '"):
+    assert failure.value.facts["argument"] == "by"
+    with pytest.raises(ConfigurationError) as failure:
         write_startpoint(manager, S0, StartpointOldest(), by="ada", reason=" ")
-    with pytest.raises(ConfigurationError, match=r"on_unresolved.*'skip'"):
+    assert failure.value.facts["argument"] == "reason"
+    with pytest.raises(ConfigurationError) as failure:
         write_startpoint(manager, S0, StartpointOldest(), **WHO, on_unresolved="skip")  # type: ignore[arg-type]
+    assert failure.value.facts["argument"] == "on_unresolved"
 
 
 def test_a_fan_out_without_tasks_and_an_expiry_of_nothing_are_refused(manager: StartpointManager, lake: Lake) -> None:
-    with pytest.raises(ConfigurationError, match="names no tasks"):
+    with pytest.raises(ConfigurationError) as failure:
         manager.fan_out({})
-    with pytest.raises(ConfigurationError, match="expire after 0:00:00"):
+    assert failure.value.facts["argument"] == "tasks"
+    with pytest.raises(ConfigurationError) as failure:
         StartpointManager(MetadataStore(lake), "app", expires_after=timedelta(0))
+    assert failure.value.facts["argument"] == "expires_after"
 
 
 def test_a_request_of_a_newer_version_is_refused_by_name_and_can_be_deleted(
@@ -441,8 +448,9 @@ def test_an_applied_request_does_not_outrank_one_with_a_slow_clock(manager: Star
 
 @pytest.mark.parametrize("expires_after", [5, timedelta, "12 hours"])
 def test_an_expiry_that_is_no_span_is_refused(lake: Lake, expires_after: Any) -> None:
-    with pytest.raises(ConfigurationError, match="expected a timedelta"):
+    with pytest.raises(ConfigurationError) as failure:
         StartpointManager(MetadataStore(lake), "app", expires_after=expires_after)
+    assert failure.value.facts["argument"] == "expires_after"
 
 
 def test_no_expiry_and_no_time_of_creation_is_too_long_to_be_counted(lake: Lake, clock: Clock) -> None:
