@@ -141,30 +141,21 @@ def check_declared_columns(table: str, names: Sequence[str], declared: Iterable[
     """Raise SchemaMismatchError for declared columns that are not among the table's columns `names`."""
     for column in declared:
         if column.name not in names:
-            raise SchemaMismatchError(
-                f"{table} has no column {column.name!r}, but one is declared; it has {', '.join(names)}.",
-                "Correct the declaration, or add the column.",
-                column=column.name,
-            )
+            problem = f"{table} has no column {column.name!r}, but one is declared; it has {', '.join(names)}."
+            raise SchemaMismatchError(problem, "Correct the declaration, or add the column.", column=column.name)
 
 
 def not_unique_error(table: str, key: Sequence[str]) -> SchemaMismatchError:
     """The error for a table in which several records can have the same key."""
-    return SchemaMismatchError(
-        f"{table} has no primary key or unique index on {', '.join(key)} that distinguishes all values, so records "
-        "can't be identified.",
-        "Add one without a collation that equates different texts, or correct the key.",
-        table=table,
-    )
+    problem = f"{table} has no primary key or unique index on {', '.join(key)} that distinguishes all values."
+    step = "Add one without a collation that equates different texts, or correct the key."
+    return SchemaMismatchError(problem, step, table=table)
 
 
 def loose_key_error(table: str, column: str, kind: str, wanted: str) -> SchemaMismatchError:
     """The error for a key column in which the store considers different values equal."""
-    return SchemaMismatchError(
-        f"{table}: the key column {column!r} is {kind}: several keys would be one record.",
-        f"Make it {wanted}, or use another column that is as the key.",
-        column=column,
-    )
+    problem = f"{table}: the key column {column!r} is {kind}: several keys would be one record."
+    return SchemaMismatchError(problem, f"Make it {wanted}, or use another column that is as the key.", column=column)
 
 
 def check_identifier(what: str, name: str) -> str:

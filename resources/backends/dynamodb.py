@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -35,14 +35,7 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.tables.layers import Capabilities
-from dagster_adjunct.resources.tables.operation import (
-    Operation,
-    OperationKind,
-    Outcomes,
-    PerLoop,
-    Problem,
-    State,
-)
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -69,11 +62,9 @@ def resolve_table_key(
     description = _describe_table(client, table)
     if description is None:
         if not create:
-            raise TableNotFoundError(
-                f"{label}: the table does not exist in {client.meta.region_name}.",
-                "Correct the name, region or endpoint, or declare the table with create=True.",
-                table=label,
-            )
+            problem = f"{label}: the table does not exist in {client.meta.region_name}."
+            step = "Correct the name, region or endpoint, or declare the table with create=True."
+            raise TableNotFoundError(problem, step, table=label)
         made = _create(client, table, key, tags or {})
         description = _wait_until_active(client, label, table)
         if made and forgets:
@@ -117,11 +108,9 @@ def _wait_until_active(client: DynamoDBClient, label: str, table: str) -> Any:
             return description
         if time.monotonic() > deadline:
             state = "missing" if description is None else description["TableStatus"]
-            raise TableUnavailableError(
-                f"{label} is {state} after {READY_SECONDS:.0f} s; expected ACTIVE.",
-                "The request is retried; if it keeps failing, check the table in AWS.",
-                table=label,
-            )
+            problem = f"{label} is {state} after {READY_SECONDS:.0f} s; expected ACTIVE."
+            step = "The request is retried; if it keeps failing, check the table in AWS."
+            raise TableUnavailableError(problem, step, table=label)
         time.sleep(pause)
         pause = min(2.0, pause * 2)
 
@@ -132,12 +121,9 @@ def _check_key_schema(label: str, description: Any, declared: Mapping[str, str |
     stored = {part["AttributeName"]: types[part["AttributeName"]] for part in parts}
     agrees = list(stored) == list(declared) and all(tag in (None, stored[name]) for name, tag in declared.items())
     if not agrees:
-        raise SchemaMismatchError(
-            f"{label} has the key {_format_key(stored)}, but {_format_key(declared)} is declared (partition key first, "
-            "then sort key).",
-            "Correct the key and the types of its columns, or use another table.",
-            table=label,
-        )
+        problem = f"{label} has the key {_format_key(stored)} (partition key first), not {_format_key(declared)}."
+        step = "Correct the key and the types of its columns, or use another table."
+        raise SchemaMismatchError(problem, step, table=label)
     return stored
 
 
@@ -229,11 +215,9 @@ class DynamoDbTable(StoreTable):
     def to_dict(self) -> dict[str, Any]:
         """The declaration as plain values, without secrets."""
         if self.session is not None:
-            raise ConfigurationError(
-                f"{self._label} has a boto3 session, which may hold secrets and can't be serialized.",
-                "Use credentials_env=… or profile=…, or let boto3 find credentials where tasks run.",
-                argument="session",
-            )
+            problem = f"{self._label} has a boto3 session, which may hold secrets and can't be serialized."
+            step = "Use credentials_env=… or profile=…, or let boto3 find credentials where tasks run."
+            raise ConfigurationError(problem, step, argument="session")
         key = list(self.key) if self._typed_key is None else self._typed_key
         return {name: value for name, value in super().to_dict().items() if name != "session"} | {"key": key}
 
@@ -273,14 +257,12 @@ class DynamoDbTable(StoreTable):
         if reads:
             return await self._get(requests, operation)
         conditions = operation.conditions
-        if (conditions.idempotent or conditions.keeps_marks) and self.columns is None:
-            raise ConfigurationError(
-                f"{self._label} declares no columns, which idempotent writes need.",
-                'Declare columns={"name": "type", …}.',
-                argument="columns",
-                table=self.table,
-            )
-        if not conditions and operation.kind in (OperationKind.PUT, OperationKind.DELETE):
+        marked = conditions.idempotent or conditions.keeps_marks
+        if marked and self.columns is None:
+            problem = f"{self._label} declares no columns, which idempotent writes need."
+            step = 'Declare columns={"name": "type", …}.'
+            raise ConfigurationError(problem, step, argument="columns", table=self.table)
+        if not conditions and not marked and operation.kind in (OperationKind.PUT, OperationKind.DELETE):
             return await self._write_batches(requests, operation)
         return await self._write_keys(requests, operation)
 
@@ -319,69 +301,51 @@ class DynamoDbTable(StoreTable):
         entries = [PlacedEntry(place, key) for place, key in enumerate(operation.entries.keys)]
         records: list[Any] = [None] * len(entries)
         problems: Problems = {}
-        parts = (entries[start : start + GETS_AT_ONCE] for start in range(0, len(entries), GETS_AT_ONCE))
-        await self._run_in_threads(
-            parts, -(-len(entries) // GETS_AT_ONCE), lambda part: problems.update(requests.get(part, records))
-        )
+        parts = _parts(entries, GETS_AT_ONCE)
+        await self._run_in_threads(lambda part: problems.update(requests.get(part, records)), parts)
         return Outcomes(len(entries), records, problems)
 
     async def _write_batches(self, requests: TableRequests, operation: Operation[Any]) -> Outcomes:
-        """Write the last entry of each key, as nobody could see the effect of earlier ones."""
+        """Write the last entry of each key, as nobody could see the effect of earlier ones.
+
+        If it is rejected, the one before it is written; otherwise all of the key share its outcome.
+        """
         keys, values = operation.entries.keys, operation.entries.values or ()
         problems: Problems = {}
-        last = {key: place for place, key in enumerate(keys)}
-        before: dict[Any, list[int]] = {}
-        if len(last) < len(keys):
-            for place, key in enumerate(keys):
-                if last[key] != place:
-                    before.setdefault(key, []).append(place)
-        places = list(last.values())
+        by_key: dict[Any, list[int]] = {}
+        for place, key in enumerate(keys):
+            by_key.setdefault(key, []).append(place)
 
-        def write(part: list[int]) -> None:
+        def write(part: Sequence[int]) -> None:
             entries = [PlacedEntry(place, keys[place], values[place] if values else None) for place in part]
             problems.update(requests.write_batch(operation.kind, entries))
 
-        while places:
-            parts = (places[start : start + WRITES_AT_ONCE] for start in range(0, len(places), WRITES_AT_ONCE))
-            await self._run_in_threads(parts, -(-len(places) // WRITES_AT_ONCE), write)
-            places = [
-                earlier for place in places if (earlier := self._last_valid_entry(problems, keys, before, place)) >= 0
-            ]
+        left = list(by_key.values())
+        while left:
+            last = [places.pop() for places in left]
+            await self._run_in_threads(write, _parts(last, WRITES_AT_ONCE))
+            written, left = left, []
+            for place, earlier in zip(last, written, strict=True):
+                problem = problems.get(place)
+                if problem is not None and problem.state is not State.REFUSED:
+                    problems.update(dict.fromkeys(earlier, problem))
+                elif problem is not None and earlier:
+                    left.append(earlier)
         return Outcomes(len(keys), problems=problems)
 
-    def _last_valid_entry(
-        self, problems: Problems, keys: Sequence[Any], before: dict[Any, list[int]], place: int
-    ) -> int:
-        """The entry to write in place of a key's rejected last one, -1 for none; the others share its outcome."""
-        earlier = before.pop(keys[place], None) if before else None
-        problem = problems.get(place)
-        if not earlier or problem is None:
-            return -1
-        if problem.state is not State.REFUSED:
-            problems.update(dict.fromkeys(earlier, problem))
-            return -1
-        here = earlier.pop()
-        before[keys[place]] = earlier
-        return here
-
     async def _write_keys(self, requests: TableRequests, operation: Operation[Any]) -> Outcomes:
-        entries, conditions = operation.entries, operation.conditions
+        entries = operation.entries
         values: Sequence[Any] = entries.values or [None] * len(entries)
         defaults: Sequence[Any] = entries.defaults or [None] * len(entries)
-        guards: Callable[[int], Guard] | None = None
-        if conditions:
-            guards = partial(self._make_guard, requests.codec, operation)
         by_key: dict[Any, list[PlacedEntry]] = {}
         for place, key in enumerate(entries.keys):
-            guard = None if guards is None else partial(guards, place)
+            guard = partial(self._make_guard, requests.codec, operation, place) if operation.conditions else None
             by_key.setdefault(key, []).append(PlacedEntry(place, key, values[place], defaults[place], guard))
         problems: Problems = {}
         put: list[int] = []
-
-        def write(part: list[PlacedEntry]) -> None:
-            put.append(requests.write_in_sequence(operation.kind, part, problems))
-
-        await self._run_in_threads(iter(by_key.values()), len(by_key), write)
+        await self._run_in_threads(
+            lambda part: put.append(requests.write_in_sequence(operation.kind, part, problems)), by_key.values()
+        )
         return Outcomes(len(entries), problems=problems, defaults_put=sum(put))
 
     def _make_guard(self, codec: ItemCodec, operation: Operation[Any], place: int) -> Guard:
@@ -393,75 +357,49 @@ class DynamoDbTable(StoreTable):
             return Guard(source=mark.source, position=position)
         time = entries.newest[place] if entries.newest is not None else None
         if time is None:
-            raise SchemaMismatchError(
-                f"{self._label}: the message at {mark.source} {mark.position} has no {conditions.newest_by!r}, which "
-                "newest_by needs.",
-                "Filter such messages out, or set the column.",
-                column=conditions.newest_by,
-            )
+            problem = f"{self._label}: the message at {mark.source} {mark.position} has no {conditions.newest_by}."
+            step = "Filter such messages out, or set the column."
+            raise SchemaMismatchError(problem, step, column=conditions.newest_by)
         return Guard(conditions.newest_by, codec.value(conditions.newest_by, time), mark.tie, mark.source, position)
 
-    async def _run_in_threads(self, parts: Iterator[Any], count: int, work: Callable[[Any], object]) -> None:
+    async def _run_in_threads(self, work: Callable[[Any], object], parts: Iterable[Any]) -> None:
         """Run `work` for each part, as many at a time as there are threads."""
-        mine = self._open.here()
-        taking, stopped = threading.Lock(), threading.Event()
-
-        def take_turns() -> None:
-            while not stopped.is_set():
-                with taking:
-                    part = next(parts, None)
-                if part is None:
-                    return
-                work(part)
-
-        loop = asyncio.get_running_loop()
+        loop, threads = asyncio.get_running_loop(), self._open.here().threads
+        running = [loop.run_in_executor(threads, work, part) for part in parts]
         try:
-            await asyncio.gather(
-                *(loop.run_in_executor(mine.threads, take_turns) for _ in range(min(count, self.threads)))
-            )
+            await asyncio.gather(*running)
         finally:
-            stopped.set()  # unsent parts are dropped when the caller gives up
+            for future in running:  # unsent parts are dropped when the caller gives up
+                future.cancel()
 
     def _types_of_key(self, typed: Mapping[str, str]) -> dict[str, str | None]:
         """The stored type of each part of the key, None if only the table knows it."""
         if len(self.key) > 2:
-            raise ConfigurationError(
-                f"{self._label} declares {len(self.key)} key columns; DynamoDB takes a partition key and "
-                "an optional sort key.",
-                "Combine some of them into one column.",
-                argument="key",
-            )
+            text = f"{self._label} declares {len(self.key)} key columns; DynamoDB takes one or two."
+            raise ConfigurationError(text, "Combine some of them into one column.", argument="key")
         known = {column.name: column for column in self._declared}
         for column in known:
             if column.startswith(OWN_PREFIX):
-                raise ConfigurationError(
-                    f"{self._label}: a column can't be named {column!r}; names that begin with "
-                    f"{OWN_PREFIX!r} are reserved for conditions.",
-                    "Rename it.",
-                    argument="columns",
-                )
+                text = f"{self._label}: the column name {column!r} is reserved for conditions."
+                raise ConfigurationError(text, "Rename it.", argument="columns")
         known |= {name: parse_known_column(name, word) for name, word in typed.items()}
         for name in self.key:
             if self.columns is not None and name not in known:
-                raise SchemaMismatchError(
-                    f"{self._label} declares the key column {name!r}, which is not among its columns: "
-                    f"{', '.join(known)}.",
-                    "Correct the key, or the columns.",
-                    column=name,
-                )
+                what = f"{self._label} has the key column {name!r}, which is not among its columns {', '.join(known)}."
+                raise SchemaMismatchError(what, "Correct the key, or the columns.", column=name)
             if name in known and key_attribute_type(known[name]) is None:
                 raise ConfigurationError(
-                    f"{self._label}: its key {name!r} is declared as {known[name].type}; expected text, a number, "
-                    "bytes or a time.",
+                    f"{self._label}: its key {name!r} is {known[name].type}; expected text, a number, bytes or a time.",
                     "Use another column as the key.",
                     argument="key",
                 )
         types = {name: key_attribute_type(known[name]) if name in known else None for name in self.key}
         if self.create and None in types.values():
-            raise ConfigurationError(
-                f"{self._label} can't be created without the types of its key.",
-                'Declare columns={"name": "type", …}, or the key as {"id": "string"}.',
-                argument="columns",
-                table=self.table,
-            )
+            problem = f"{self._label} can't be created without the types of its key."
+            step = 'Declare columns={"name": "type", …}, or the key as {"id": "string"}.'
+            raise ConfigurationError(problem, step, argument="columns", table=self.table)
         return types
+
+
+def _parts(entries: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (entries[start : start + size] for start in range(0, len(entries), size))

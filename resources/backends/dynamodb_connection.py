@@ -66,16 +66,13 @@ class Connection:
     def check(self, label: str) -> None:
         """Raise ConfigurationError for invalid arguments, and for those that would reveal a secret."""
         if self.endpoint_url is not None and not _ENDPOINT.fullmatch(self.endpoint_url):
-            raise ConfigurationError(
-                f"{label}: endpoint_url is not a server's URL (not shown, as it may hold credentials).",
-                "Use a URL like http://127.0.0.1:8000 without credentials, which boto3 finds itself.",
-                argument="endpoint_url",
-            )
+            problem = f"{label}: endpoint_url is not a server's URL (not shown, as it may hold credentials)."
+            step = "Use a URL like http://127.0.0.1:8000 without credentials, which boto3 finds itself."
+            raise ConfigurationError(problem, step, argument="endpoint_url")
         named = self.credentials_env
         if named is not None and (len(named) not in (2, 3) or not all(isinstance(n, str) and n for n in named)):
             raise ConfigurationError(
-                f"{label}: credentials_env has {len(named)} names; expected two environment variables, or "
-                "three with a session token.",
+                f"{label}: credentials_env has {len(named)} names; expected two, or three with a session token.",
                 'Pass credentials_env=("MY_KEY_ID", "MY_SECRET").',
                 argument="credentials_env",
             )
@@ -134,11 +131,8 @@ class Connection:
             return {}
         missing = [name for name in self.credentials_env if not os.environ.get(name)]
         if missing:
-            raise ConfigurationError(
-                f"{label}: credentials_env names {', '.join(missing)}, which the environment does not set.",
-                "Set it, on executors too.",
-                setting=missing[0],
-            )
+            problem = f"{label}: credentials_env names {', '.join(missing)}, which the environment does not set."
+            raise ConfigurationError(problem, "Set it, on executors too.", setting=missing[0])
         words = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
         return {word: os.environ[name] for word, name in zip(words, self.credentials_env, strict=False)}
 
@@ -218,19 +212,14 @@ def _retry_after(error: Any) -> float | None:
 
 
 def _client_error(label: str, error: Exception) -> ConfigurationError:
-    return ConfigurationError(
-        f"{label}: boto3 can't create a client ({type(error).__name__}: {error}).",
-        "Pass region=… or set AWS_REGION, and check boto3's configuration.",
-        table=label,
-    )
+    problem = f"{label}: boto3 can't create a client ({type(error).__name__}: {error})."
+    return ConfigurationError(problem, "Pass region=… or set AWS_REGION, and check boto3's configuration.", table=label)
 
 
 def _access_error(label: str, why: str) -> TableAccessError:
-    return TableAccessError(
-        f"{label} can't be accessed ({why}).",
-        "Check the table's name, region and endpoint_url, and that the credentials may describe, read and write it.",
-        table=label,
-    )
+    problem = f"{label} can't be accessed ({why})."
+    step = "Check the table's name, region and endpoint_url, and that the credentials may describe, read and write it."
+    return TableAccessError(problem, step, table=label)
 
 
 def _with_cause(error: AdjunctError, cause: BaseException) -> AdjunctError:

@@ -59,7 +59,13 @@ def encoder_for(column: Column) -> Callable[[Any], AttributeValue]:
     if column.kind is Kind.LIST:
         assert column.element is not None
         encode = encoder_for(column.element)
-        return lambda value: {"L": [_NULL if item is None else encode(item) for item in _checked_list(value)]}
+
+        def encode_list(value: Any) -> AttributeValue:
+            if not isinstance(value, list | tuple):
+                raise TypeError("expected a list")
+            return {"L": [_NULL if item is None else encode(item) for item in value]}
+
+        return encode_list
     make = _MAKERS[column.kind]
     return lambda value: make(check(value))
 
@@ -122,27 +128,9 @@ def decode_any(stored: AttributeValue) -> Any:
     return set(value) if tag in ("SS", "BS") else value
 
 
-def add_numbers(left: AttributeValue | None, right: AttributeValue) -> AttributeValue:
-    """Add two numbers as DynamoDB does; a missing one counts as 0."""
-    return right if left is None else _number(exact_sum(left, right))
-
-
 def exact_sum(left: AttributeValue, right: AttributeValue) -> Decimal:
     """Add two numbers with all digits, possibly more than DynamoDB stores."""
     return _SUMS.add(Decimal(left["N"]), Decimal(right["N"]))
-
-
-def bounds_before_adding(number: AttributeValue, bounds: tuple[Decimal, Decimal]) -> Limit | None:
-    """The bounds that a column must be within so that adding this number stays within `bounds`; None: none."""
-    least, most = bounds
-    step = Decimal(number["N"])
-    if not step:
-        return None
-    return ("<=", _number(_EXACT.subtract(most, step))) if step > 0 else (">=", _number(_EXACT.subtract(least, step)))
-
-
-def is_zero(stored: AttributeValue) -> bool:
-    return "N" in stored and not Decimal(stored["N"])
 
 
 def attribute_bytes(stored: AttributeValue) -> int:
@@ -198,29 +186,19 @@ def _whole_or_decimal(text: str) -> int | Decimal:
         return int(number) if number == number.to_integral_value() else number
 
 
-def _whole_or_float(text: str) -> int | float:
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
-
-
 def _timestamp(value: datetime) -> AttributeValue:
     if value.tzinfo is None or value.utcoffset() is None:  # pandas' NaT has no offset to ask for
         raise TypeError("expected a datetime with a time zone, or None")
     return {"S": f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"}
 
 
-def _checked_list(value: Any) -> Sequence[Any]:
-    if not isinstance(value, list | tuple):
-        raise TypeError("expected a list")
-    return value
-
-
 def _decode_json(stored: AttributeValue) -> Any:
     ((tag, value),) = stored.items()
     if tag == "N":
-        return _whole_or_float(value)
+        try:
+            return int(value)
+        except ValueError:
+            return float(value)
     if tag == "L":
         return [_decode_json(item) for item in value]
     if tag == "M":
@@ -301,7 +279,15 @@ class ItemCodec:
         self.names = None if columns is None else tuple(column.name for column in columns)
         self._encoders = {column.name: encoder_for(column) for column in columns or ()}
         self._decoders = {column.name: decoder_for(column) for column in columns or ()}
-        self._bounds = {column.name: of for column in columns or () if (of := _bounds_of_sums(column)) is not None}
+        # Sums must stay within them. Unchecked are types with more digits than DynamoDB, which rejects them itself, and
+        # 64-bit integers, which no counter fills and whose check would cost each increment some 4%.
+        self._bounds = {
+            column.name: bounds
+            for column in columns or ()
+            if (bounds := number_bounds(column)) is not None
+            and len(bounds[1].as_tuple().digits) <= DIGITS
+            and not (column.kind is Kind.INTEGER and integer_bits(column) == 64)
+        }
 
     def keys_by(self, names: Sequence[str]) -> Callable[[Any], KeyItem]:
         """Return `key_item` for keys whose parts have these names, in this order; empty: the table's own order."""
@@ -318,26 +304,16 @@ class ItemCodec:
             raise key_length_error(self.label, key, tuple(self.key))
         item = {}
         if None in parts:
-            raise SchemaMismatchError(
-                f"{self.label} got {key!r} as a key; {' and '.join(self.key)} must not be null.",
-                "Filter such records out before they reach the table.",
-                table=self.label,
-            )
+            problem = f"{self.label} got {key!r} as a key; {' and '.join(self.key)} must not be null."
+            raise SchemaMismatchError(problem, "Filter such records out before they reach the table.", table=self.label)
         for (name, tag), part, largest in zip(self.key.items(), parts, _MAX_KEY_BYTES, strict=False):
             stored = item[name] = self.value(name, part)
             if tag not in stored:
-                raise SchemaMismatchError(
-                    f"{self.label}: its key {name!r} is stored as {tag}, but got {part!r} ({type(part).__name__}).",
-                    "Convert it before it is written.",
-                    column=name,
-                )
+                what = f"{self.label}: its key {name!r} is stored as {tag}, but got {part!r} ({type(part).__name__})."
+                raise SchemaMismatchError(what, "Convert it before it is written.", column=name)
             if tag != "N" and not 0 < attribute_bytes(stored) <= largest:
-                raise SchemaMismatchError(
-                    f"{self.label}: a value of its key {name!r} has {attribute_bytes(stored)} bytes; DynamoDB takes "
-                    f"1 to {largest}.",
-                    "Shorten the key, for example to a hash of it.",
-                    column=name,
-                )
+                text = f"{self.label}: key {name!r} has {attribute_bytes(stored)} bytes; expected 1 to {largest}."
+                raise SchemaMismatchError(text, "Shorten the key, for example to a hash of it.", column=name)
         return item
 
     def item(self, key: KeyItem, record: Record) -> Item:
@@ -356,7 +332,7 @@ class ItemCodec:
         """The update's changes; raises for a column named twice, the key, or a column that can't be added to."""
         changes = to_changes(update)
         if not isinstance(changes.set, Mapping):
-            raise self._not_a_mapping_error(changes.set)
+            self._fields(key, changes.set)  # raises
         values = {name: value for name, value in changes.set.items() if value is not None}
         nulls = tuple(name for name, value in changes.set.items() if value is None)
         added_to = self._fields(key, changes.add)
@@ -376,7 +352,7 @@ class ItemCodec:
         """The column's value after adding a number; SchemaMismatchError if that exceeds its type."""
         if old is not None and name in self._bounds:
             self.value(name, self._decoders[name]({"N": str(exact_sum(old, number))}))
-        return add_numbers(old, number)
+        return number if old is None else _number(exact_sum(old, number))
 
     def check_sums(self, changes: EncodedChanges, item: Item) -> None:
         """Raise for changes whose sum with what `item` holds exceeds its column's type."""
@@ -385,11 +361,8 @@ class ItemCodec:
             if old is None:
                 continue
             if "N" not in old:
-                raise SchemaMismatchError(
-                    f"{self.label}: an update adds to column {name!r}, which holds {old}, not a number.",
-                    "Set the column instead.",
-                    column=name,
-                )
+                problem = f"{self.label}: an update adds to column {name!r}, which holds {old}, not a number."
+                raise SchemaMismatchError(problem, "Set the column instead.", column=name)
             there, bound = Decimal(old["N"]), Decimal(limit["N"])
             if there > bound if comparison == "<=" else there < bound:
                 self.sum(name, old, changes.add[name])  # says what it would become
@@ -403,27 +376,23 @@ class ItemCodec:
                 return {name: decode_any(v) for name, v in item.items() if not name.startswith(OWN_PREFIX)}
             return {name: decode(item[name]) if name in item else None for name, decode in self._decoders.items()}
         except (ValueError, TypeError, ArithmeticError) as error:
-            raise SchemaMismatchError(
-                f"{self.label}: an item does not fit its declared columns ({error}).",
-                "Correct the item, or the columns.",
-                table=self.label,
-            ) from error
+            problem = f"{self.label}: an item does not fit its declared columns ({error})."
+            raise SchemaMismatchError(problem, "Correct the item, or the columns.", table=self.label) from error
 
     def check_size(self, item: Item) -> None:
         """Raise for an item that exceeds DynamoDB's size limit."""
         size = sum(len(name.encode()) + attribute_bytes(value) for name, value in item.items())
         if size > MAX_ITEM_BYTES:
             key = {name: item[name] for name in self.key if name in item}
-            raise SchemaMismatchError(
-                f"{self.label}: a record of the key {key} has {size:,} bytes; DynamoDB takes {MAX_ITEM_BYTES:,}.",
-                "Store large values elsewhere and keep a reference in the record, or split the record.",
-                table=self.label,
-            )
+            problem = f"{self.label}: a record of the key {key} has {size:,} bytes; DynamoDB takes {MAX_ITEM_BYTES:,}."
+            step = "Store large values elsewhere and keep a reference in the record, or split the record."
+            raise SchemaMismatchError(problem, step, table=self.label)
 
     def _fields(self, key: KeyItem, record: Record) -> Item:
         """The non-null columns of `record` without the key's, which must equal those of `key`."""
         if not isinstance(record, Mapping):
-            raise self._not_a_mapping_error(record)
+            problem = f"{self.label} got a {type(record).__name__}; expected a mapping of columns to values."
+            raise SchemaMismatchError(problem, "Pass dicts.", table=self.label)
         encoders = self._encoders
         try:
             # Without declared columns each name is checked; with them only to find the wrong one.
@@ -433,13 +402,11 @@ class ItemCodec:
         if not item:
             item = {name: self.value(name, value) for name, value in record.items() if value is not None}
         for name, stored in key.items():
-            if name in item and not _is_same(item.pop(name), stored):
-                raise SchemaMismatchError(
-                    f"{self.label}: the record for key {key} has {record[name]!r} as its {name}.",
-                    "Set the key's columns to the record's own key, or omit them.",
-                    table=self.label,
-                    column=name,
-                )
+            given = item.pop(name, stored)
+            if given != stored and not ("N" in given and "N" in stored and Decimal(given["N"]) == Decimal(stored["N"])):
+                problem = f"{self.label}: the record for key {key} has {record[name]!r} as its {name}."
+                step = "Set the key's columns to the record's own key, or omit them."
+                raise SchemaMismatchError(problem, step, table=self.label, column=name)
         return item
 
     def value(self, name: str, value: Any) -> AttributeValue:
@@ -447,99 +414,52 @@ class ItemCodec:
         encode: Callable[[Any], AttributeValue] | None = self._encoders.get(name)
         if encode is None:
             if self.names is not None:
-                raise SchemaMismatchError(
-                    f"{self.label} has no column {name!r}; it has {', '.join(self.names)}.",
-                    "Omit the field, or add the column.",
-                    column=name,
-                )
+                problem = f"{self.label} has no column {name!r}; it has {', '.join(self.names)}."
+                raise SchemaMismatchError(problem, "Omit the field, or add the column.", column=name)
             if not isinstance(name, str) or not name or name.startswith(OWN_PREFIX):
-                raise SchemaMismatchError(
-                    f"{self.label}: a column can't be named {name!r}; expected text that does not begin with "
-                    f"{OWN_PREFIX!r}.",
-                    "Rename it.",
-                    table=self.label,
-                    column=name,
-                )
+                what = f"{self.label}: the column name {name!r} is not a text, or begins with {OWN_PREFIX}."
+                raise SchemaMismatchError(what, "Rename it.", table=self.label, column=name)
             encode = encode_any
         try:
             return encode(value)
         except (TypeError, ValueError, ArithmeticError) as error:
-            raise SchemaMismatchError(
-                f"{self.label}: column {name!r} got {value!r:.100} ({type(value).__name__}); {error}.",
-                "Convert the value before it is written.",
-                column=name,
-            ) from None
+            problem = f"{self.label}: column {name!r} got {value!r:.100} ({type(value).__name__}); {error}."
+            raise SchemaMismatchError(problem, "Convert the value before it is written.", column=name) from None
 
     def _limits(self, numbers: Item) -> dict[str, Limit]:
-        if not self._bounds:
-            return {}
-        rooms = {
-            name: bounds_before_adding(value, self._bounds[name])
-            for name, value in numbers.items()
-            if name in self._bounds
-        }
-        limits = {name: room for name, room in rooms.items() if room is not None}
+        """The bounds that columns must be within so that adding these numbers stays within their types."""
+        limits: dict[str, Limit] = {}
+        for name, value in numbers.items():
+            step = Decimal(value["N"])
+            if name in self._bounds and step:
+                least, most = self._bounds[name]
+                bound = _EXACT.subtract(most if step > 0 else least, step)
+                limits[name] = ("<=" if step > 0 else ">=", _number(bound))
         if len(limits) > _MOST_SUMS:
-            raise SchemaMismatchError(
-                f"{self.label}: an update adds to {len(limits)} columns, more than can be checked; DynamoDB "
-                f"compares {_MOST_SUMS} in one request.",
-                "Add to fewer columns at once.",
-                table=self.label,
-            )
+            problem = f"{self.label}: an update adds to {len(limits)} columns; DynamoDB can check {_MOST_SUMS}."
+            raise SchemaMismatchError(problem, "Add to fewer columns at once.", table=self.label)
         return limits
 
     def _check_changes(self, changes: Changes, encoded: EncodedChanges) -> None:
         named = [*changes.set, *changes.add, *changes.append, *changes.remove]
         if len(set(named)) < len(named):
             name = next(name for name in named if named.count(name) > 1)
-            raise SchemaMismatchError(
-                f"{self.label}: an update names the column {name!r} twice.", "Name each column once.", column=name
-            )
-        for name in encoded.remove:
+            problem = f"{self.label}: an update names the column {name!r} twice."
+            raise SchemaMismatchError(problem, "Name each column once.", column=name)
+        for name in (*encoded.remove, *changes.add, *changes.append):
             if name in self.key:
-                raise SchemaMismatchError(
-                    f"{self.label}: an update removes {name!r}, which is part of the key.",
-                    "Delete the record and put it with its new key.",
-                    column=name,
-                )
-            if self.names is not None and name not in self.names:
-                self.value(name, None)  # says that there is none
+                problem = f"{self.label}: an update changes {name!r}, which is part of the key."
+                raise SchemaMismatchError(problem, "Delete the record and put it with its new key.", column=name)
+        for name in encoded.remove if self.names is not None else ():
+            self.value(name, None)  # raises if there is none
         for verb, values, tag in (("adds to", encoded.add, "N"), ("appends to", encoded.append, "L")):
             for name, stored in values.items():
                 if tag not in stored:
-                    raise SchemaMismatchError(
-                        f"{self.label}: an update {verb} column {name!r} a value stored as {next(iter(stored))}; "
-                        f"expected {'a number or a mapping' if tag == 'N' else 'a list'}.",
-                        "Set the column instead, or correct the update.",
-                        column=name,
+                    kind, expected = next(iter(stored)), "a number or a mapping" if tag == "N" else "a list"
+                    problem = (
+                        f"{self.label}: an update {verb} column {name!r} a value stored as {kind}; expected {expected}."
                     )
-        for verb, columns in (("adds to", changes.add), ("appends to", changes.append)):
-            for name in columns:
-                if name in self.key:
-                    raise SchemaMismatchError(
-                        f"{self.label}: an update {verb} {name!r}, which is part of the key.",
-                        "Use another column.",
-                        column=name,
-                    )
-
-    def _not_a_mapping_error(self, value: Any) -> SchemaMismatchError:
-        return SchemaMismatchError(
-            f"{self.label} got a {type(value).__name__}; expected a mapping of columns to values.",
-            "Pass dicts.",
-            table=self.label,
-        )
-
-
-def _bounds_of_sums(column: Column) -> tuple[Decimal, Decimal] | None:
-    """The bounds that sums must stay within; None if unchecked.
-
-    Unchecked are types with more digits than DynamoDB, which rejects them itself, and 64-bit integers, which no counter
-    fills and whose check would cost each increment some 4%.
-    """
-    bounds = number_bounds(column)
-    if bounds is None or len(bounds[1].as_tuple().digits) > DIGITS:
-        return None
-    return None if column.kind is Kind.INTEGER and integer_bits(column) == 64 else bounds
+                    raise SchemaMismatchError(problem, "Set the column instead, or correct the update.", column=name)
 
 
 def begin_record(codec: ItemCodec, default: Item, changes: EncodedChanges) -> Item:
@@ -568,11 +488,7 @@ def is_default_redundant(default: Item, changes: EncodedChanges) -> bool:
     return not changes.merge and all(
         name in changes.set
         or name in changes.remove
-        or (name in changes.add and is_zero(stored))
+        or (name in changes.add and "N" in stored and not Decimal(stored["N"]))
         or (name in changes.append and stored == {"L": []})
         for name, stored in default.items()
     )
-
-
-def _is_same(left: AttributeValue, right: AttributeValue) -> bool:
-    return left == right or ("N" in left and "N" in right and Decimal(left["N"]) == Decimal(right["N"]))

@@ -134,10 +134,10 @@ class _Expression:
         return clauses
 
     def present(self, key: KeyItem) -> str:
-        return f"attribute_exists({self.name(_first(key))}) AND attribute_not_exists({self.name(DELETED)})"
+        return f"attribute_exists({self.name(next(iter(key)))}) AND attribute_not_exists({self.name(DELETED)})"
 
     def absent(self, key: KeyItem) -> str:
-        return f"(attribute_not_exists({self.name(_first(key))}) OR attribute_exists({self.name(DELETED)}))"
+        return f"(attribute_not_exists({self.name(next(iter(key)))}) OR attribute_exists({self.name(DELETED)}))"
 
     def room(self, limits: Mapping[str, Limit]) -> list[str]:
         """The clause that columns hold no number to which adding would exceed their types, which DynamoDB does not
@@ -262,10 +262,6 @@ def _add_changes(
     return expression.request(clauses, sets, removes, adds)
 
 
-def _first(key: KeyItem) -> str:
-    return next(iter(key))
-
-
 def _mark_attribute(source: str) -> str:
     return f"{OWN_PREFIX}at:{source}"
 
@@ -345,19 +341,17 @@ class TableRequests:
                 # An unanswered get had no effect either.
                 problem = problem_from_boto_error(error, self.label, sent=False)
                 return problems | {place: problem for key in asked for place in wanted[_identity(key, key)]}
-            for item in answer["Responses"].get(self.table, []):
-                self._read(item, wanted, records, problems)
+            items: Any = answer["Responses"].get(self.table, [])
+            for item in items:
+                places = wanted[_identity(item, self.codec.key)]
+                try:
+                    for place in places:  # each a record of its own, as callers may change it
+                        records[place] = self.codec.record(item)
+                except AdjunctError as error:
+                    problems.update(dict.fromkeys(places, Problem(State.REFUSED, error)))
             asked = list(answer.get("UnprocessedKeys", {}).get(self.table, {"Keys": []})["Keys"])  # type: ignore[arg-type]
         left = throttled_problem(self.label, f"{len(asked)} keys unprocessed")
         return problems | {place: left for key in asked for place in wanted[_identity(key, key)]}
-
-    def _read(self, item: Any, wanted: Mapping[Any, Sequence[int]], records: list[Any], problems: Problems) -> None:
-        places = wanted[_identity(item, self.codec.key)]
-        try:
-            for place in places:
-                records[place] = self.codec.record(item)
-        except AdjunctError as error:
-            problems.update(dict.fromkeys(places, Problem(State.REFUSED, error)))
 
     def write_batch(self, kind: OperationKind, entries: Sequence[PlacedEntry]) -> Problems:
         """Put or delete up to 25 entries with distinct keys, without conditions."""
@@ -441,7 +435,7 @@ class TableRequests:
             request = remove_columns(key, left, codec.names, guard)
         else:
             request = put_columns(key, codec.columns_of(key, entry.value), codec.names, guard)
-        return False, self._skipped(self._send(request), guard)
+        return False, _skipped(self._send(request), guard)
 
     def _update(self, key: KeyItem, entry: PlacedEntry, guard: Guard) -> tuple[bool, Problem | None]:
         changes = self.codec.changes(key, entry.value)
@@ -463,7 +457,11 @@ class TableRequests:
             met = answer.item
             for name in changes.merge:
                 if "M" not in met.get(name, {"M": {}}):
-                    raise self._not_a_map_error(key, name, met)
+                    raise SchemaMismatchError(
+                        f"{self.label}: an update adds members to {name!r} of {key}, which holds {met[name]}, no map.",
+                        "Set the column instead.",
+                        column=name,
+                    )
             self.codec.check_sums(changes, met)
             if not answer.present and default is None:
                 return False, Problem(State.MISSING, record_not_found_error([entry.key], self.label))
@@ -475,7 +473,13 @@ class TableRequests:
                     return True, None
                 if not guard.holds(answer.item):
                     return False, self._add_late(key, changes, guard, answer)
-        return False, self._conflict_problem(key)
+        error = TableUnavailableError(
+            f"{self.label}: other writers created or deleted the record of {key} {_MAX_CONFLICTS} times "
+            "during its update.",
+            "The request is retried; if it keeps failing, find out who deletes the record.",
+            table=self.label,
+        )
+        return False, Problem(State.FAILED, error)
 
     def _add_late(self, key: KeyItem, changes: EncodedChanges, guard: Guard, answer: _Answer) -> Problem | None:
         """Apply the additions of an update that failed its condition, if it is late and the record exists.
@@ -494,20 +498,13 @@ class TableRequests:
                 return None
             if answer.present and of_source.holds(answer.item):
                 self.codec.check_sums(late, answer.item)  # only what it adds can have been rejected
-        return self._skipped(answer, guard)
-
-    def _skipped(self, answer: _Answer, guard: Guard) -> Problem | None:
-        if not answer.failed:
-            return None
-        guard.holds(answer.item)  # raises if times can't be compared
-        return Problem(State.SKIPPED)
+        return _skipped(answer, guard)
 
     def _send(self, request: Request) -> _Answer:
         words = max(len(request.get(part, "")) for part in ("UpdateExpression", "ConditionExpression"))
         if words > _LONGEST_EXPRESSION:
             raise SchemaMismatchError(
-                f"{self.label}: a write names so many columns that its expression has {words:,} characters; DynamoDB "
-                f"takes {_LONGEST_EXPRESSION:,}.",
+                f"{self.label}: a write has an expression of {words:,} characters; expected {_LONGEST_EXPRESSION:,}.",
                 "Combine columns into one of type json, or write fewer columns at once.",
                 table=self.label,
             )
@@ -520,21 +517,11 @@ class TableRequests:
             return _Answer(True, getattr(error, "response", {}).get("Item") or {})
         return _Answer(False, answer.get("Attributes") or {})
 
-    def _not_a_map_error(self, key: KeyItem, name: str, item: Item) -> SchemaMismatchError:
-        return SchemaMismatchError(
-            f"{self.label}: an update adds members to {name!r} of {key}, which holds {item[name]}, not a map.",
-            "Set the column instead.",
-            column=name,
-        )
 
-    def _conflict_problem(self, key: KeyItem) -> Problem:
-        error = TableUnavailableError(
-            f"{self.label}: other writers created or deleted the record of {key} {_MAX_CONFLICTS} times "
-            "during its update.",
-            "The request is retried; if it keeps failing, find out who deletes the record.",
-            table=self.label,
-        )
-        return Problem(State.FAILED, error)
+def _skipped(answer: _Answer, guard: Guard) -> Problem | None:
+    if answer.failed:
+        guard.holds(answer.item)  # raises if times can't be compared
+    return Problem(State.SKIPPED) if answer.failed else None
 
 
 def _key_in(request: Any) -> Item:
@@ -544,12 +531,5 @@ def _key_in(request: Any) -> Item:
 
 def _identity(item: Item, names: Iterable[str]) -> Any:
     """The identity of a key in DynamoDB, where a number may be written in several ways."""
-    parts = [_part(item[name]) for name in names]
-    return parts[0] if len(parts) == 1 else tuple(parts)
-
-
-def _part(stored: AttributeValue) -> Any:
-    text = stored.get("S")
-    if text is not None:
-        return text
-    return Decimal(stored["N"]) if "N" in stored else stored["B"]
+    stored = [item[name] for name in names]
+    return tuple(Decimal(one["N"]) if "N" in one else one.get("S") or one["B"] for one in stored)

@@ -17,11 +17,11 @@ import asyncio
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
 from dagster_adjunct.resources.backends.store import check_variable_name, read_variable, require_package
@@ -158,8 +158,7 @@ class HttpExtra:
             object.__setattr__(self, name, tuple(sorted(given.items())) if isinstance(given, Mapping) else given)
 
 
-@dataclass(slots=True)
-class _Client:
+class _Client(NamedTuple):
     """What one event loop has open: a client and a limit of concurrent requests, whose wait does not count for the
     timeout.
     """
@@ -167,8 +166,6 @@ class _Client:
     client: httpx.AsyncClient
     turns: asyncio.Semaphore
     secrets: tuple[str, ...]
-    busy: int = 0
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @validated
@@ -201,8 +198,41 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         self._label = f"HTTP table {path}"
         for header, name in self.secret_headers.items():
             check_variable_name(f"secret_headers[{header!r}]", name, label=self._label)
-        _check(self)
+        self._check()
         self._clients: PerLoop[_Client] = PerLoop(self._client)
+
+    def _check(self) -> None:
+        what, step = f"HTTP table {self.path}", "Use https://host:port/path, without a query."
+        try:
+            parts = urlsplit(self.base_url)
+            parts.port  # noqa: B018 - which may be none
+        except ValueError:
+            parts = urlsplit("")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigurationError(f"{what} has an invalid base_url (not shown).", step, argument="base_url")
+        if parts.username is not None or parts.password is not None:
+            raise ConfigurationError(
+                f"{what} has credentials in its base_url, which would end up in pickles and logs.",
+                "Remove them, and name an environment variable for the header: secret_headers={'Authorization': …}.",
+                argument="base_url",
+            )
+        for header in self.headers:
+            if header.lower() in _SECRET_HEADERS:
+                raise ConfigurationError(
+                    f"{what} has a value for its secret header {header}, which would end up in pickles and documents.",
+                    f"Name the environment variable that holds it: secret_headers={{{header!r}: …}}.",
+                    argument="headers",
+                )
+        named = _PLACE.findall(self.path)
+        if sorted(named) != sorted(self.key) or not self.path.startswith("/"):
+            raise ConfigurationError(
+                f"{what}: its path names {', '.join(named) or 'no column'}, and its key is {', '.join(self.key)}.",
+                "Use a path like /planes/{tail} that names each key column once.",
+                argument="path",
+            )
+        found, whole = f"{what} has connections={self.connections!r}", "a whole number above 0"
+        check_whole_number(self.connections, found, whole, argument="connections")
+        check_seconds(self.timeout, f"{what} has timeout={self.timeout!r}", argument="timeout")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_url!r}, {self.path!r}, key={self.key})"
@@ -220,8 +250,8 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         """Close the running event loop's connections after its requests."""
         open_ = self._clients.take()
         if open_ is not None:
-            if open_.busy:
-                await open_.idle.wait()
+            for _ in range(self.connections):
+                await open_.turns.acquire()  # after those that wait
             await open_.client.aclose()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
@@ -248,11 +278,9 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         segments = [_PLACE.sub(lambda place: texts[place[1]], segment) for segment in self.path.split("/")]
         for segment, declared in zip(segments, self.path.split("/"), strict=True):
             if segment in ("", ".", "..") and segment != declared:  # it would name another resource, or all of them
-                raise SchemaMismatchError(
-                    f"{self._label}: the key {key!r} turns a path segment into {segment!r}.",
-                    "Filter such keys out before they reach the table.",
-                    table=self._label,
-                )
+                problem = f"{self._label}: the key {key!r} turns a path segment into {segment!r}."
+                step = "Filter such keys out before they reach the table."
+                raise SchemaMismatchError(problem, step, table=self._label)
         return "/".join(segments)
 
     def encode(self, record: Record) -> bytes:
@@ -260,30 +288,21 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         try:
             return json.dumps(dict(record), allow_nan=False, ensure_ascii=False).encode()
         except (TypeError, ValueError) as error:
-            raise SchemaMismatchError(
-                f"{self._label}: a record can't be written as JSON: {error}.",
-                "Convert its values before writing, or override encode().",
-                table=self._label,
-            ) from error
+            problem = f"{self._label}: a record can't be written as JSON: {error}."
+            step = "Convert its values before writing, or override encode()."
+            raise SchemaMismatchError(problem, step, table=self._label) from error
 
     def decode(self, body: bytes) -> Record:
         """The record in the body of a get's response."""
         try:
-            record = json.loads(body)
-        except ValueError as error:
-            raise TableError(
-                f"{self._label}: the response is not JSON: {body[:200]!r}.",
-                "Check the service, or override decode().",
-                table=self._label,
-            ) from error
-        if not isinstance(record, dict):
-            raise TableError(
-                f"{self._label}: expected a JSON object in the response, got a {type(record).__name__}: "
-                f"{body[:200]!r}.",
-                "Check the path, or override decode().",
-                table=self._label,
-            )
-        return record
+            record: Any = json.loads(body)
+            wrong = None if isinstance(record, dict) else f"a JSON {type(record).__name__}"
+        except ValueError:
+            wrong = "no JSON"
+        if wrong is not None:
+            problem = f"{self._label}: expected a JSON object in the response, got {wrong}: {body[:200]!r}."
+            raise TableError(problem, "Check the path and the service, or override decode().", table=self._label)
+        return cast("Record", record)
 
     # -- requests
 
@@ -295,10 +314,8 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         await self.request("PUT", self.path_of(key), args, body=self.encode(value))
 
     async def put_if_absent(self, key: Key, value: Record, *args: object) -> bool:
-        only = {"If-None-Match": "*"}
-        answer = await self.request(
-            "PUT", self.path_of(key), args, body=self.encode(value), headers=only, expected=(412,)
-        )
+        body, only = self.encode(value), {"If-None-Match": "*"}
+        answer = await self.request("PUT", self.path_of(key), args, body=body, headers=only, expected=(412,))
         return answer.status_code != 412
 
     async def update(self, key: Key, update: Record, *args: object) -> None:
@@ -326,27 +343,23 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         """
         import httpx
 
-        params, more = self._extra(args)
-        if body is not None:
-            more = {"Content-Type": "application/json", **more}
+        params: list[tuple[str, str]] = []
+        sent = {} if body is None else {"Content-Type": "application/json"}
+        for extra in args:
+            if not isinstance(extra, HttpExtra):
+                problem = f"{self._label} got {extra!r} as an argument; expected an HttpExtra."
+                step = "Pass query parameters and headers as HttpExtra(params={…}, headers={…})."
+                raise TableError(problem, step, table=self._label)
+            params += cast("Iterable[tuple[str, str]]", extra.params)
+            sent |= dict(extra.headers)
         open_, url = self._clients.here(), self.base_url + path
-        open_.busy += 1
-        open_.idle.clear()
         try:
             async with open_.turns, asyncio.timeout(self.timeout):
                 answer = await open_.client.request(
-                    method,
-                    url,
-                    content=body,
-                    params=tuple(params) if params else None,
-                    headers={**more, **(headers or {})},
+                    method, url, content=body, params=tuple(params) or None, headers={**sent, **(headers or {})}
                 )
         except (httpx.TransportError, TimeoutError) as error:
             raise lost_request_error(error, self._label, method, url, open_.secrets) from error
-        finally:
-            open_.busy -= 1
-            if not open_.busy:
-                open_.idle.set()
         if answer.is_success or answer.status_code in expected:
             return answer
         raise error_from_response(answer, self._label, open_.secrets)
@@ -357,20 +370,6 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
             return super().problem_of(error, sent=sent)
         state = State.UNKNOWN if sent and unavailable.had_effect is None else State.FAILED
         return Problem(state, error, unavailable.retry_after)
-
-    def _extra(self, args: Sequence[object]) -> tuple[list[tuple[str, str]], dict[str, str]]:
-        params: list[tuple[str, str]] = []
-        headers: dict[str, str] = {}
-        for extra in args:
-            if not isinstance(extra, HttpExtra):
-                raise TableError(
-                    f"{self._label} got {extra!r} as an argument; expected an HttpExtra.",
-                    "Pass query parameters and headers as HttpExtra(params={…}, headers={…}).",
-                    table=self._label,
-                )
-            params += cast("Iterable[tuple[str, str]]", extra.params)
-            headers |= dict(extra.headers)
-        return params, headers
 
     def _client(self) -> _Client:
         require_package(self._label, "httpx", "http")
@@ -394,45 +393,6 @@ def _load_trust_store() -> ssl.SSLContext:
     import httpx
 
     return httpx.create_ssl_context()
-
-
-def _check(table: HttpTable) -> None:
-    try:
-        parts = urlsplit(table.base_url)
-        parts.port  # noqa: B018 - which may be none
-    except ValueError:
-        parts = urlsplit("")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ConfigurationError(
-            "an HTTP table has an invalid base_url.",
-            "Use https://host:port/path, without a query.",
-            argument="base_url",
-        )
-    if parts.username is not None or parts.password is not None:
-        raise ConfigurationError(
-            f"HTTP table {table.path} has credentials in its base_url, which would end up in pickles and logs.",
-            "Remove them, and name an environment variable for the header: secret_headers={'Authorization': …}.",
-            argument="base_url",
-        )
-    for header in table.headers:
-        if header.lower() in _SECRET_HEADERS:
-            raise ConfigurationError(
-                f"HTTP table {table.path} has a value for its secret header {header}, which would end up in "
-                "pickles and stored documents.",
-                f"Name the environment variable that holds it: secret_headers={{{header!r}: …}}.",
-                argument="headers",
-            )
-    named = _PLACE.findall(table.path)
-    if sorted(named) != sorted(table.key) or not table.path.startswith("/"):
-        raise ConfigurationError(
-            f"HTTP table {table.path}: its path names {', '.join(named) or 'no column'}, and its key is "
-            f"{', '.join(table.key)}.",
-            "Use a path like /planes/{tail} that names each key column once.",
-            argument="path",
-        )
-    what, whole = f"HTTP table {table.path} has", "a whole number above 0"
-    check_whole_number(table.connections, f"{what} connections={table.connections!r}", whole, argument="connections")
-    check_seconds(table.timeout, f"{what} timeout={table.timeout!r}", argument="timeout")
 
 
 def _quote_path_part(label: str, part: object) -> str:

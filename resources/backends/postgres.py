@@ -6,7 +6,7 @@ numeric, bytea, jsonb and arrays.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.resources.backends.columns import check_identifier
@@ -21,12 +21,7 @@ from dagster_adjunct.resources.backends.postgres_connection import (
     run_cancellable,
     translate_error,
 )
-from dagster_adjunct.resources.backends.postgres_requests import (
-    PostgresRequests,
-    create_postgres_table,
-    open_idempotency_table,
-    read_shape,
-)
+from dagster_adjunct.resources.backends.postgres_requests import PostgresRequests, create_postgres_table, read_shape
 from dagster_adjunct.resources.backends.postgres_values import (
     StagedBatch,
     postgres_decoder,
@@ -35,23 +30,11 @@ from dagster_adjunct.resources.backends.postgres_values import (
     stage_batch,
 )
 from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, is_purge_due
-from dagster_adjunct.resources.backends.write_plan import (
-    BisectRejected,
-    RowCodec,
-    idempotency_table_name,
-    validate_entries,
-)
+from dagster_adjunct.resources.backends.write_plan import BisectRejected, RowCodec, validate_entries
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError
 from dagster_adjunct.resources.tables.functions import record_not_found_error
-from dagster_adjunct.resources.tables.operation import (
-    Operation,
-    OperationKind,
-    Outcomes,
-    PerLoop,
-    Problem,
-    State,
-)
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -130,55 +113,27 @@ class PostgresTable(StoreTable):
         await self._open.here().close()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        request = self._get if operation.kind is OperationKind.GET else self._write
-        return await self._with_connection(operation, request)
-
-    async def forget(self, older_than: float) -> int:
-        """Purge what was applied to keys, including deleted ones, more than `older_than` seconds ago; return the number
-        of keys.
-
-        A message that old is applied if it arrives again.
-        """
-        import psycopg
-
         require_driver(self._label)
-        try:
-            async with self._open.here().one() as requests:
-                await self._open_idempotency_table(requests)
-                return await requests.forget(older_than)
-        except psycopg.Error as error:
-            raise translate_error(error, self._label, self._place) from error
-        except TableNotFoundError:
-            if not self.create:
-                raise
-            return 0
-
-    async def _with_connection(
-        self,
-        operation: Operation[Any],
-        request: Callable[[PostgresRequests, Operation[Any]], Awaitable[Outcomes]],
-        *,
-        made: bool = False,
-    ) -> Outcomes:
-        require_driver(self._label)
-        pool = self._open.here()
-        connected = False
-        try:
-            async with pool.one() as requests:
-                connected = True
-                return await run_cancellable(requests, request(requests, operation))
-        except AdjunctError as error:
-            if connected:
-                raise
-            if made or not (self.create and isinstance(error, TableNotFoundError)):
-                return Outcomes.all(len(operation), self.problem_of(error, sent=False))
-        if operation.kind is OperationKind.GET:
-            return Outcomes(len(operation), [None] * len(operation))
-        try:
-            await self._create_table()
-        except AdjunctError as error:
-            return Outcomes.all(len(operation), self.problem_of(error, sent=False))
-        return await self._with_connection(operation, request, made=True)
+        reads, count = operation.kind is OperationKind.GET, len(operation)
+        request = self._get if reads else self._write
+        for has_table in (False, True):
+            connected = False
+            try:
+                async with self._open.here().one() as requests:
+                    connected = True
+                    return await run_cancellable(requests, request(requests, operation))
+            except AdjunctError as error:
+                if connected:
+                    raise
+                if has_table or not self.create or not isinstance(error, TableNotFoundError):
+                    return Outcomes.all(count, self.problem_of(error, sent=False))
+            if reads:
+                break
+            try:
+                await self._create_table()
+            except AdjunctError as error:
+                return Outcomes.all(count, self.problem_of(error, sent=False))
+        return Outcomes(count, [None] * count)
 
     async def _create_table(self) -> None:
         """Create the table unless it exists."""
@@ -197,20 +152,37 @@ class PostgresTable(StoreTable):
 
         asked = validate_entries(requests.codec, operation)
         try:
-            stored = await requests.get([entry.key for entry in asked.entries])
+            return asked.outcomes(len(operation), await requests.get([entry.key for entry in asked.entries]))
         except psycopg.Error as error:
             return Outcomes.all(len(operation), self._problem(error))
-        records: list[Any] = [None] * len(operation)
-        for entry, record in zip(asked.entries, stored, strict=True):
-            records[entry.place] = record
-        return Outcomes(len(operation), records, asked.problems)
+
+    async def forget(self, older_than: float) -> int:
+        """Purge what was applied to keys, including deleted ones, more than `older_than` seconds ago; return the number
+        of keys.
+
+        A message that old is applied if it arrives again.
+        """
+        import psycopg
+
+        require_driver(self._label)
+        try:
+            async with self._open.here().one() as requests:
+                return await requests.forget(older_than)
+        except psycopg.Error as error:
+            raise translate_error(error, self._label, self._place) from error
+        except TableNotFoundError:
+            if not self.create:
+                raise
+            return 0
 
     async def _write(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
         outcomes = Outcomes(len(operation))
         unsent: Problem | None = None
         for places, part in split_repeated_keys(operation):
             if unsent is None:
-                later = await self._write_part(requests, part)
+                batch = stage_batch(requests.codec, part)
+                later = None if batch is None else await self._write_batch(requests, part, batch)
+                later = later or await self._write_rows(requests, part)
                 may_pass = (problem for problem in later.problems.values() if problem.may_pass)
                 unsent = next((Problem(State.FAILED, p.error, p.retry_after) for p in may_pass), None)
             else:
@@ -218,27 +190,17 @@ class PostgresTable(StoreTable):
             outcomes = later if places is None else outcomes.with_retried(places, later)
         return outcomes
 
-    async def _write_part(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
-        batch = stage_batch(requests.codec, operation)
-        if batch is not None:
-            outcomes = await self._write_batch(requests, operation, batch)
-            if outcomes is not None:
-                return outcomes
-        return await self._write_rows(requests, operation)
-
     async def _write_rows(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
         import psycopg
 
         halving = BisectRejected(validate_entries(requests.codec, operation))
         while (part := halving.next()) is not None:
             try:
-                if operation.conditions:
-                    await self._open_idempotency_table(requests)
                 halving.done(await requests.write(operation, part))
             except (psycopg.Error, AdjunctError) as error:
                 problem = self._problem(error, committing=requests.committing)
                 halving.failed(problem, by_data=isinstance(error, psycopg.Error) and is_data_error(error))
-        return Outcomes(len(operation), problems=halving.problems, defaults_put=halving.defaults_put)
+        return halving.outcomes(len(operation))
 
     async def _write_batch(
         self, requests: PostgresRequests, operation: Operation[Any], batch: StagedBatch
@@ -249,8 +211,6 @@ class PostgresTable(StoreTable):
         import psycopg
 
         try:
-            if operation.conditions:
-                await self._open_idempotency_table(requests)
             written = await requests.write_batch(batch)
         except (psycopg.Error, AdjunctError) as error:
             problem = self._problem(error, committing=requests.committing)
@@ -275,21 +235,6 @@ class PostgresTable(StoreTable):
         known.__cause__ = error
         return self.problem_of(known, sent=committing)
 
-    async def _open_idempotency_table(self, requests: PostgresRequests) -> None:
-        if requests.has_idempotency_table:
-            return
-        codec = requests.codec
-        key = {name: requests.casts[name] for name in codec.key}
-        await open_idempotency_table(
-            requests.connection,
-            self._label,
-            self.schema,
-            idempotency_table_name(self.table, codec.key),
-            key,
-            create=self.create,
-        )
-        requests.has_idempotency_table = True
-
     async def _connected(self) -> PostgresRequests:
         import psycopg
 
@@ -303,13 +248,10 @@ class PostgresTable(StoreTable):
                 connection, self._label, self._place, self.schema, self.table, self.key, self._declared
             )
             codec = RowCodec(self._label, self.key, shape.columns, keep=postgres_encoder, decode=postgres_decoder)
-            statements = Statements(self.schema, self.table, f"{self.table}__adjunct", codec, shape.casts)
-            requests = PostgresRequests(connection, codec, statements, shape.casts)
-            if self.forget_after is not None and is_purge_due(
-                f"{self._label} {format_address(settings)}", self.forget_after
-            ):
-                await self._open_idempotency_table(requests)
-                await requests.forget(self.forget_after)
+            statements = Statements(self.schema, self.table, codec, shape.casts)
+            requests = PostgresRequests(connection, shape, codec, statements, create=self.create)
+            if is_purge_due(f"{self._label} {self._place}", self.forget_after):
+                await requests.forget(self.forget_after or 0)
         except BaseException as error:
             await connection.close()
             if isinstance(error, psycopg.Error):

@@ -64,17 +64,13 @@ def check_keywords(keywords: Mapping[str, str]) -> dict[str, str]:
     """Return libpq's connection keywords; raise if a secret is among them."""
     for name in keywords:
         if name in _SECRETS:
-            raise ConfigurationError(
-                f"a PostgreSQL table was declared with {name!r}, which would end up in pickles and logs.",
-                "Put the DSN into an environment variable and pass its name as dsn_env, or keep the "
-                "password in libpq's password file, service file or PGPASSWORD.",
-                argument=name,
-            )
+            problem = f"a PostgreSQL table was declared with {name!r}, which would end up in pickles and logs."
+            step = "Put the DSN into a variable and pass dsn_env, or use libpq's password file or service file."
+            raise ConfigurationError(problem, step, argument=name)
     for name, value in keywords.items():
         if _HOLDS_SECRET.search(str(value)):
             raise ConfigurationError(
-                f"a PostgreSQL table was declared with a {name!r} that looks like a whole DSN (not shown, as it may "
-                "hold a password): it would end up in pickles and logs.",
+                f"a PostgreSQL table was declared with a {name!r} that looks like a whole DSN (not shown).",
                 "Put the DSN into an environment variable and pass its name as dsn_env.",
                 argument=name,
             )
@@ -94,11 +90,9 @@ def connection_settings(label: str, dsn_env: str | None, keywords: Mapping[str, 
         settings = conninfo_to_dict(dsn, **keywords)
     except ProgrammingError:
         # The driver's own message may quote the DSN, and with it the password.
-        raise ConfigurationError(
-            f"{label}: {dsn_env or 'its connection keywords'} can't be read as a DSN.",
-            "Use postgresql://user:password@host:port/dbname, or key=value pairs.",
-            setting=dsn_env,
-        ) from None
+        problem = f"{label}: {dsn_env or 'its connection keywords'} can't be read as a DSN."
+        step = "Use postgresql://user:password@host:port/dbname, or key=value pairs."
+        raise ConfigurationError(problem, step, setting=dsn_env) from None
     settings.setdefault("connect_timeout", 10)
     settings.setdefault("application_name", "adjunct")
     return dict(settings)
@@ -157,24 +151,16 @@ def connect_snapshot(label: str, settings: Mapping[str, Any]) -> psycopg.Connect
 
 def _connection_error(error: psycopg.Error, label: str, settings: Mapping[str, Any]) -> AdjunctError:
     message = _redact(str(error), settings)
-    place = format_address(settings)
+    kind: type[AdjunctError]
+    kind, what = TableUnavailableError, "can't be reached"
+    step = "Check that the server runs, listens on this address, and can be reached from here; then run it again."
     if any(words in message for words in _FOR_NOW):
-        return TableUnavailableError(
-            f"{label}: PostgreSQL at {place} does not accept connections now ({message}).",
-            "The connection is retried; if it keeps failing, check the server.",
-            table=label,
-        )
-    if any(words in message for words in _FOR_GOOD):
-        return TableAccessError(
-            f"{label}: PostgreSQL at {place} rejected the login ({message}).",
-            "Check the connection's user, password and database, and the server's pg_hba.conf.",
-            table=label,
-        )
-    return TableUnavailableError(
-        f"{label}: can't connect to PostgreSQL at {place} ({message}).",
-        "Check that the server runs, listens on this address, and can be reached from here; then run it again.",
-        table=label,
-    )
+        what = "does not accept connections now"
+        step = "The connection is retried; if it keeps failing, check the server."
+    elif any(words in message for words in _FOR_GOOD):
+        kind, what = TableAccessError, "rejected the login"
+        step = "Check the connection's user, password and database, and the server's pg_hba.conf."
+    return kind(f"{label}: PostgreSQL at {format_address(settings)} {what} ({message}).", step, table=label)
 
 
 def translate_error(error: psycopg.Error, label: str, place: str) -> AdjunctError:
@@ -182,49 +168,26 @@ def translate_error(error: psycopg.Error, label: str, place: str) -> AdjunctErro
     import psycopg
 
     state = error.sqlstate or ""
-    message = _server_message(error)
-    lost = isinstance(error, psycopg.InterfaceError) or (
-        isinstance(error, psycopg.OperationalError) and error.sqlstate is None
-    )
+    # In one line, without its details, which quote the whole row, except the names of dependent objects.
+    message = error.diag.message_primary or str(error)
+    if state == "2BP01":
+        message = f"{message}: {error.diag.message_detail}"
+    lost = isinstance(error, psycopg.InterfaceError) or (isinstance(error, psycopg.OperationalError) and not state)
+    kind: type[AdjunctError]
+    kind, what, step = TableError, "the server rejected the request", "Correct the data or the table."
     if lost or state in _PASSING or state.startswith("08"):
-        return TableUnavailableError(
-            f"{label} at {place}: the transaction failed ({message}).",
-            "The transaction is retried; if it keeps failing, check the server's log.",
-            table=label,
-        )
-    if state == READ_ONLY:
-        return TableAccessError(
-            f"{label} at {place} can't be written in a read-only session ({message}).",
-            "Connect to the primary as a user with default_transaction_read_only off; it may be set for the role, "
-            "the database or the server.",
-            table=label,
-        )
-    if state in _NO_ACCESS:
-        return TableAccessError(
-            f"{label} at {place} can't be accessed ({message}).",
-            "Check that the table exists and that the user has access to it.",
-            table=label,
-        )
-    if isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
-        return SchemaMismatchError(
-            f"{label} at {place}: the values do not fit the columns ({message}).",
-            "Correct the values or the table.",
-            table=label,
-        )
-    return TableError(
-        f"{label} at {place} rejected the request ({message}).", "Correct the data or the table.", table=label
-    )
-
-
-def _server_message(error: psycopg.Error) -> str:
-    """The server's message in one line, without its details, which quote the whole row.
-
-    For an object with dependants, it includes their names.
-    """
-    words = error.diag.message_primary or str(error)
-    if error.sqlstate == "2BP01":  # dependent objects still exist
-        words = f"{words}: {error.diag.message_detail}"
-    return " ".join(words.split())
+        kind, what = TableUnavailableError, "the transaction failed"
+        step = "The transaction is retried; if it keeps failing, check the server's log."
+    elif state == READ_ONLY:
+        kind, what = TableAccessError, "the session is read-only"
+        step = "Connect to the primary as a user with default_transaction_read_only off; it may be set for the role, "
+        step += "the database or the server."
+    elif state in _NO_ACCESS:
+        kind, what = TableAccessError, "it can't be accessed"
+        step = "Check that the table exists and that the user has access to it."
+    elif isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
+        kind, what, step = SchemaMismatchError, "the values do not fit the columns", "Correct the values or the table."
+    return kind(f"{label} at {place}: {what} ({' '.join(message.split())}).", step, table=label)
 
 
 def is_data_error(error: psycopg.Error) -> bool:

@@ -33,6 +33,7 @@ from dagster_adjunct.resources.backends.write_plan import (
     check_idempotency_columns,
     check_newest_by,
     columns_to_read,
+    idempotency_table_name,
     needs_read,
     plan_writes,
 )
@@ -68,10 +69,16 @@ class PostgresRequests:
     """Requests over one connection, exclusively held meanwhile."""
 
     def __init__(
-        self, connection: AsyncConnection[Any], codec: RowCodec, statements: Statements, casts: Mapping[str, str]
+        self,
+        connection: AsyncConnection[Any],
+        shape: TableShape,
+        codec: RowCodec,
+        statements: Statements,
+        *,
+        create: bool,
     ) -> None:
-        self.connection, self.codec, self.casts, self._statements = connection, codec, casts, statements
-        self.has_idempotency_table = False
+        self.connection, self.codec, self._statements = connection, codec, statements
+        self._shape, self._create, self._has_idempotency_table = shape, create, False
         self._staging: set[str] = set()
         self.committing = False
 
@@ -88,6 +95,8 @@ class PostgresRequests:
     async def write(self, operation: Operation[Any], asked: ValidEntries) -> WritePlan:
         """Apply everything or, on an error, nothing; while `committing` that is unknown."""
         self.committing = False
+        if operation.conditions:
+            await self._open_idempotency_table()
         for _ in range(_ROUNDS):
             try:
                 async with self.connection.transaction():
@@ -99,11 +108,9 @@ class PostgresRequests:
                 continue
             self.committing = False
             return plan
-        raise TableUnavailableError(
-            f"{self.codec.table}: other writers created or deleted the records {_ROUNDS} times during the write.",
-            "The request is retried; if it keeps failing, find out which other writers delete the records.",
-            table=self.codec.table,
-        )
+        problem = f"{self.codec.table}: other writers created or deleted the records {_ROUNDS} times during the write."
+        step = "The request is retried; if it keeps failing, find out which other writers delete the records."
+        raise TableUnavailableError(problem, step, table=self.codec.table)
 
     async def write_batch(self, batch: StagedBatch) -> BatchWritten | None:
         """Apply everything or, on an error, nothing; None, without effect, if missing records need rows."""
@@ -111,6 +118,8 @@ class PostgresRequests:
         check_newest_by(self.codec, shape.conditions.newest_by)
         statements = self._statements.staging(shape)
         self.committing = False
+        if shape.conditions:
+            await self._open_idempotency_table()
         if statements.name not in self._staging:
             await self.connection.execute(statements.settings)
             await self.connection.execute(statements.create, ())
@@ -138,7 +147,33 @@ class PostgresRequests:
 
     async def forget(self, older_than: float) -> int:
         """Purge what was applied to keys more than `older_than` seconds ago; return the number of keys."""
+        await self._open_idempotency_table()
         return (await self.connection.execute(self._statements.forget, (older_than,))).rowcount
+
+    async def _open_idempotency_table(self) -> None:
+        """Check the idempotency table once, after creating it if the table is declared with `create`.
+
+        TableAccessError if it is missing or has other columns.
+        """
+        from psycopg import sql
+
+        if self._has_idempotency_table:
+            return
+        shape, key = self._shape, self.codec.key
+        name = idempotency_table_name(shape.table, key)
+        if self._create:
+            types = {part: shape.casts[part] for part in key} | dict.fromkeys(COLUMNS, "text") | {"applied": "jsonb"}
+            await _create(
+                self.connection, shape.schema, name, {**types, "at": "timestamp with time zone NOT NULL"}, key
+            )
+        cursor = await self.connection.execute(
+            """SELECT a.attname FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0
+               AND NOT a.attisdropped""",
+            (sql.Identifier(shape.schema, name).as_string(self.connection),),
+        )
+        columns = [column for (column,) in await cursor.fetchall()]
+        check_idempotency_columns(self.codec.table, name, list(key), columns)
+        self._has_idempotency_table = True
 
     async def _stored(self, operation: Operation[Any], asked: ValidEntries) -> StoredState:
         statements, codec, keys = self._statements, self.codec, asked.keys
@@ -208,6 +243,8 @@ _WIDTHS = {
 class TableShape:
     """A table's columns in order, and the type name for casts of each."""
 
+    schema: str
+    table: str
     columns: tuple[Column, ...]
     casts: Mapping[str, str]
 
@@ -216,17 +253,17 @@ async def create_postgres_table(
     connection: AsyncConnection[Any], schema: str, table: str, key: Sequence[str], columns: Sequence[Column]
 ) -> None:
     """Create schema and table with `key` as its primary key, unless they exist."""
-    from psycopg import sql
-
-    parts = [sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(_type_of(column))) for column in columns]
-    parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
-    await _create(connection, schema, table, parts)
+    await _create(connection, schema, table, {column.name: _type_of(column) for column in columns}, key)
 
 
-async def _create(connection: AsyncConnection[Any], schema: str, table: str, parts: Sequence[Any]) -> None:
+async def _create(
+    connection: AsyncConnection[Any], schema: str, table: str, types: Mapping[str, Any], key: Sequence[str]
+) -> None:
     from psycopg import sql
 
     name = sql.Identifier(schema, table)
+    parts = [sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(type_)) for column, type_ in types.items()]
+    parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
     async with connection.transaction():
         # IF NOT EXISTS alone fails when two sessions create the same table at once.
         await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"adjunct:{schema}.{table}",))
@@ -267,11 +304,9 @@ async def read_shape(
     )
     rows = await cursor.fetchall()
     if not rows:
-        raise TableNotFoundError(
-            f"{label} at {place}: the table does not exist.",
-            "Correct schema and name, or declare the table with create=True.",
-            table=label,
-        )
+        problem = f"{label} at {place}: the table does not exist."
+        step = "Correct schema and name, or declare the table with create=True."
+        raise TableNotFoundError(problem, step, table=label)
     names = [name for name, _, _ in rows]
     check_declared_columns(f"{label} at {place}", names, declared)
     cursor = await connection.execute(
@@ -303,36 +338,11 @@ async def read_shape(
             )
     wanted = {column.name for column in declared} or set(names)
     return TableShape(
+        schema,
+        table,
         tuple(parse_column(name, type_) for name, type_, _ in rows if name in wanted),
         {name: cast for name, _, cast in rows},
     )
-
-
-async def open_idempotency_table(
-    connection: AsyncConnection[Any], label: str, schema: str, idempotency: str, key: Mapping[str, str], *, create: bool
-) -> None:
-    """Check the idempotency table, after creating it if `create`; `key` are its columns' types.
-
-    TableAccessError if it is missing or has other columns.
-    """
-    from psycopg import sql
-
-    parts: list[sql.Composable] = [
-        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in key.items()
-    ]
-    types = {**dict.fromkeys(COLUMNS, "text"), "applied": "jsonb"}
-    parts += [sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in types.items()]
-    parts.append(sql.SQL("at timestamp with time zone NOT NULL"))
-    parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
-    if create:
-        await _create(connection, schema, idempotency, parts)
-    cursor = await connection.execute(
-        """SELECT a.attname FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0
-           AND NOT a.attisdropped""",
-        (sql.Identifier(schema, idempotency).as_string(connection),),
-    )
-    names = [name for (name,) in await cursor.fetchall()]
-    check_idempotency_columns(label, idempotency, list(key), names)
 
 
 def _type_of(column: Column) -> Any:

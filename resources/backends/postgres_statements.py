@@ -82,30 +82,90 @@ class StagingStatements(NamedTuple):
     settings: str = _SETTINGS
 
 
-class BatchStatements:
-    """Statements for batches into one table. `idempotency` names the idempotency table."""
+class Statements:
+    """Statements for one table, composed once after reading its shape."""
 
-    def __init__(
-        self, table: sql.Identifier, idempotency: sql.Identifier, codec: RowCodec, casts: Mapping[str, str]
-    ) -> None:
+    def __init__(self, schema: str, table: str, codec: RowCodec, casts: Mapping[str, str]) -> None:
         self._codec, self._casts, self._key, self._names = codec, casts, codec.key, codec.names
+        self._texts = {name for name, column in codec.columns.items() if column.kind in AS_TEXT}
         self._parts: dict[str, sql.Composable] = {
-            "table": table,
-            "idempotency": idempotency,
+            "table": compose_identifier(schema, table),
+            "idempotency": compose_identifier(schema, f"{table}__adjunct"),
             "keys": compose_names(self._key),
             "names": compose_names(self._names),
+            "given_keys": self._given(self._key),
+            "given": self._given(self._names),
+            "typed": compose_joined(", ", map(self._typed, self._names)),
             "of_b": compose_names(self._key, "b"),
             "of_t": compose_names(self._key, "t"),
             "of_s": compose_names(self._key, "s"),
-            "same": compose_joined(
-                " AND ", (sql.SQL("t.{0} = s.{0}").format(compose_identifier(n)) for n in self._key)
-            ),
-            "same_mark": compose_joined(
-                " AND ", (sql.SQL("b.{0} = s.{0}").format(compose_identifier(n)) for n in self._key)
-            ),
+            "same": self._compose_equal_keys("t"),
+            "same_mark": self._compose_equal_keys("b"),
         }
+        rest = [name for name in self._names if name not in self._key]
+        changes = compose_joined(", ", (sql.SQL("{0} = excluded.{0}").format(compose_identifier(n)) for n in rest))
+        action = sql.SQL("UPDATE SET {}").format(changes) if rest else sql.SQL("NOTHING")
+        begin = "INSERT INTO {table} AS t ({names}) SELECT {typed} FROM unnest({given}) AS s ({names}) ORDER BY {of_s} "
+        find = "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
+        self.insert = self._compose(begin + "ON CONFLICT ({keys}) DO NOTHING")
+        self.upsert = self._compose(begin + "ON CONFLICT ({keys}) DO {action}", action=action)
+        self.delete = self._compose("DELETE FROM {table} AS t USING unnest({given_keys}) AS s ({keys}) WHERE {same}")
+        self.select = self._compose(find + "JOIN {table} AS t ON {same}", found=compose_names(self._names, "t"))
+        self.claim = self._compose(
+            "INSERT INTO {idempotency} AS t ({keys}, at) SELECT {of_s}, now() FROM unnest({given_keys}) AS s ({keys}) "
+            "ORDER BY {of_s} ON CONFLICT ({keys}) DO NOTHING"
+        )
+        self.applied = self._compose(
+            find + "JOIN {idempotency} AS t ON {same} ORDER BY {of_s} FOR NO KEY UPDATE OF t",
+            found=compose_joined(", ", (sql.SQL("t.{}::text").format(compose_identifier(name)) for name in COLUMNS)),
+        )
+        types = {name: sql.SQL("jsonb" if name == "applied" else "text") for name in COLUMNS}
+        marks = (sql.SQL("{0} = s.{0}::{1}").format(compose_identifier(name), type_) for name, type_ in types.items())
+        self.remember = self._compose(
+            "UPDATE {idempotency} AS t SET {changes}, at = now() FROM unnest({all_given}) AS s ({all}) WHERE {same}",
+            changes=compose_joined(", ", marks),
+            all_given=compose_joined(", ", (self._given(self._key), *(sql.SQL("%s::text[]") for _ in COLUMNS))),
+            all=compose_names((*self._key, *COLUMNS)),
+        )
+        self.forget = self._compose(
+            "DELETE FROM {idempotency} AS t "
+            "USING (SELECT {keys} FROM {idempotency} WHERE at < now() - make_interval(secs => %s) "
+            "FOR UPDATE SKIP LOCKED) AS s WHERE {same}"
+        )
+        self.lock = cache(self._lock)
+        self.update = cache(self._update)
+        self.staging = cache(self._stage)
 
-    def of(self, shape: StagingShape) -> StagingStatements:
+    def _compose_equal_keys(self, table: str) -> Composed:
+        equal = (sql.SQL("{} = {}").format(compose_identifier(table, n), compose_identifier("s", n)) for n in self._key)
+        return compose_joined(" AND ", equal)
+
+    def _lock(self, read: tuple[str, ...]) -> Composed:
+        return self._compose(
+            "SELECT {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
+            "JOIN {table} AS t ON {same} ORDER BY {of_s} FOR NO KEY UPDATE OF t",
+            found=compose_joined(", ", (sql.SQL("s.__place"), *(compose_identifier("t", name) for name in read))),
+        )
+
+    def _update(self, sets: tuple[str, ...], append: tuple[str, ...]) -> Composed:
+        names = (*sets, *append, *self._key)
+        changes = [sql.SQL("{} = {}").format(compose_identifier(name), self._typed(name)) for name in sets]
+        add = sql.SQL("{0} = coalesce(t.{0}, '{{}}') || {1}")
+        changes += [add.format(compose_identifier(name), self._typed(name)) for name in append]
+        return self._compose(
+            "UPDATE {table} AS t SET {changes} FROM unnest({all_given}) AS s ({all}) WHERE {same}",
+            changes=compose_joined(", ", changes),
+            all_given=self._given(names),
+            all=compose_names(names),
+        )
+
+    def arrays(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Any]:
+        """The rows as one array per column."""
+        columns = self._codec.columns
+        kept = zip(names, self._codec.kept(names, rows), strict=True)
+        return [format_array(values) if has_array_text(columns[name]) else values for name, values in kept]
+
+    def _stage(self, shape: StagingShape) -> StagingStatements:
         stage = sql.Identifier("adjunct_" + sha256(repr(shape).encode()).hexdigest()[:16])
         given = [name for name in (*shape.columns, *shape.constants) if name in self._names]
         staged = [name for name in shape.columns if name in self._names]
@@ -277,114 +337,6 @@ class BatchStatements:
         self, text: str, more: Mapping[str, sql.Composable] | None = None, **parts: sql.Composable
     ) -> Composed:
         return sql.SQL(text).format(**{**self._parts, **parts, **(more or {})})
-
-
-class Statements:
-    """Statements for one table, composed once after reading its shape. `idempotency` names the idempotency table."""
-
-    def __init__(self, schema: str, table: str, idempotency: str, codec: RowCodec, casts: Mapping[str, str]) -> None:
-        self._codec, self._casts = codec, casts
-        self._texts = {name for name, column in codec.columns.items() if column.kind in AS_TEXT}
-        self._key, self._names = codec.key, codec.names
-        self._table = compose_identifier(schema, table)
-        rest = [name for name in self._names if name not in self._key]
-        changes = compose_joined(", ", (sql.SQL("{0} = excluded.{0}").format(compose_identifier(n)) for n in rest))
-        action = sql.SQL("UPDATE SET {}").format(changes) if rest else sql.SQL("NOTHING")
-        begin = (
-            "INSERT INTO {table} AS t ({names}) SELECT {typed} FROM unnest({given}) AS s ({names}) ORDER BY {ordered} "
-        )
-        self.insert = self._compose(begin + "ON CONFLICT ({keys}) DO NOTHING")
-        self.upsert = self._compose(begin + "ON CONFLICT ({keys}) DO {action}", action=action)
-        self.delete = self._compose("DELETE FROM {table} AS t USING unnest({given_keys}) AS s ({keys}) WHERE {same}")
-        self.select = self._compose(
-            "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
-            "JOIN {table} AS t ON {same}",
-            found=compose_names(self._names, "t"),
-        )
-        self.lock = cache(self._lock)
-        self.update = cache(self._update)
-        self._conditions(compose_identifier(schema, idempotency))
-        self.staging = cache(BatchStatements(self._table, compose_identifier(schema, idempotency), codec, casts).of)
-
-    def _conditions(self, idempotency: sql.Identifier) -> None:
-        self.claim = self._compose(
-            "INSERT INTO {idempotency} AS t ({keys}, at) "
-            "SELECT {typed_keys}, now() FROM unnest({given_keys}) AS s ({keys}) "
-            "ORDER BY {ordered} ON CONFLICT ({keys}) DO NOTHING",
-            idempotency=idempotency,
-        )
-        self.applied = self._compose(
-            "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
-            "JOIN {idempotency} AS t ON {same} ORDER BY {ordered} FOR NO KEY UPDATE OF t",
-            idempotency=idempotency,
-            found=compose_joined(", ", (sql.SQL("t.{}::text").format(compose_identifier(name)) for name in COLUMNS)),
-        )
-        names = (*self._key, *COLUMNS)
-        self.remember = self._compose(
-            "UPDATE {idempotency} AS t SET {changes}, at = now() FROM unnest({given}) AS s ({all}) WHERE {same}",
-            idempotency=idempotency,
-            changes=compose_joined(
-                ", ",
-                (
-                    sql.SQL("{0} = s.{0}::{1}").format(
-                        compose_identifier(n), sql.SQL("jsonb" if n == "applied" else "text")
-                    )
-                    for n in COLUMNS
-                ),
-            ),
-            given=compose_joined(", ", (self._given(self._key), *(sql.SQL("%s::text[]") for _ in COLUMNS))),
-            all=compose_names(names),
-        )
-        self.forget = self._compose(
-            "DELETE FROM {idempotency} AS t "
-            "USING (SELECT {keys} FROM {idempotency} WHERE at < now() - make_interval(secs => %s) "
-            "FOR UPDATE SKIP LOCKED) AS s WHERE {same}",
-            idempotency=idempotency,
-        )
-
-    def _lock(self, read: tuple[str, ...]) -> Composed:
-        return self._compose(
-            "SELECT {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
-            "JOIN {table} AS t ON {same} ORDER BY {ordered} FOR NO KEY UPDATE OF t",
-            found=compose_joined(", ", (sql.SQL("s.__place"), *(compose_identifier("t", name) for name in read))),
-        )
-
-    def _update(self, sets: tuple[str, ...], append: tuple[str, ...]) -> Composed:
-        names = (*sets, *append, *self._key)
-        changes = [sql.SQL("{} = {}").format(compose_identifier(name), self._typed(name)) for name in sets]
-        for name in append:
-            appended = sql.SQL("{0} = coalesce(t.{0}, '{{}}') || {1}").format(
-                compose_identifier(name), self._typed(name)
-            )
-            changes.append(appended)
-        return self._compose(
-            "UPDATE {table} AS t SET {changes} FROM unnest({given}) AS s ({all}) WHERE {same}",
-            changes=compose_joined(", ", changes),
-            given=self._given(names),
-            all=compose_names(names),
-        )
-
-    def arrays(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Any]:
-        """The rows as one array per column."""
-        columns = self._codec.columns
-        kept = zip(names, self._codec.kept(names, rows), strict=True)
-        return [format_array(values) if has_array_text(columns[name]) else values for name, values in kept]
-
-    def _compose(self, text: str, **more: sql.Composable) -> Composed:
-        known: dict[str, sql.Composable] = {
-            "table": self._table,
-            "keys": compose_names(self._key),
-            "names": compose_names(self._names),
-            "given_keys": self._given(self._key),
-            "given": self._given(self._names),
-            "typed": compose_joined(", ", map(self._typed, self._names)),
-            "typed_keys": compose_names(self._key, "s"),
-            "same": compose_joined(
-                " AND ", (sql.SQL("t.{0} = s.{0}").format(compose_identifier(n)) for n in self._key)
-            ),
-            "ordered": compose_names(self._key, "s"),
-        }
-        return sql.SQL(text).format(**{**known, **more})
 
     def _given(self, names: Sequence[str]) -> Composed:
         # The casts come from the server's catalog, quoted as needed.

@@ -92,7 +92,7 @@ def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | Non
     if sets is None or adds is None:
         return None
     for name in codec.key:
-        if name in sets and not _is_same(sets.pop(name), keys[name]):
+        if name in sets and not sets.pop(name).equals(keys[name]):
             return None
     defaults = _defaults(codec, entries, keys, sets, adds)
     if defaults is None or any(name in codec.key for name in adds):
@@ -104,7 +104,12 @@ def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | Non
     cast |= _marks(codec, entries, operation.conditions, cast)
     if any(column is None for column in cast.values()):
         return None
-    constants = {name: cast.pop(name)[0].as_py() for name in defaults if _constant(cast[name])}
+    constants = {}
+    for name in defaults:
+        column = cast[name]
+        same = pc.all(pc.equal(column, column[0])).as_py() is True and not column.null_count
+        if same or column.null_count == len(column):
+            constants[name] = cast.pop(name)[0].as_py()
     rows = _merge_by_key(cast, codec.key, sets, adds, [name for name in defaults if name not in constants])
     if rows is None:
         return None
@@ -115,13 +120,6 @@ def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | Non
     names = (*table.column_names,)
     shape = StagingShape(names, (*constants,), puts, tuple(sets), tuple(adds), begins, operation.conditions)
     return StagedBatch(shape, (*constants.values(),), _csv(table), table.num_rows, len(entries), same_key)
-
-
-def _constant(column: Any) -> bool:
-    """Whether all rows have the same value in the column."""
-    if column.null_count:
-        return bool(column.null_count == len(column))
-    return pc.all(pc.equal(column, column[0])).as_py() is True
 
 
 def _marks(
@@ -142,7 +140,7 @@ def _marks(
         marks[TIE] = _ties(sources, positions)
         time = column if column is None else _cast_exactly(kind, column, adding=False)
         own = written.get(conditions.newest_by)
-        if own is None or time is None or not _is_same(time, own):
+        if own is None or time is None or not time.equals(own):
             marks[TIME] = time
     return marks
 
@@ -181,28 +179,21 @@ def _defaults(
         return None
     defaults = _columns(entries.default_records)
     for name in codec.key:
-        if name in defaults and not _is_same(defaults.pop(name), keys[name]):
+        if name in defaults and not defaults.pop(name).equals(keys[name]):
             return None
     for name, added in adds.items():
         # A new record then holds the added values, which the same statement can add to an existing one.
-        if not _nothing(defaults.pop(name, None), added):
+        default = defaults.pop(name, None)
+        if default is None or default.null_count == len(default):
+            continue
+        if added.null_count or default.null_count or pc.all(pc.equal(default, 0)).as_py() is not True:
             return None
     return {name: column for name, column in defaults.items() if name not in sets}
-
-
-def _nothing(default: Any, added: Any) -> bool:
-    if default is None or default.null_count == len(default):
-        return True
-    return not added.null_count and not default.null_count and pc.all(pc.equal(default, 0)).as_py() is True
 
 
 def _columns(records: Any) -> dict[str, Any]:
     names = [records.type.field(place).name for place in range(records.type.num_fields)]
     return dict(zip(names, records.flatten(), strict=True))
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return bool(one.equals(other))
 
 
 def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
@@ -259,8 +250,12 @@ def _merge_by_key(
     groups = keyed.group_by(list(key), use_threads=False).aggregate(wanted)
     if groups.num_rows == count:
         return table, None
-    if any(not _is_sum_exact(columns[name], count) for name in adds):
-        return None
+    for name in adds:  # a sum of so many values must be exact in any order
+        if not pa.types.is_integer(columns[name].type):
+            return None
+        extremes = pc.min_max(columns[name]).as_py()
+        if max(abs(extremes["min"] or 0), abs(extremes["max"] or 0)) * count >= 2**63:
+            return None
     last = groups.column(f"{_PLACE}_max").combine_chunks()
     first = groups.column(f"{_PLACE}_min").combine_chunks()
     merged = {_PLACE: last, **{name: groups.column(name) for name in key}}
@@ -270,15 +265,6 @@ def _merge_by_key(
     listed = keyed.group_by(list(key), use_threads=False).aggregate([(_PLACE, "list")])
     places = dict(enumerate(listed.column(f"{_PLACE}_list").to_pylist()))
     return pa.table(merged), {max(same): same for same in places.values()}
-
-
-def _is_sum_exact(column: Any, count: int) -> bool:
-    """Whether a sum of this many values is exact in any order."""
-    if not pa.types.is_integer(column.type):
-        return False
-    extremes = pc.min_max(column).as_py()
-    most = max(abs(extremes["min"] or 0), abs(extremes["max"] or 0))
-    return bool(most * count < 2**63)
 
 
 def _csv(table: pa.Table) -> memoryview:

@@ -57,19 +57,16 @@ NO_SCRIPT = Problem(State.FAILED)  # the server does not know the script, nothin
 def check_url(label: str, url: str | None, url_env: str | None) -> None:
     """Raise for a declaration with no or two addresses of the server, or with a password."""
     if (url is None) == (url_env is None):
-        raise ConfigurationError(
-            f"{label} has {'neither url nor' if url is None else 'both url and'} url_env; expected one of them.",
-            "Pass url='redis://host:6379/0', or url_env with the name of an environment variable that holds it.",
-            argument="url",
-        )
+        problem = f"{label} has {'neither url nor' if url is None else 'both url and'} url_env; expected one of them."
+        step = "Pass url='redis://host:6379/0', or url_env with the name of an environment variable that holds it."
+        raise ConfigurationError(problem, step, argument="url")
     if url is None:
         return
     parts = _parts(label, "url", url)
     if parts.password is not None or "password" in parts.query.lower():
         raise ConfigurationError(
             f"{label} has a password in its url, which would end up in pickles and logs.",
-            "Pass url_env, the name of an environment variable that holds the URL, or remove the password "
-            "and pass password_env.",
+            "Pass url_env, the name of a variable that holds the URL, or remove the password and pass password_env.",
             argument="url",
         )
 
@@ -81,11 +78,9 @@ def _parts(label: str, what: str, url: str) -> Any:
     except ValueError:
         parts = urlsplit("")
     if parts.scheme not in _SCHEMES:
-        raise ConfigurationError(
-            f"{label}: {what} is not a valid URL of a Redis server.",
-            "Use redis://host:6379/0, rediss://… for TLS, or unix:///path?db=0.",
-            argument=what,
-        )
+        problem = f"{label}: {what} is not a valid URL of a Redis server."
+        step = "Use redis://host:6379/0, rediss://… for TLS, or unix:///path?db=0."
+        raise ConfigurationError(problem, step, argument=what)
     return parts
 
 
@@ -119,11 +114,9 @@ class RedisServer:
                 **settings,
             )
         except (ValueError, TypeError):  # its message may quote the password
-            raise ConfigurationError(
-                f"{label}: {source} is not a valid URL of a Redis server.",
-                "Use redis://host:6379/0, with options that redis-py supports.",
-                setting=source,
-            ) from None
+            problem = f"{label}: {source} is not a valid URL of a Redis server."
+            step = "Use redis://host:6379/0, with options that redis-py supports."
+            raise ConfigurationError(problem, step, setting=source) from None
         self._busy, self._idle = 0, asyncio.Event()
         self._idle.set()
 
@@ -132,7 +125,7 @@ class RedisServer:
 
         An unanswered command that only `reads` had no effect, so it is never UNKNOWN.
         """
-        from redis.exceptions import RedisError
+        from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, ResponseError
 
         self._busy += 1
         self._idle.clear()
@@ -142,16 +135,27 @@ class RedisServer:
             except (RedisError, OSError, TimeoutError) as error:
                 return [self.problem(error, lost=State.FAILED)] * len(commands)
             answers: list[Any] = []
-            whole = False
+            reusable = True  # not to a server that is no master any more
             try:
                 async with asyncio.timeout(self._timeout):
                     await connection.send_packed_command(b"".join(commands), check_health=False)
-                    whole = await self._read(connection, len(commands), answers)
+                    while len(answers) < len(commands):
+                        try:
+                            answers.append(
+                                await connection.read_response(disable_decoding=True, disconnect_on_error=False)
+                            )
+                        except (ResponseError, BusyLoadingError) as error:
+                            answers.append(self.problem(error, lost=State.FAILED))
+                            reusable = reusable and not isinstance(error, ReadOnlyError)
             except (RedisError, OSError, TimeoutError) as error:
                 problem = self.problem(error, lost=State.FAILED if reads else State.UNKNOWN)
                 answers += [problem] * (len(commands) - len(answers))
+                reusable = False
+            except BaseException:
+                reusable = False
+                raise
             finally:
-                if not whole:
+                if not reusable:
                     await connection.disconnect(nowait=True)  # its late answers would be taken for others
                 await self.pool.release(connection)
             return answers
@@ -159,19 +163,6 @@ class RedisServer:
             self._busy -= 1
             if not self._busy:
                 self._idle.set()
-
-    async def _read(self, connection: Any, count: int, answers: list[Any]) -> bool:
-        """Read all answers; return whether the connection can be reused: not to a server that is no master any more."""
-        from redis.exceptions import BusyLoadingError, ReadOnlyError, ResponseError
-
-        read, whole = connection.read_response, True
-        while len(answers) < count:
-            try:
-                answers.append(await read(disable_decoding=True, disconnect_on_error=False))
-            except (ResponseError, BusyLoadingError) as error:
-                answers.append(self.problem(error, lost=State.FAILED))
-                whole = whole and not isinstance(error, ReadOnlyError)
-        return whole
 
     def problem(self, error: BaseException, *, lost: State) -> Problem:
         """The problem that an error means for its entries; `lost`: their state if the connection ended."""
@@ -182,39 +173,25 @@ class RedisServer:
             text = text.replace(secret, "***")
         if isinstance(error, exceptions.NoScriptError):
             return NO_SCRIPT
+        kind: type[AdjunctError]
+        state, kind, step = State.REFUSED, TableError, "Correct the data or the server."
+        what = f"rejected the request ({text})"
         denied = isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError)
         if denied or "unauthenticated" in text:  # a login with many arguments would have failed with this
-            return self._rejected_problem(
-                TableAccessError,
-                f"rejected the login or the command ({text})",
-                "Check user, password and rights: HMGET, EVALSHA, SCRIPT LOAD and the script's commands are needed",
-                error,
-            )
-        if type(error).__name__ in _FOR_NOW or text.startswith(_CODES_FOR_NOW):
-            busy = TableUnavailableError(
-                f"{self.label} at {self.place} does not accept requests now ({text}).",
-                "The request is retried; if it keeps failing, check the server's log and memory.",
-                table=self.label,
-            )
-            busy.__cause__ = error
-            return Problem(State.FAILED, busy)
-        if isinstance(error, exceptions.ResponseError):
-            other_type = "WRONGTYPE" in text
-            hint = "Another type is stored under the key" if other_type else "Correct the data or the server"
-            return self._rejected_problem(TableError, f"rejected the request ({text})", hint, error)
-        unanswered = "can't be reached" if lost is State.FAILED else "did not answer"
-        gone = TableUnavailableError(
-            f"{self.label}: Redis at {self.place} {unanswered} ({type(error).__name__}: {text}).",
-            "The request is retried; check that the server runs and can be reached from here.",
-            table=self.label,
-        )
-        gone.__cause__ = error
-        return Problem(lost, gone)
-
-    def _rejected_problem(self, kind: type[TableError], what: str, hint: str, error: BaseException) -> Problem:
-        refused: AdjunctError = kind(f"{self.label} at {self.place} {what}.", f"{hint}.", table=self.label)
-        refused.__cause__ = error
-        return Problem(State.REFUSED, refused)
+            kind, what = TableAccessError, f"rejected the login or the command ({text})"
+            step = "Check user, password and rights: HMGET, EVALSHA, SCRIPT LOAD and the script's commands are needed."
+        elif type(error).__name__ in _FOR_NOW or text.startswith(_CODES_FOR_NOW):
+            state, kind, what = State.FAILED, TableUnavailableError, f"does not accept requests now ({text})"
+            step = "The request is retried; if it keeps failing, check the server's log and memory."
+        elif not isinstance(error, exceptions.ResponseError):
+            unanswered = "can't be reached" if lost is State.FAILED else "did not answer"
+            state, kind, what = lost, TableUnavailableError, f"{unanswered} ({type(error).__name__}: {text})"
+            step = "The request is retried; check that the server runs and can be reached from here."
+        elif "WRONGTYPE" in text:
+            step = "Another type is stored under the key."
+        known = kind(f"{self.label}: Redis at {self.place} {what}.", step, table=self.label)
+        known.__cause__ = error
+        return Problem(state, known)
 
     async def close(self) -> None:
         """Close the connections after their requests."""
@@ -249,11 +226,8 @@ class RedisRequests:
         self._encoders = {name: (pack_argument(name.encode()), c.encode) for name, c in self._columns.items()}
         for name in columns:
             if name.startswith(OWN):
-                raise ConfigurationError(
-                    f"{label} has a column {name!r}; names that begin with {OWN} are reserved for conditions.",
-                    "Rename it.",
-                    argument="columns",
-                )
+                problem = f"{label} has a column {name!r}; names that begin with {OWN} are reserved for conditions."
+                raise ConfigurationError(problem, "Rename it.", argument="columns")
             if name in self.rows.key and not self._columns[name].may_be_key:
                 raise SchemaMismatchError(
                     f"{label}: its key column {name!r} is {columns[name]}, in which equal values may be written in "
@@ -308,12 +282,8 @@ class RedisRequests:
             return "-"
         compares = self._columns[self.rows.column(newest_by).name].compares
         if compares == "-":
-            raise SchemaMismatchError(
-                f"{self.label}: column {newest_by!r} is {self.rows.columns[newest_by].type}, but newest_by needs a "
-                "column of times, numbers or text.",
-                "Name another column as newest_by.",
-                column=newest_by,
-            )
+            problem = f"{self.label}: newest_by needs a column of times, numbers or text, and {newest_by!r} is none."
+            raise SchemaMismatchError(problem, "Name another column as newest_by.", column=newest_by)
         return compares
 
     def settings(self, newest_by: str | None) -> bytes:
@@ -345,14 +315,7 @@ class RedisRequests:
         assert entries.marks is not None  # conditions require marks
         mark, texts = entries.marks[place], []
         if conditions.newest_by is not None:
-            assert entries.newest is not None
-            time = self.rows.checked(conditions.newest_by, entries.newest[place])
-            if time is None:
-                raise SchemaMismatchError(
-                    f"{self.label}: {entries.keys[place]!r} has no {conditions.newest_by}, which newest_by needs.",
-                    "Set the column in every record, or filter such records out.",
-                    column=conditions.newest_by,
-                )
+            time = self.rows.time(conditions.newest_by, operation, place)
             texts += [self._text(conditions.newest_by, time), mark.tie.encode()]
         if conditions.idempotent:
             if "\n" in mark.source or "\t" in mark.source:
@@ -429,11 +392,8 @@ class RedisRequests:
             text = NULL if value is None else self._columns[name].encode(value)
         except ValueError as error:
             column = self.rows.columns[name]
-            raise SchemaMismatchError(
-                f"{self.label}: column {name!r} is {column.type}{column.size}, but got {value!r}; {error}.",
-                "Convert the value before it is written.",
-                column=name,
-            ) from None
+            problem = f"{self.label}: column {name!r} is {column.type}{column.size}, but got {value!r}; {error}."
+            raise SchemaMismatchError(problem, "Convert the value before it is written.", column=name) from None
         if len(text) > self.largest:
             raise SchemaMismatchError(
                 f"{self.label}: a value of column {name!r} has {len(text)} bytes; at most {self.largest} are allowed.",
@@ -519,10 +479,8 @@ class RedisTable(StoreTable):
         for name, number in numbers.items():
             check_whole_number(number, f"{self._label} has {name}={number!r}", "a whole number above 0", argument=name)
         if largest_value > _LARGEST:
-            raise ConfigurationError(
-                f"{self._label} has largest_value={largest_value!r}; expected at most 512 MB.",
-                argument="largest_value",
-            )
+            problem = f"{self._label} has largest_value={largest_value!r}; expected at most 512 MB."
+            raise ConfigurationError(problem, argument="largest_value")
         self._requests = RedisRequests(self._label, prefix, self.key, columns, largest_value, forget_deleted_after or 0)
         self._servers: PerLoop[RedisServer] = PerLoop(self._server)
 
@@ -598,20 +556,17 @@ class RedisTable(StoreTable):
 
     def _problem(self, answer: Any, key: Key) -> Problem | None:
         """The problem in the script's answer for an entry; None if it is done."""
-        if answer in (DONE, BEGUN):
-            return None
         if isinstance(answer, Problem):
             return answer
-        if answer == SKIPPED:
-            return Problem(State.SKIPPED)
-        if answer == MISSING:
-            return Problem(State.MISSING, record_not_found_error([key], self._label))
-        refused = TableError(
-            f"{self._label}: the entry for {key!r} was rejected: {answer.decode(errors='replace')}.",
-            "Correct the update, the record or the column's type.",
-            table=self._label,
-        )
-        return Problem(State.REFUSED, refused)
+        if isinstance(answer, bytes):
+            refused = TableError(
+                f"{self._label}: the entry for {key!r} was rejected: {answer.decode(errors='replace')}.",
+                "Correct the update, the record or the column's type.",
+                table=self._label,
+            )
+            return Problem(State.REFUSED, refused)
+        missing = Problem(State.MISSING, record_not_found_error([key], self._label)) if answer == MISSING else None
+        return Problem(State.SKIPPED) if answer == SKIPPED else missing
 
     async def _call_script(self, commands: Sequence[bytes], script: bytes) -> list[Any]:
         """Call a script and return the answers, loading it if the server does not know it, such as after a restart."""

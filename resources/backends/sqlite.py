@@ -16,7 +16,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from datetime import UTC, date, datetime
@@ -62,14 +62,7 @@ from dagster_adjunct.resources.errors import (
     TableNotFoundError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.operation import (
-    Operation,
-    OperationKind,
-    Outcomes,
-    PerLoop,
-    Problem,
-    State,
-)
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
 from dagster_adjunct.resources.validation import validated
 
 _TYPES = {
@@ -94,25 +87,13 @@ def create_sqlite_table(
     connection.execute(f"CREATE TABLE IF NOT EXISTS {quote_sqlite_name(table)} ({', '.join(parts)})")
 
 
-def has_table(connection: sqlite3.Connection, table: str) -> bool:
-    """Whether there is a table of that name."""
-    return bool(connection.execute("SELECT count(*) FROM pragma_table_info(?)", (table,)).fetchone()[0])
-
-
 def create_idempotency_table(connection: sqlite3.Connection, idempotency: str, key: Sequence[Column]) -> None:
     """Create the table of what was applied to keys, unless it exists."""
     parts = [f"{quote_sqlite_name(c.name)} {_type_of(c)} NOT NULL" for c in key]
     parts += [f"{name} TEXT" for name in COLUMNS]
-    parts += ["at REAL NOT NULL", f"PRIMARY KEY ({quote_sqlite_names([c.name for c in key])})"]
-    connection.execute(
-        f"CREATE TABLE IF NOT EXISTS {quote_sqlite_name(idempotency)} ({', '.join(parts)}) WITHOUT ROWID"
-    )
-
-
-def check_idempotency_table(connection: sqlite3.Connection, label: str, idempotency: str, key: Sequence[str]) -> None:
-    """Raise TableAccessError if the idempotency table is missing or has other columns."""
-    names = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (idempotency,))]
-    check_idempotency_columns(label, idempotency, list(key), names)
+    parts += ["at REAL NOT NULL", f"PRIMARY KEY ({quote_sqlite_names(c.name for c in key)})"]
+    name = quote_sqlite_name(idempotency)
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({', '.join(parts)}) WITHOUT ROWID")
 
 
 def read_columns(
@@ -128,11 +109,8 @@ def read_columns(
     """
     info = connection.execute("SELECT name, type, pk FROM pragma_table_info(?)", (table,)).fetchall()
     if not info:
-        raise TableNotFoundError(
-            f"{label}: the file does not have this table.",
-            "Correct the name, or declare it with create=True.",
-            table=label,
-        )
+        problem = f"{label}: the file does not have this table."
+        raise TableNotFoundError(problem, "Correct the name, or declare it with create=True.", table=label)
     names, types = [name for name, _, _ in info], {name: type_ for name, type_, _ in info}
     check_declared_columns(label, names, declared)
     if set(key) not in _unique_column_sets(connection, table, info):
@@ -187,7 +165,7 @@ def quote_sqlite_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def quote_sqlite_names(names: Sequence[str]) -> str:
+def quote_sqlite_names(names: Iterable[str]) -> str:
     """Names as SQL identifiers, with commas."""
     return ", ".join(map(quote_sqlite_name, names))
 
@@ -307,7 +285,8 @@ class SqliteRequests:
         if self._create:
             with sqlite_transaction(self.connection, "IMMEDIATE"):
                 create_idempotency_table(self.connection, name, [codec.columns[part] for part in codec.key])
-        check_idempotency_table(self.connection, codec.table, name, codec.key)
+        columns = self.connection.execute("SELECT name FROM pragma_table_info(?)", (name,))
+        check_idempotency_columns(codec.table, name, list(codec.key), [column for (column,) in columns])
         self._idempotency = quote_sqlite_name(name)
 
 
@@ -475,7 +454,8 @@ class SqliteTable(StoreTable):
             return False
         try:
             with closing(self._connect_file("rw")) as connection:
-                return has_table(connection, self.table)
+                columns = connection.execute("SELECT count(*) FROM pragma_table_info(?)", (self.table,))
+                return bool(columns.fetchone()[0])
         except sqlite3.Error as error:
             raise self._translate_error(error) from error
 
@@ -483,7 +463,7 @@ class SqliteTable(StoreTable):
         """Connect, unless the first write is to create the table."""
         if self._open.here().live is None:
             try:
-                await self._in_thread(self._requests_for_reading)
+                await self._in_thread(self._get_connection)
             except sqlite3.Error as error:
                 raise self._translate_error(error) from error
 
@@ -515,20 +495,16 @@ class SqliteTable(StoreTable):
     def _get(self, mine: _OpenConnection, operation: Operation[Any]) -> Outcomes:
         count = len(operation)
         try:
-            requests = self._requests_for_reading(mine)
+            requests = self._get_connection(mine)
         except (sqlite3.Error, AdjunctError) as error:
             return Outcomes.all(count, self._problem(error))
         if requests is None:
             return Outcomes(count, [None] * count)
         asked = validate_entries(requests.codec, operation)
         try:
-            stored = requests.get([entry.key for entry in asked.entries])
+            return asked.outcomes(count, requests.get([entry.key for entry in asked.entries]))
         except sqlite3.Error as error:
             return Outcomes.all(count, self._problem(error))
-        records: list[Any] = [None] * count
-        for entry, record in zip(asked.entries, stored, strict=True):
-            records[entry.place] = record
-        return Outcomes(count, records, asked.problems)
 
     def _write(self, mine: _OpenConnection, operation: Operation[Any]) -> Outcomes:
         count = len(operation)
@@ -536,6 +512,7 @@ class SqliteTable(StoreTable):
             requests = self._get_connection(mine, make=self.create)
         except (sqlite3.Error, AdjunctError) as error:
             return Outcomes.all(count, self._problem(error))
+        assert requests is not None
         halving = BisectRejected(validate_entries(requests.codec, operation))
         while (part := halving.next()) is not None:
             try:
@@ -543,21 +520,17 @@ class SqliteTable(StoreTable):
             except (sqlite3.Error, AdjunctError, CommitFailedError) as error:
                 by_data = isinstance(error, sqlite3.IntegrityError | sqlite3.DataError)
                 halving.failed(self._problem(error), by_data=by_data)
-        return Outcomes(count, problems=halving.problems, defaults_put=halving.defaults_put)
+        return halving.outcomes(count)
 
-    def _problem(self, error: Exception) -> Problem:
+    def _problem(self, error: BaseException) -> Problem:
         """The problem of an error's entries; the transaction is rolled back, so they may be retried."""
-        if isinstance(error, CommitFailedError):
-            cause = error.__cause__
-            assert isinstance(cause, sqlite3.Error)
-            return Problem(State.UNKNOWN, self._chained(cause))
-        known = self._chained(error) if isinstance(error, sqlite3.Error) else error
-        return self.problem_of(known, sent=False)
-
-    def _chained(self, error: sqlite3.Error) -> Exception:
-        translated = self._translate_error(error)
-        translated.__cause__ = error
-        return translated
+        failed = isinstance(error, CommitFailedError)
+        cause = error.__cause__ if failed else error
+        assert cause is not None
+        if isinstance(cause, sqlite3.Error):
+            known = self._translate_error(cause)
+            known.__cause__, cause = cause, known
+        return Problem(State.UNKNOWN, cause) if failed else self.problem_of(cause, sent=False)
 
     def _connect_file(self, mode: str) -> sqlite3.Connection:
         """Connect to the file; the mode "rwc" creates it."""
@@ -575,17 +548,12 @@ class SqliteTable(StoreTable):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise TableAccessError(
-                    f"{self._label} can't be created: {error.strerror} ({error.filename}).",
-                    "Use a path that is writable.",
-                    table=self._label,
-                ) from error
+                problem = f"{self._label} can't be created: {error.strerror} ({error.filename})."
+                raise TableAccessError(problem, "Use a path that is writable.", table=self._label) from error
         elif not path.exists():
-            raise TableNotFoundError(
-                f"{self._label}: the file does not exist.",
-                "Correct the path, or restore the file. With create=True the first write creates it.",
-                table=self._label,
-            )
+            what = f"{self._label}: the file does not exist."
+            step = "Correct the path, or restore the file. With create=True the first write creates it."
+            raise TableNotFoundError(what, step, table=self._label)
         connection = self._connect_file("rwc" if make else "rw")
         try:
             if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
@@ -601,24 +569,21 @@ class SqliteTable(StoreTable):
             bits = None if self._declared else 64  # "INTEGER", as a file says it, is any
             codec = RowCodec(self._label, self.key, columns, bits=bits, keep=sqlite_encoder, decode=sqlite_decoder)
             requests = SqliteRequests(connection, codec, self.table, create=self.create)
-            if self.forget_after is not None and is_purge_due(self._label, self.forget_after):
-                requests.forget(self.forget_after)
+            if is_purge_due(self._label, self.forget_after):
+                requests.forget(self.forget_after or 0)
         except BaseException:
             connection.close()
             raise
         return requests
 
-    def _requests_for_reading(self, mine: _OpenConnection) -> SqliteRequests | None:
-        """The requests of this thread; None if the first write is to create the table."""
-        if mine.live is None and self.create and not self.exists():
-            return None
-        return self._get_connection(mine, make=False)
-
-    def _get_connection(self, mine: _OpenConnection, *, make: bool) -> SqliteRequests:
+    def _get_connection(self, mine: _OpenConnection, *, make: bool = False) -> SqliteRequests | None:
+        """The requests of this thread; None for reading, if the first write is to create the table."""
         if mine.live is not None and mine.file != _file_identity(self.path):
             # It would live on for this connection only, and its writes would be lost.
             mine.close()
             make = False
+        elif mine.live is None and self.create and not make and not self.exists():
+            return None
         if mine.live is None:
             mine.live = self._connect(make=make)
             mine.file = _file_identity(self.path)
@@ -626,21 +591,15 @@ class SqliteTable(StoreTable):
 
     def _translate_error(self, error: sqlite3.Error) -> Exception:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        kind: type[AdjunctError]
+        kind, what, step = TableError, "rejected the request", "Correct the data or the table."
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return TableUnavailableError(
-                f"{self._label} is locked by another process ({error}).",
-                "The request is retried; if it keeps failing, find the long transaction, or raise busy_timeout.",
-                table=self._label,
-            )
-        if code in _UNUSABLE:
-            return TableAccessError(
-                f"{self._label} can't be accessed ({error}).",
-                "Check that it is an intact, writable SQLite file, and that the disk has space.",
-                table=self._label,
-            )
-        return TableError(
-            f"{self._label} rejected the request: {error}.", "Correct the data or the table.", table=self._label
-        )
+            kind, what = TableUnavailableError, "is locked by another process"
+            step = "The request is retried; if it keeps failing, find the long transaction, or raise busy_timeout."
+        elif code in _UNUSABLE:
+            kind, what = TableAccessError, "can't be accessed"
+            step = "Check that it is an intact, writable SQLite file, and that the disk has space."
+        return kind(f"{self._label} {what} ({error}).", step, table=self._label)
 
 
 def _file_identity(path: str) -> tuple[int, int] | None:

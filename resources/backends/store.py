@@ -31,12 +31,8 @@ class StoreTable(DeclaredFunction, StoreFunction[Key, Record, Record | Changes])
         self.create = create
         self._declared = tuple(parse_known_column(*pair) for pair in (columns or {}).items())
         if create and columns is None:
-            raise ConfigurationError(
-                f"{self._label} can't be created without its columns.",
-                'Declare columns={"name": "type", …}.',
-                argument="columns",
-                table=name,
-            )
+            problem = f"{self._label} can't be created without its columns."
+            raise ConfigurationError(problem, 'Declare columns={"name": "type", …}.', argument="columns", table=name)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -52,12 +48,9 @@ def require_package(label: str, module: str, extra: str) -> None:
         importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise ConfigurationError(
-            f"{label} needs the package {package}, which can't be imported here ({error}).",
-            f"Install it: pip install 'dagster-adjunct[{extra}]', on executors too.",
-            package=package,
-            table=label,
-        ) from error
+        problem = f"{label} needs the package {package}, which can't be imported here ({error})."
+        step = f"Install it: pip install 'dagster-adjunct[{extra}]', on executors too."
+        raise ConfigurationError(problem, step, package=package, table=label) from error
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -67,22 +60,17 @@ def check_variable_name(argument: str, given: object, example: str = '"MY_VARIAB
     """Return the name of an environment variable; an invalid one is not shown, as it may be the secret itself."""
     if isinstance(given, str) and _NAME.fullmatch(given):
         return given
-    raise ConfigurationError(
-        f"{label}{': ' if label else ''}{argument} is not the name of an environment variable (value not shown).",
-        f"Put the value into an environment variable and pass its name: {argument}={example}.",
-        argument=argument,
-    )
+    problem = f"{label}{': ' if label else ''}{argument} is not the name of an environment variable (value not shown)."
+    step = f"Put the value into an environment variable and pass its name: {argument}={example}."
+    raise ConfigurationError(problem, step, argument=argument)
 
 
 def read_variable(label: str, name: str, what: str) -> str:
     """Return the value of an environment variable, which holds `what`; ConfigurationError if it is not set."""
     value = os.environ.get(name, "")
     if not value:
-        raise ConfigurationError(
-            f"{label}: the environment variable {name}, which holds its {what}, is not set here.",
-            f"Set {name}, on executors too.",
-            setting=name,
-        )
+        problem = f"{label}: the environment variable {name}, which holds its {what}, is not set here."
+        raise ConfigurationError(problem, f"Set {name}, on executors too.", setting=name)
     return value
 
 

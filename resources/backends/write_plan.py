@@ -15,7 +15,7 @@ effect in order, each seeing the earlier ones.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Context, Decimal
@@ -31,11 +31,11 @@ from dagster_adjunct.resources.tables.operation import (
     Mark,
     Operation,
     OperationKind,
+    Outcomes,
     Problem,
     State,
     key_length_error,
     key_reorderer,
-    to_changes,
 )
 
 Key = Any  # one value, or a tuple for a key of several columns
@@ -77,17 +77,11 @@ class RowCodec:
         self.key = tuple(key)
         for name in self.key:
             if name not in self.columns:
-                raise SchemaMismatchError(
-                    f"{table} has no column {name!r}, but it is declared as its key; it has {', '.join(self.names)}.",
-                    "Correct the key, or the columns.",
-                    column=name,
-                )
+                what = f"{table} has no column {name!r}, but it is declared as its key; it has {', '.join(self.names)}."
+                raise SchemaMismatchError(what, "Correct the key, or the columns.", column=name)
             if self.columns[name].kind in (Kind.JSON, Kind.LIST):
-                raise SchemaMismatchError(
-                    f"{table}: column {name!r} is {self.columns[name].type}, which can't be a key.",
-                    "Use columns of single values as the key.",
-                    column=name,
-                )
+                problem = f"{table}: column {name!r} is {self.columns[name].type}, which can't be a key."
+                raise SchemaMismatchError(problem, "Use columns of single values as the key.", column=name)
         self._check = {c.name: make_checker(c, bits) for c in columns}
         self._keep = {c.name: keep(c) for c in columns}
         self._decode = {c.name: decode(c) for c in columns}
@@ -113,11 +107,8 @@ class RowCodec:
         else:
             raise key_length_error(self.table, key, self.key)
         if None in row:
-            raise SchemaMismatchError(
-                f"{self.table} got {key!r} as a key; {' and '.join(self.key)} must not be null.",
-                "Filter such records out before they reach the table.",
-                table=self.table,
-            )
+            problem = f"{self.table} got {key!r} as a key; {' and '.join(self.key)} must not be null."
+            raise SchemaMismatchError(problem, "Filter such records out before they reach the table.", table=self.table)
         return row
 
     def whole(self, key: Row, record: Record) -> dict[str, Any]:
@@ -130,22 +121,20 @@ class RowCodec:
         """The update's changes, checked; the key's columns may be set to their own values."""
         if not isinstance(update, Changes):
             return CheckedChanges(self._drop_key(key, self._fields(update), update), {}, {})
-        changes = to_changes(update)
-        sets = self._drop_key(key, self._fields(changes.set), changes.set)
-        add = {name: self._check_added(name, value) for name, value in changes.add.items() if value is not None}
-        append = {name: self._scan_appended(name, value) for name, value in changes.append.items() if value is not None}
-        removed: dict[str, Any] = dict.fromkeys(changes.remove)
-        twice = len({*sets, *changes.add, *changes.append, *removed})
-        if twice < len(sets) + len(changes.add) + len(changes.append) + len(removed):
-            raise self._repeated_column_error([*sets, *changes.add, *changes.append, *removed])
-        for name in (*changes.add, *changes.append, *removed):
-            if name in self.key or name not in self.columns:
-                self.column(name)
-                raise SchemaMismatchError(
-                    f"{self.table}: an update changes column {name!r}, which is part of the key.",
-                    "Delete the record and put it with its new key.",
-                    column=name,
-                )
+        sets = self._drop_key(key, self._fields(update.set), update.set)
+        add = {name: self._check_added(name, value) for name, value in update.add.items() if value is not None}
+        append = {name: self._check_appended(name, value) for name, value in update.append.items() if value is not None}
+        removed: dict[str, Any] = dict.fromkeys(update.remove)
+        named = [*sets, *update.add, *update.append, *removed]
+        if len(set(named)) < len(named):
+            name = next(name for name in named if named.count(name) > 1)
+            problem = f"{self.table}: an update changes column {name!r} in two ways."
+            raise SchemaMismatchError(problem, "Name a column in one of set, add, append and remove.", column=name)
+        for name in (*update.add, *update.append, *removed):
+            self.column(name)
+            if name in self.key:
+                problem = f"{self.table}: an update changes column {name!r}, which is part of the key."
+                raise SchemaMismatchError(problem, "Delete the record and put it with its new key.", column=name)
         appended = {name: new for name, new in append.items() if new} if append else append
         return CheckedChanges({**sets, **removed} if removed else sets, add, appended)
 
@@ -164,20 +153,30 @@ class RowCodec:
         """The column of that name; SchemaMismatchError where there is none."""
         column = self.columns.get(name)
         if column is None:
-            raise self._missing_column_error(name)
+            problem = f"{self.table} has no column {name!r}; it has {', '.join(self.names)}."
+            raise SchemaMismatchError(problem, "Omit the field, or add the column.", column=str(name))
         return column
 
     def checked(self, name: str, value: Any) -> Any:
         """The normalized value; SchemaMismatchError if it does not fit the column."""
-        check = self._check.get(name)
-        if check is None:
-            raise self._missing_column_error(name)
-        if value is None:
-            return None
+        self.column(name)
         try:
-            return check(value)
+            return None if value is None else self._check[name](value)
         except TypeError as error:
             raise self._misfit_error(name, value, str(error)) from None
+
+    def time(self, newest_by: str, operation: Operation[Any], place: int) -> Any:
+        """The time of an entry of an operation with this condition."""
+        newest = operation.entries.newest
+        time = None if newest is None else self.checked(newest_by, newest[place])
+        if time is None:
+            raise SchemaMismatchError(
+                f"{self.table}: the entry for key {operation.entries.keys[place]!r} has no {newest_by}, which "
+                "newest_by needs.",
+                f"Set {newest_by} in every message, or filter such messages out.",
+                column=newest_by,
+            )
+        return time
 
     def kept(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """The values of these columns in the store's form, one list per column."""
@@ -199,21 +198,15 @@ class RowCodec:
     def _drop_key(self, key: Row, fields: dict[str, Any], given: Record) -> dict[str, Any]:
         for name, part in zip(self.key, key, strict=True):
             if name in fields and fields.pop(name) != part:
-                raise SchemaMismatchError(
-                    f"{self.table}: the record for key {key!r} has {given[name]!r} as its {name}.",
-                    "Set the key's columns to the record's own key, or omit them.",
-                    table=self.table,
-                    column=name,
-                )
+                problem = f"{self.table}: the record for key {key!r} has {given[name]!r} as its {name}."
+                step = "Set the key's columns to the record's own key, or omit them."
+                raise SchemaMismatchError(problem, step, table=self.table, column=name)
         return fields
 
     def _fields(self, record: Record) -> dict[str, Any]:
         if not isinstance(record, Mapping):
-            raise SchemaMismatchError(
-                f"{self.table} got a {type(record).__name__}; expected a mapping of columns to values.",
-                "Pass dicts.",
-                table=self.table,
-            )
+            problem = f"{self.table} got a {type(record).__name__}; expected a mapping of columns to values."
+            raise SchemaMismatchError(problem, "Pass dicts.", table=self.table)
         check = self._check
         try:
             return {name: None if value is None else check[name](value) for name, value in record.items()}
@@ -221,34 +214,18 @@ class RowCodec:
             return {name: self.checked(name, value) for name, value in record.items()}  # raises for the unknown one
 
     def _check_added(self, name: str, value: Any) -> Any:
-        column = self.column(name)
-        if column.kind is Kind.JSON:
-            if not isinstance(value, dict):
-                raise self._misfit_error(name, value, "only the members of a dict can be added to json")
-        elif column.kind not in _NUMBERS:
+        kind = self.column(name).kind
+        if kind is Kind.JSON and not isinstance(value, dict):
+            raise self._misfit_error(name, value, "only the members of a dict can be added to json")
+        if kind not in (*_NUMBERS, Kind.JSON):
             raise self._misfit_error(name, value, "only numbers, and members of json, can be added")
         return self.checked(name, value)
 
-    def _scan_appended(self, name: str, value: Any) -> list[Any]:
+    def _check_appended(self, name: str, value: Any) -> list[Any]:
         if self.column(name).kind is not Kind.LIST:
             raise self._misfit_error(name, value, "only a column of lists (array<type>) can be appended to")
         checked: list[Any] = self.checked(name, value)
         return checked
-
-    def _missing_column_error(self, name: str) -> SchemaMismatchError:
-        return SchemaMismatchError(
-            f"{self.table} has no column {name!r}; it has {', '.join(self.names)}.",
-            "Omit the field, or add the column.",
-            column=str(name),
-        )
-
-    def _repeated_column_error(self, names: Sequence[str]) -> SchemaMismatchError:
-        name = next(name for place, name in enumerate(names) if name in names[:place])
-        return SchemaMismatchError(
-            f"{self.table}: an update changes column {name!r} in two ways.",
-            "Name a column in one of set, add, append and remove.",
-            column=name,
-        )
 
     def _misfit_error(self, name: str, value: Any, why: str) -> SchemaMismatchError:
         column = self.columns[name]
@@ -286,8 +263,7 @@ def idempotency_table_name(table: str, key: Sequence[str]) -> str:
     for part in key:
         if part in (*COLUMNS, "at"):
             raise ConfigurationError(
-                f"table {table!r} can't have conditions: its key has a column {part!r}, and so has {name!r}, "
-                "the table for their state.",
+                f"table {table!r} can't have conditions: {name!r}, the table for their state, has a column {part!r}.",
                 "Rename the key's column, or remove newest_by and idempotent.",
                 table=table,
             )
@@ -334,12 +310,8 @@ class Applied:
 def check_newest_by(codec: RowCodec, newest_by: str | None) -> None:
     """Raise SchemaMismatchError for a column whose values have no order."""
     if newest_by is not None and codec.column(newest_by).kind not in _READ:
-        raise SchemaMismatchError(
-            f"{codec.table}: column {newest_by!r} is {codec.columns[newest_by].type}, but newest_by needs a column "
-            "of times, numbers or text.",
-            "Name another column as newest_by.",
-            column=newest_by,
-        )
+        problem = f"{codec.table}: newest_by needs a column of times, numbers or text, and {newest_by!r} is none."
+        raise SchemaMismatchError(problem, "Name another column as newest_by.", column=newest_by)
 
 
 def applied_to_texts(codec: RowCodec, newest_by: str | None, applied: Applied) -> tuple[str | None, ...]:
@@ -380,6 +352,13 @@ class ValidEntries:
     def keys(self) -> list[Row]:
         """The distinct keys of the entries."""
         return list(dict.fromkeys(entry.key for entry in self.entries))
+
+    def outcomes(self, count: int, stored: Sequence[Any]) -> Outcomes:
+        """The outcomes of a get of `count` entries, with a record or None for each valid one."""
+        records: list[Any] = [None] * count
+        for entry, record in zip(self.entries, stored, strict=True):
+            records[entry.place] = record
+        return Outcomes(count, records, self.problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,35 +420,19 @@ def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries
         try:
             row = to_key(key)
             new = value_of(row, value) if valued else None
-            time = None if newest_by is None else _time(codec, newest_by, operation, place)
+            time = None if newest_by is None else codec.time(newest_by, operation, place)
             fit.append(Entry(place, row, new, time))
         except SchemaMismatchError as error:
             problems[place] = Problem(State.REFUSED, error)
     return ValidEntries(fit, problems)
 
 
-def _time(codec: RowCodec, newest_by: str, operation: Operation[Any], place: int) -> Any:
-    newest = operation.entries.newest
-    time = None if newest is None else codec.checked(newest_by, newest[place])
-    if time is None:
-        raise SchemaMismatchError(
-            f"{codec.table}: the entry for key {operation.entries.keys[place]!r} has no {newest_by}, which "
-            "newest_by needs.",
-            f"Set {newest_by} in every message, or filter such messages out.",
-            column=newest_by,
-        )
-    return time
-
-
 def columns_to_read(operation: Operation[Any], entries: Sequence[Entry]) -> tuple[str, ...]:
     """The columns of records that the plan depends on."""
-    names: dict[str, None] = {}
-    if operation.conditions.newest_by is not None:
-        names[operation.conditions.newest_by] = None
-    if operation.kind is OperationKind.UPDATE:
-        for entry in entries:
-            if entry.value.add:
-                names.update(dict.fromkeys(entry.value.add))
+    newest_by = operation.conditions.newest_by
+    names: dict[str, None] = {} if newest_by is None else {newest_by: None}
+    for entry in entries if operation.kind is OperationKind.UPDATE else ():
+        names.update(dict.fromkeys(entry.value.add))
     return tuple(names)
 
 
@@ -480,29 +443,21 @@ def needs_read(operation: Operation[Any]) -> bool:
 
 def plan_writes(codec: RowCodec, operation: Operation[Any], asked: ValidEntries, stored: StoredState) -> WritePlan:
     """Plan the writes, entry by entry in order."""
-    plan = WritePlan(problems=dict(asked.problems))
-    updates = _Updates(codec, operation)
-    steps = {
-        OperationKind.PUT: _plan_put,
-        OperationKind.PUT_IF_ABSENT: _plan_put_if_absent,
-        OperationKind.DELETE: _plan_delete,
-        OperationKind.UPDATE: updates.update,
-    }
-    step = steps[operation.kind]
-    conditions, marks = operation.conditions, operation.entries.marks
+    planner = _Planner(codec, operation, stored, WritePlan(problems=dict(asked.problems)))
+    plan, conditions, marks = planner.plan, operation.conditions, operation.entries.marks
     for entry in asked.entries:
         if not conditions:
-            problem = step(plan, stored, entry)
+            problem = planner.write(entry)
         else:
             assert marks is not None  # conditions require marks
             mark: Mark = marks[entry.place]
-            applied = plan.applied.get(entry.key) or _applied_to_key(operation, stored, entry.key)
+            applied = plan.applied.get(entry.key) or planner.applied(entry.key)
             late = applied.is_late(conditions, mark, entry.time)
             if applied.was_applied(conditions, mark) or (late and not operation.applies_late_changes):
                 plan.problems[entry.place] = Problem(State.SKIPPED)
                 continue
-            to_do = updates.late(entry) if late else entry
-            problem = (updates.add_late if late else step)(plan, stored, to_do)
+            to_do = planner.late_part(entry) if late else entry
+            problem = planner.add_late(to_do) if late else planner.write(entry)
             # Without a record its additions are skipped, also in a replay.
             passed_over = late and any(to_do.value) and problem is not None and problem.state is State.SKIPPED
             if problem is None or passed_over:
@@ -513,75 +468,71 @@ def plan_writes(codec: RowCodec, operation: Operation[Any], asked: ValidEntries,
     return plan
 
 
-def _applied_to_key(operation: Operation[Any], stored: StoredState, key: Row) -> Applied:
-    """What was applied to the key; a record written without conditions is older than messages of its time."""
-    applied = stored.applied.get(key) or Applied()
-    newest_by = operation.conditions.newest_by
-    if newest_by is not None and applied.newest is None:
-        time = stored.records.get(key, {}).get(newest_by)
-        applied.of_record = None if time is None else (time, "")
-    return applied
+@dataclass(slots=True)
+class _Planner:
+    codec: RowCodec
+    operation: Operation[Any]
+    stored: StoredState
+    plan: WritePlan
 
+    def applied(self, key: Row) -> Applied:
+        """What was applied to the key; a record written without conditions is older than messages of its time."""
+        applied, newest_by = self.stored.applied.get(key) or Applied(), self.operation.conditions.newest_by
+        if newest_by is not None and applied.newest is None:
+            time = self.stored.records.get(key, {}).get(newest_by)
+            applied.of_record = None if time is None else (time, "")
+        return applied
 
-def _plan_put(plan: WritePlan, stored: StoredState, entry: Entry) -> Problem | None:
-    plan.puts[entry.key] = entry.value
-    return None
+    def write(self, entry: Entry) -> Problem | None:
+        """Plan an entry; return its problem."""
+        kind, plan = self.operation.kind, self.plan
+        if kind is OperationKind.UPDATE:
+            return self._update(entry)
+        if kind is OperationKind.PUT:
+            plan.puts[entry.key] = entry.value
+        elif kind is OperationKind.DELETE:
+            plan.deletes[entry.key] = None
+        elif entry.key in self.stored.records or entry.key in plan.begins:
+            return Problem(State.SKIPPED)
+        else:
+            plan.begins[entry.key] = entry.value
+        return None
 
-
-def _plan_put_if_absent(plan: WritePlan, stored: StoredState, entry: Entry) -> Problem | None:
-    if entry.key in stored.records or entry.key in plan.begins:
-        return Problem(State.SKIPPED)
-    plan.begins[entry.key] = entry.value
-    return None
-
-
-def _plan_delete(plan: WritePlan, stored: StoredState, entry: Entry) -> Problem | None:
-    plan.deletes[entry.key] = None
-    return None
-
-
-class _Updates:
-    def __init__(self, codec: RowCodec, operation: Operation[Any]) -> None:
-        self._codec = codec
-        self._defaults = operation.entries.defaults
-        self._given: Sequence[Hashable] = operation.entries.keys
-
-    def update(self, plan: WritePlan, stored: StoredState, entry: Entry) -> Problem | None:
+    def _update(self, entry: Entry) -> Problem | None:
         """Change the existing or planned record; start from the default if there is none."""
-        changes: CheckedChanges = entry.value
+        codec, plan, place, defaults = self.codec, self.plan, entry.place, self.operation.entries.defaults
         try:
-            if entry.key in stored.records:
-                known = plan.changes.get(entry.key)
-                if known is None:
-                    known = CheckedChanges({}, {}, {})
-                _apply(self._codec, changes, known.set, stored.records[entry.key], known.append)
+            if entry.key in self.stored.records:
+                known = plan.changes.get(entry.key) or CheckedChanges({}, {}, {})
+                _apply(codec, entry.value, known.set, self.stored.records[entry.key], known.append)
                 plan.changes[entry.key] = known
                 return None
             record = plan.begins.get(entry.key)
             if record is not None:
-                _apply(self._codec, changes, record, record)
+                _apply(codec, entry.value, record, record)
                 return None
-            default = None if self._defaults is None else self._defaults[entry.place]
+            default = None if defaults is None else defaults[place]
             if default is None:
-                return Problem(State.MISSING, record_not_found_error([self._given[entry.place]], self._codec.table))
-            record = self._codec.whole(entry.key, default)
-            _apply(self._codec, changes, record, record)
+                error = record_not_found_error([self.operation.entries.keys[place]], codec.table)
+                return Problem(State.MISSING, error)
+            record = codec.whole(entry.key, default)
+            _apply(codec, entry.value, record, record)
         except SchemaMismatchError as error:
             return Problem(State.REFUSED, error)
         plan.begins[entry.key] = record
         plan.defaults_put += 1
         return None
 
-    def late(self, entry: Entry) -> Entry:
+    def late_part(self, entry: Entry) -> Entry:
         """The part of an update that applies to a newer record (`Operation.applies_late_changes`)."""
-        numbers = {n: value for n, value in entry.value.add.items() if self._codec.columns[n].kind is not Kind.JSON}
+        columns = self.codec.columns
+        numbers = {name: n for name, n in entry.value.add.items() if columns[name].kind is not Kind.JSON}
         return entry._replace(value=CheckedChanges({}, numbers, entry.value.append))
 
-    def add_late(self, plan: WritePlan, stored: StoredState, entry: Entry) -> Problem | None:
+    def add_late(self, entry: Entry) -> Problem | None:
         """Apply late changes to an existing record."""
-        if not any(entry.value) or (entry.key not in stored.records and entry.key not in plan.begins):
-            return Problem(State.SKIPPED)
-        return self.update(plan, stored, entry)
+        exists = entry.key in self.stored.records or entry.key in self.plan.begins
+        return self._update(entry) if exists and any(entry.value) else Problem(State.SKIPPED)
 
 
 def _apply(
@@ -644,3 +595,7 @@ class BisectRejected:
             unsent = problem if problem.state is not State.UNKNOWN else Problem(State.FAILED, problem.error)
             self.problems.update({entry.place: unsent for rest in self._parts for entry in rest})
             self._parts = []
+
+    def outcomes(self, count: int) -> Outcomes:
+        """The outcomes of an operation of `count` entries, when done."""
+        return Outcomes(count, problems=self.problems, defaults_put=self.defaults_put)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,14 @@ def to_python(column: Any) -> list[Any]:
     Arrow.
     """
     if pa.types.is_struct(column.type):
-        return _dictionaries(column)
+        names = [column.type.field(index).name for index in range(column.type.num_fields)]
+        if not names:
+            return [{} for _ in range(len(column))]
+        rows = zip(*map(to_python, column.flatten()), strict=True)
+        records: list[Any] = [dict(zip(names, row, strict=True)) for row in rows]
+        if column.null_count:
+            return [record if valid else None for record, valid in zip(records, column.is_valid(), strict=True)]
+        return records
     if not pa.types.is_timestamp(column.type) or column.type.tz is None:
         values: list[Any] = column.to_pylist()
         return values
@@ -54,18 +62,7 @@ def to_python(column: Any) -> list[Any]:
     return [None if value is None else _EPOCH + timedelta(microseconds=value) for value in micros]
 
 
-def _dictionaries(column: Any) -> list[Any]:
-    names = [column.type.field(index).name for index in range(column.type.num_fields)]
-    if not names:
-        return [{} for _ in range(len(column))]
-    rows = zip(*map(to_python, column.flatten()), strict=True)
-    records: list[Any] = [dict(zip(names, row, strict=True)) for row in rows]
-    if column.null_count:
-        return [record if valid else None for record, valid in zip(records, column.is_valid(), strict=True)]
-    return records
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ArrowEntries:
     """Entries whose columns are Arrow arrays of equal length.
 
@@ -83,7 +80,6 @@ class ArrowEntries:
     times: pa.Array | None = None
     typed: bool = False
     remove: Sequence[str] = ()
-    _made: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def of(batch: ArrowFrame, key: str | Sequence[str], *, updates: bool = False) -> ArrowEntries:
@@ -92,11 +88,8 @@ class ArrowEntries:
         The columns `key` make the keys. Records have all columns, updates all but the key's.
         """
         if not isinstance(batch, ArrowFrame):
-            raise ConfigurationError(
-                f"ArrowEntries.of() got {batch!r:.60}; expected an Arrow table or batch, or a data frame.",
-                "Pass Python values as RowEntries(keys, values).",
-                argument="batch",
-            )
+            problem = f"ArrowEntries.of() got {batch!r:.60}; expected an Arrow table or batch, or a data frame."
+            raise ConfigurationError(problem, "Pass Python values as RowEntries(keys, values).", argument="batch")
         rows = batch if isinstance(batch, pa.RecordBatch) else to_arrow_table(batch, "entries")
         key = key_columns("entries", key)
         columns = {name: _plain_column(rows, place) for place, name in enumerate(rows.schema.names)}
@@ -104,18 +97,13 @@ class ArrowEntries:
         twice = repeated_names(rows.schema.names)
         if missing or twice:
             wrong = f"no column {missing[0]!r}, which is part of the key" if missing else f"two columns {twice[0]!r}"
-            raise SchemaMismatchError(
-                f"an Arrow batch has {wrong}; it has {', '.join(rows.schema.names)}.",
-                f"Include the key columns ({', '.join(key)}), and name each column once.",
-                column=(missing or twice)[0],
-            )
+            what = f"an Arrow batch has {wrong}; it has {', '.join(rows.schema.names)}."
+            step = f"Include the key columns ({', '.join(key)}), and name each column once."
+            raise SchemaMismatchError(what, step, column=(missing or twice)[0])
         nested = next((name for name in key if pa.types.is_nested(columns[name].type)), None)
         if nested is not None:
-            raise SchemaMismatchError(
-                f"the key column {nested!r} of an Arrow batch is {columns[nested].type}, which can't be a key.",
-                "Use a column of single values as the key.",
-                column=nested,
-            )
+            problem = f"the key column {nested!r} of an Arrow batch is {columns[nested].type}, which can't be a key."
+            raise SchemaMismatchError(problem, "Use a column of single values as the key.", column=nested)
         if (found := first_unreadable(pa.table(columns))) is not None:
             raise found.error("an Arrow batch", f"row {found.row}", row=found.row)
         for name, column in columns.items():  # stores have microsecond precision
@@ -131,41 +119,28 @@ class ArrowEntries:
         """The names of the key's columns, in the order of tuple keys."""
         return tuple(self.key.type.field(place).name for place in range(self.key.type.num_fields))
 
-    @property
+    @cached_property
     def keys(self) -> Sequence[Any]:
-        keys: list[Any] = self._cached("keys", self._keys)
-        return keys
-
-    def _keys(self) -> list[Any]:
         columns = [self.to_python(column) for column in self.key.flatten()]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
-    @property
+    @cached_property
     def values(self) -> Sequence[Any] | None:
-        values = self._python_column("values", self.records)
-        if values is None or not self.typed:
-            return values
-        changes: list[Changes] = self._cached("changes", lambda: [Changes(**row, remove=self.remove) for row in values])
-        return changes
+        values = None if self.records is None else self.to_python(self.records)
+        return [Changes(**row, remove=self.remove) for row in values] if self.typed and values is not None else values
 
-    @property
+    @cached_property
     def defaults(self) -> Sequence[Any] | None:
-        return self._python_column("defaults", self.default_records)
+        return None if self.default_records is None else self.to_python(self.default_records)
 
-    @property
+    @cached_property
     def newest(self) -> Sequence[Any] | None:
-        return self._python_column("newest", self.times)
+        return None if self.times is None else self.to_python(self.times)
 
-    @property
+    @cached_property
     def marks(self) -> Sequence[Mark] | None:
         if self.sources is None or self.positions is None:
             return None
-        marks: list[Mark] = self._cached("marks", self._marks)
-        return marks
-
-    def _marks(self) -> list[Mark]:
-        assert self.sources is not None
-        assert self.positions is not None
         return list(map(Mark, self.sources.to_pylist(), self.positions.to_pylist()))
 
     def __len__(self) -> int:
@@ -175,14 +150,11 @@ class ArrowEntries:
         return self._map_columns(lambda array: array.take(indices))
 
     def part(self, start: int, end: int) -> ArrowEntries:
-        return (
-            self
-            if start == 0 and end >= len(self)
-            else self._map_columns(lambda array: array.slice(start, end - start))
-        )
+        whole = start == 0 and end >= len(self)
+        return self if whole else self._map_columns(lambda array: array.slice(start, end - start))
 
     def without_defaults(self) -> ArrowEntries:
-        return self if self.default_records is None else replace(self, default_records=None, _made={})
+        return self if self.default_records is None else replace(self, default_records=None)
 
     def null_key(self) -> int | None:
         return _first_null(self.key, *self.key.flatten())
@@ -192,28 +164,14 @@ class ArrowEntries:
 
     @property
     def nbytes(self) -> int:
-        return sum(
-            int(column.nbytes) for column in (self.key, self.records, self.default_records) if column is not None
-        )
+        columns = (self.key, self.records, self.default_records)
+        return sum(int(column.nbytes) for column in columns if column is not None)
 
     def _map_columns(self, pick: Callable[[Any], Any]) -> ArrowEntries:
         columns = ("key", "records", "default_records", "sources", "positions", "times")
         arrays: dict[str, Any] = {name: getattr(self, name) for name in columns}
         picked: dict[str, Any] = {name: None if array is None else pick(array) for name, array in arrays.items()}
-        return replace(self, **picked, _made={})
-
-    def _python_column(self, name: str, array: Any) -> list[Any] | None:
-        return None if array is None else self._cached(name, lambda: self.to_python(array))
-
-    def _cached(self, name: str, make: Callable[[], Any]) -> Any:
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
-
-
-def is_arrow(value: object) -> bool:
-    """Whether a value is an Arrow RecordBatch or Table; does not import Arrow."""
-    return type(value).__module__.startswith("pyarrow.") and hasattr(value, "num_rows")
+        return replace(self, **picked)
 
 
 def _plain_column(batch: Any, place: int) -> Any:
@@ -222,11 +180,9 @@ def _plain_column(batch: Any, place: int) -> Any:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
         if isinstance(column, pa.ChunkedArray) and column.num_chunks != 1:  # an array has at most 2 GB
-            raise SchemaMismatchError(
-                f"the column {batch.schema.names[place]!r} of an Arrow table is too large for one request.",
-                "Send the table's batches one at a time: table.to_batches().",
-                column=batch.schema.names[place],
-            )
+            problem = f"the column {batch.schema.names[place]!r} of an Arrow table is too large for one request."
+            step = "Send the table's batches one at a time: table.to_batches()."
+            raise SchemaMismatchError(problem, step, column=batch.schema.names[place])
         column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
@@ -381,15 +337,19 @@ def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> lis
     that key go into the next two. So there are few operations however often puts and deletes alternate.
     """
     whole = _entries_from_batch(batch, shape, marks, what)
+    kind = OperationKind.PUT if shape.contract is None else OperationKind.UPDATE
+    contract = shape.contract or UpdateContract.UPDATE_WITH_DEFAULTS
+    write = Operation(kind, whole, shape.args, shape.conditions, contract=contract, key=shape.key, rerun=True)
     deleted = batch.column(TOMBSTONE).to_pylist() if TOMBSTONE in batch.schema.names else []
     if not any(deleted):
-        return [Part(_write_operation(whole, shape), batch, range(batch.num_rows))]
+        return [Part(write, batch, range(batch.num_rows))]
+    bare = replace(whole, records=None, default_records=None, typed=False, remove=())
+    delete = Operation(OperationKind.DELETE, bare, shape.args, shape.conditions, key=shape.key, rerun=True)
     parts = []
-    for writes, deletes in _split_by_wave(whole.keys, deleted):
-        if writes:
-            parts.append(Part(_write_operation(whole.take(writes), shape), batch, writes))
-        if deletes:
-            parts.append(Part(_delete_operation(whole.take(deletes), shape), batch, deletes))
+    for wave in _split_by_wave(whole.keys, deleted):
+        for operation, rows in zip((write, delete), wave, strict=True):
+            if rows:
+                parts.append(Part(operation.with_entries(operation.entries.take(rows)), batch, rows))
     return parts
 
 
@@ -405,17 +365,6 @@ def _split_by_wave(keys: Sequence[Any], deleted: Sequence[bool]) -> list[tuple[l
             waves.append(([], []))
         waves[wave][kind].append(row)
     return waves
-
-
-def _write_operation(entries: ArrowEntries, shape: Shape) -> Operation[Any]:
-    kind = OperationKind.PUT if shape.contract is None else OperationKind.UPDATE
-    contract = shape.contract or UpdateContract.UPDATE_WITH_DEFAULTS
-    return Operation(kind, entries, shape.args, shape.conditions, contract=contract, key=shape.key, rerun=True)
-
-
-def _delete_operation(entries: ArrowEntries, shape: Shape) -> Operation[Any]:
-    bare = ArrowEntries(entries.key, None, entries.to_python, None, entries.sources, entries.positions, entries.times)
-    return Operation(OperationKind.DELETE, bare, shape.args, shape.conditions, key=shape.key, rerun=True)
 
 
 def _entries_from_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> ArrowEntries:
@@ -442,11 +391,9 @@ def _read_times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
     name = shape.conditions.newest_by
     values = records.field("set") if shape.typed else records
     if values.type.get_field_index(name) < 0:
-        raise SchemaMismatchError(
-            f"{what}: records have no column {name!r}, which the table's newest_by needs.",
-            "Keep the column, set it in each update, or declare the table with another newest_by.",
-            column=name,
-        )
+        problem = f"{what}: records have no column {name!r}, which the table's newest_by needs."
+        step = "Keep the column, set it in each update, or declare the table with another newest_by."
+        raise SchemaMismatchError(problem, step, column=name)
     times = pc.struct_field(values, [values.type.get_field_index(name)])
     if times.null_count and TOMBSTONE in batch.schema.names and pa.types.is_timestamp(times.type):
         sent = batch.column(TIMESTAMP).cast(times.type) if TIMESTAMP in batch.schema.names else None
@@ -455,10 +402,6 @@ def _read_times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
     if times.null_count:
         keys = to_struct_array({name: batch.column(name) for name in shape.key}, batch.num_rows)
         first = to_python(keys.filter(pc.is_null(times)).slice(0, 1))[0]
-        raise SchemaMismatchError(
-            f"{what}: {times.null_count} record(s) have null in {name!r}, which the table's newest_by needs; the "
-            f"first has the key {first}.",
-            "Filter them out, or fill in a time with coalesce(…).",
-            column=name,
-        )
+        text = f"{what}: {times.null_count} record(s) have null in {name!r}, as the one of key {first}."
+        raise SchemaMismatchError(text, "Filter them out, or fill in a time with coalesce(…).", column=name)
     return times

@@ -7,14 +7,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from dagster_adjunct.resources.common import check_whole_number
+from dagster_adjunct.resources.common import check_bool, check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
 from dagster_adjunct.resources.tables.key_lock import BlockedKeys, KeyLock, Ticket, group_preserving_key_order
 from dagster_adjunct.resources.tables.layers import Layer
@@ -31,38 +30,6 @@ from dagster_adjunct.resources.tables.operation import (
     estimate_bytes,
 )
 from dagster_adjunct.resources.validation import validated
-
-
-class Batch:
-    """Operations that are sent together, in the order in which they were added."""
-
-    __slots__ = ("_provider", "count", "operations", "size")
-
-    def __init__(self, provider: BatchProvider) -> None:
-        self._provider = provider
-        self.operations: list[Operation[Any]] = []
-        self.count = 0  # entries
-        self.size = 0  # bytes, where the provider has a limit
-
-    def takes(self, operation: Operation[Any], size: int) -> bool:
-        """Whether the batch stays within its limits with this operation added; an empty one takes any."""
-        provider = self._provider
-        if not self.operations:
-            return True
-        if self.count + operation.count > provider.size:
-            return False
-        return provider.bytes is None or self.size + size <= provider.bytes
-
-    def add(self, operation: Operation[Any], size: int) -> None:
-        self.operations.append(operation)
-        self.count += operation.count
-        self.size += size
-
-    @property
-    def full(self) -> bool:
-        """Whether nothing more fits, so there is no point in waiting."""
-        provider = self._provider
-        return self.count >= provider.size or (provider.bytes is not None and self.size >= provider.bytes)
 
 
 @validated
@@ -88,64 +55,14 @@ class BatchProvider:
         check_whole_number(self.size, f"a batch of {self.size!r} entries", whole, argument="size")
         if self.bytes is not None:
             check_whole_number(self.bytes, f"a batch of {self.bytes!r} bytes", whole, argument="bytes")
-        number = isinstance(self.delay, int | float) and not isinstance(self.delay, bool)
-        if not number or not 0 <= self.delay < math.inf:
-            raise ConfigurationError(
-                f"BatchProvider(delay={self.delay!r}): expected a number of seconds, at least 0.",
-                argument="delay",
-            )
-        if not isinstance(self.compact, bool):
-            raise ConfigurationError(
-                f"BatchProvider(compact={self.compact!r}): expected True or False.", argument="compact"
-            )
-
-    def batch(self) -> Batch:
-        """A new, empty batch."""
-        return Batch(self)
+        check_seconds(self.delay, f"BatchProvider(delay={self.delay!r})", argument="delay", zero=True)
+        check_bool(self.compact, f"BatchProvider(compact={self.compact!r})", argument="compact")
 
     def can_gather(self, operation: Operation[Any], size: int) -> bool:
         """Whether the operation can be sent with others: its entries are Python values and leave room."""
         if type(operation.entries) is not RowEntries or operation.count >= self.size:
             return False
         return self.bytes is None or size < self.bytes
-
-    def size_of(self, operation: Operation[Any]) -> int:
-        """The operation's bytes if there is a limit, else 0."""
-        return 0 if self.bytes is None else operation.entries.nbytes
-
-
-_LAST_COUNTS = (OperationKind.PUT, OperationKind.DELETE)
-
-
-def check_compactable(table: str, operation: Operation[Any]) -> None:
-    """Raise ConfigurationError for an operation that needs every entry of a key."""
-    if operation.kind is OperationKind.UPDATE or operation.conditions:
-        what = "updates" if operation.kind is OperationKind.UPDATE else "conditions"
-        raise ConfigurationError(
-            f"table {table}: its batches are compact and keep only the last entry of a key, but {what} need every one.",
-            "Declare the table with BatchProvider(compact=False), the default.",
-            argument="batches",
-            table=table,
-        )
-
-
-def compact_entries(
-    operations: Sequence[Operation[Any]], keys: Sequence[Hashable]
-) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the entries to send, and for each of them the earlier entries that it supersedes."""
-    last: dict[Hashable, int] = {}
-    followers: dict[int, list[int]] = {}
-    dropped: set[int] = set()
-    for entry, (operation, key) in enumerate(zip(operations, keys, strict=True)):
-        if operation.kind not in _LAST_COUNTS:
-            last.pop(key, None)
-            continue
-        before = last.get(key)
-        if before is not None and are_same_args(operations[before].args, operation.args):
-            dropped.add(before)
-            followers[entry] = [*followers.pop(before, ()), before]
-        last[key] = entry
-    return [entry for entry in range(len(keys)) if entry not in dropped], followers
 
 
 @dataclass(slots=True)
@@ -169,6 +86,11 @@ class Request:
     spans: list[RequestSpan]
     followers: list[tuple[int, int, int]] = field(default_factory=list)
 
+    @property
+    def members(self) -> list[int]:
+        """The operations of the batch whose entries it has or supersedes, each once."""
+        return list(dict.fromkeys([*(span.of for span in self.spans), *(of for _, of, _ in self.followers)]))
+
 
 @validated
 class BatchHandler:
@@ -179,9 +101,12 @@ class BatchHandler:
         self._table = table
 
     def check(self, operation: Operation[Any]) -> None:
-        """Raise ConfigurationError for operations that such batches can't contain."""
-        if self._provider.compact:
-            check_compactable(self._table, operation)
+        """Raise ConfigurationError for an operation that needs every entry of a key, if batches are compact."""
+        if self._provider.compact and (operation.kind is OperationKind.UPDATE or operation.conditions):
+            what = "updates" if operation.kind is OperationKind.UPDATE else "conditions"
+            problem = f"table {self._table}: its batches are compact, but {what} need every entry of a key."
+            step = "Declare the table with BatchProvider(compact=False), the default."
+            raise ConfigurationError(problem, step, argument="batches", table=self._table)
 
     def is_one_request(self, operation: Operation[Any]) -> bool:
         """Whether the operation can be sent as it is; most can."""
@@ -195,83 +120,95 @@ class BatchHandler:
     def requests(self, operations: Sequence[Operation[Any]]) -> list[Request]:
         """Return the requests; those that share a key are in the order in which they take effect."""
         if not self._provider.compact:
-            if len(operations) == 1:
-                if not _has_deletes(operations[0]):
-                    return list(self._split(operations[0]))
-            elif (one := _concatenate_operations(operations)) is not None:
+            first = operations[0]
+            if len(operations) == 1 and not _has_deletes(first):
+                whole, bounds = range(len(first)), self._bounds(first.entries)
+                return [
+                    Request(first.with_entries(first.entries.part(start, end)), [RequestSpan(0, 0, whole[start:end])])
+                    for start, end in bounds
+                ]
+            if len(operations) > 1 and (one := _concatenate_operations(operations)) is not None:
                 return [one]
         return list(self._requests_by_wave(operations))
 
-    def _split(self, operation: Operation[Any]) -> Iterator[Request]:
-        """Split a batch of one operation into requests within the limits."""
-        whole = range(len(operation))
-        for start, end in _request_bounds(operation.entries, self._provider):
-            if end - start == len(whole):
-                yield Request(operation, [RequestSpan(0, 0, whole)])
-            else:
-                part = operation.with_entries(operation.entries.part(start, end))
-                yield Request(part, [RequestSpan(0, 0, whole[start:end])])
-
     def _requests_by_wave(self, operations: Sequence[Operation[Any]]) -> Iterator[Request]:
-        lanes = _Lanes()
+        lanes: list[Operation[Any]] = []  # operations of different lanes can't share a request
         flat: list[tuple[int, int]] = []
         lane_of: list[int] = []
         keys: list[Hashable] = []
-        for number, operation in enumerate(operations):
-            lane, entries = lanes.lane(operation), operation.entries
+
+        def number(operation: Operation[Any]) -> int:
+            for lane, known in enumerate(lanes):
+                if can_share_request(known, operation):
+                    return lane
+            lanes.append(operation)
+            return len(lanes) - 1
+
+        for of, operation in enumerate(operations):
+            lane, entries = number(operation), operation.entries
             keys.extend(entries.keys)
-            flat.extend((number, place) for place in range(len(entries)))
+            flat.extend((of, place) for place in range(len(entries)))
             if _has_deletes(operation):
-                deletes = lanes.lane(replace(operation, kind=OperationKind.DELETE))
+                deletes = number(replace(operation, kind=OperationKind.DELETE))
                 lane_of.extend(deletes if value is None else lane for value in entries.values or ())
             else:
                 lane_of.extend([lane] * len(entries))
-        followers: dict[int, list[int]] = {}
         kept: Sequence[int] = range(len(keys))
+        superseded: dict[int, list[int]] = {}
         if self._provider.compact:
-            kept, followers = compact_entries([lanes.operations[lane] for lane in lane_of], keys)
+            kept, superseded = _compact_entries([lanes[lane] for lane in lane_of], keys)
         for lane, wave in group_preserving_key_order([lane_of[e] for e in kept], [keys[e] for e in kept]):
             members = [kept[place] for place in wave]
-            yield from self._requests_of_wave(
-                lanes.operations[lane], operations, [flat[e] for e in members], members, followers, flat
-            )
+            entries = _pick_entries(operations, [flat[e] for e in members], lanes[lane].kind)
+            for start, end in self._bounds(entries):
+                spans: list[RequestSpan] = []
+                for at, member in enumerate(members[start:end]):
+                    of, place = flat[member]
+                    if not spans or spans[-1].of != of:
+                        spans.append(RequestSpan(of, at, []))
+                    spans[-1].places.append(place)  # type: ignore[attr-defined]
+                followers = [
+                    (at, *flat[earlier])
+                    for at, member in enumerate(members[start:end])
+                    for earlier in superseded.get(member, ())
+                ]
+                yield Request(lanes[lane].with_entries(entries.part(start, end)), spans, followers)
 
-    def _requests_of_wave(
-        self,
-        lane: Operation[Any],
-        operations: Sequence[Operation[Any]],
-        origins: Sequence[tuple[int, int]],
-        members: Sequence[int],
-        followers: dict[int, list[int]],
-        flat: Sequence[tuple[int, int]],
-    ) -> Iterator[Request]:
-        entries = _pick_entries(operations, origins, lane.kind)
-        for start, end in _request_bounds(entries, self._provider):
-            spans: list[RequestSpan] = []
-            for place, (of, origin) in enumerate(origins[start:end]):
-                if not spans or spans[-1].of != of:
-                    spans.append(RequestSpan(of, place, []))
-                spans[-1].places.append(origin)  # type: ignore[attr-defined]
-            behind = [
-                (place, *flat[follower])
-                for place, member in enumerate(members[start:end])
-                for follower in followers.get(member, ())
-            ]
-            yield Request(lane.with_entries(entries.part(start, end)), spans, behind)
+    def _bounds(self, entries: Entries[Any]) -> Iterator[tuple[int, int]]:
+        """Yield the start and end of each request."""
+        count, size, most = len(entries), self._provider.size, self._provider.bytes
+        if most is not None and entries.nbytes > most:
+            if isinstance(entries, RowEntries):
+                columns = [column for column in (entries.keys, entries.values, entries.defaults) if column is not None]
+                ends = [0, *accumulate(sum(map(estimate_bytes, row)) for row in zip(*columns, strict=True))]
+                start = 0
+                for end in range(1, count + 1):
+                    if end == count or ends[end + 1] - ends[start] > most or end - start == size:
+                        yield start, end
+                        start = end
+                return
+            size = min(size, max(1, count * most // entries.nbytes))
+        for start in range(0, count, size):
+            yield start, min(start + size, count)
 
 
-class _Lanes:
-    """Numbers the groups of operations that can share a request: equal kind, arguments, conditions and contract."""
-
-    def __init__(self) -> None:
-        self.operations: list[Operation[Any]] = []
-
-    def lane(self, operation: Operation[Any]) -> int:
-        for number, known in enumerate(self.operations):
-            if can_share_request(known, operation):
-                return number
-        self.operations.append(operation)
-        return len(self.operations) - 1
+def _compact_entries(
+    operations: Sequence[Operation[Any]], keys: Sequence[Hashable]
+) -> tuple[list[int], dict[int, list[int]]]:
+    """Return the entries to send, and for each of them the earlier entries that it supersedes."""
+    last: dict[Hashable, int] = {}
+    superseded: dict[int, list[int]] = {}
+    dropped: set[int] = set()
+    for entry, (operation, key) in enumerate(zip(operations, keys, strict=True)):
+        if operation.kind not in (OperationKind.PUT, OperationKind.DELETE):
+            last.pop(key, None)
+            continue
+        before = last.get(key)
+        if before is not None and are_same_args(operations[before].args, operation.args):
+            dropped.add(before)
+            superseded[entry] = [*superseded.pop(before, ()), before]
+        last[key] = entry
+    return [entry for entry in range(len(keys)) if entry not in dropped], superseded
 
 
 def can_share_request(one: Operation[Any], other: Operation[Any]) -> bool:
@@ -321,83 +258,53 @@ def _pick_entries(
     operations: Sequence[Operation[Any]], origins: Sequence[tuple[int, int]], kind: OperationKind
 ) -> Entries[Any]:
     """Return the entries at (operation, place), in this order; those of deletes without values."""
-    of = {number for number, _ in origins}
-    if len(of) == 1:
-        (only,) = of
-        picked = operations[only].entries.take([place for _, place in origins])
+    if len({of for of, _ in origins}) == 1:
+        picked = operations[origins[0][0]].entries.take([place for _, place in origins])
     else:
-        picked = _concatenate_entries([operations[number].entries.part(place, place + 1) for number, place in origins])
+        picked = _concatenate_entries([operations[of].entries.part(place, place + 1) for of, place in origins])
     if kind is OperationKind.DELETE:
         return RowEntries(picked.keys, None, None, picked.marks, picked.newest)
     return picked
 
 
-def _request_bounds(entries: Entries[Any], provider: BatchProvider) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each request."""
-    count, step = len(entries), provider.size
-    if provider.bytes is not None and entries.nbytes > provider.bytes:
-        if isinstance(entries, RowEntries):
-            yield from _request_bounds_by_bytes(entries, provider)
-            return
-        step = min(step, max(1, count * provider.bytes // max(1, entries.nbytes)))
-    for start in range(0, count, step):
-        yield start, min(start + step, count)
-
-
-def _request_bounds_by_bytes(entries: RowEntries[Any], provider: BatchProvider) -> Iterator[tuple[int, int]]:
-    assert provider.bytes is not None
-    columns = [column for column in (entries.keys, entries.values, entries.defaults) if column is not None]
-    sizes = [sum(map(estimate_bytes, row)) for row in zip(*columns, strict=True)]
-    ends = [0, *accumulate(sizes)]
-    start = 0
-    for end in range(1, len(sizes) + 1):
-        if end == len(sizes) or ends[end + 1] - ends[start] > provider.bytes or end - start == provider.size:
-            yield start, end
-            start = end
-
-
 class _Call:
     """The outcomes known so far of one caller's operation."""
 
-    __slots__ = ("_defaults_put", "_error", "_problems", "_records", "answer", "left", "operation")
+    __slots__ = ("answer", "defaults_put", "error", "left", "operation", "problems", "records")
 
     def __init__(self, operation: Operation[Any]) -> None:
         self.operation = operation
         self.answer: asyncio.Future[Outcomes] = asyncio.get_running_loop().create_future()
         self.left = 0  # unanswered requests that contain its entries
-        self._problems: dict[int, Problem] = {}
-        self._records: list[Any] | None = None
-        self._defaults_put = 0
-        self._error: BaseException | None = None
+        self.problems: dict[int, Problem] = {}
+        self.records: list[Any] | None = None
+        self.defaults_put = 0
+        self.error: BaseException | None = None
 
     def record(self, places: Sequence[int], outcomes: Outcomes, start: int) -> None:
         """Record the outcomes from `start` on as those of the entries at `places`."""
         if outcomes.problems:
             for place, member in enumerate(places, start):
-                if member_problem := outcomes.problems.get(place):
-                    self._problems[member] = member_problem
+                if problem := outcomes.problems.get(place):
+                    self.problems[member] = problem
         if outcomes.records is not None:
-            if self._records is None:
-                self._records = [None] * len(self.operation)
+            if self.records is None:
+                self.records = [None] * len(self.operation)
             for place, member in enumerate(places, start):
-                self._records[member] = outcomes.records[place]
-
-    def add_defaults(self, defaults: int) -> None:
-        self._defaults_put += defaults
+                self.records[member] = outcomes.records[place]
 
     def fail(self, error: BaseException) -> None:
-        self._error = self._error or error
+        self.error = self.error or error
 
     def count_answer(self) -> None:
         """Count one of its requests as answered."""
         self.left -= 1
         if self.left or self.answer.done():
             return
-        if self._error is not None:
-            self.answer.set_exception(self._error)
+        if self.error is not None:
+            self.answer.set_exception(self.error)
         else:
-            count = len(self.operation)
-            self.answer.set_result(Outcomes(count, self._records, self._problems, self._defaults_put))
+            self.answer.set_result(Outcomes(len(self.operation), self.records, self.problems, self.defaults_put))
 
 
 @validated
@@ -416,63 +323,47 @@ class BatchProcessor:
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if not operation.count:
             return Outcomes(0)
-        size = self._provider.size_of(operation) if self._provider.bytes else 0
-        if not self._provider.can_gather(operation, size):
+        provider = self._provider
+        size = 0 if provider.bytes is None else operation.entries.nbytes
+        if not provider.can_gather(operation, size):
             self._end_gathering()
             return await self._send_alone(operation)
         gathering = self._gathering
-        if gathering is not None and not gathering.batch.takes(operation, size):
+        if gathering is not None and not gathering.has_room(provider, operation.count, size):
             self._end_gathering()
             gathering = None
-        if gathering is not None:
-            return await self._gather(gathering, operation, size)
-        gathering = self._gathering = _Gathering(self._provider.batch())
-        if self._provider.delay:
-            loop = asyncio.get_running_loop()
-            gathering.timer = loop.call_later(self._provider.delay, self._end_gathering, gathering)
-            return await self._gather(gathering, operation, size)
-        return await self._gather_first(gathering, operation, size)
-
-    async def flush(self) -> None:
-        """Send the gathered operations; return when everything requested before is answered."""
-        self._end_gathering()
-        await self._order.wait_for_open()
-
-    async def _gather_first(self, gathering: _Gathering, operation: Operation[Any], size: int) -> Outcomes:
-        """Gather the operations of this turn of the event loop; an operation that stays alone needs no task."""
-        gathering.batch.add(operation, size)
-        gathering.calls.append(None)
-        try:
-            await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            gathering.withdraw(0)
-            if self._gathering is gathering:
-                self._end_gathering()
-            raise
-        if self._gathering is gathering:
-            if len(gathering.calls) == 1:
+        is_first = gathering is None
+        if gathering is None:
+            gathering = self._gathering = _Gathering()
+            if provider.delay:
+                loop = asyncio.get_running_loop()
+                gathering.timer = loop.call_later(provider.delay, self._end_gathering, gathering)
+        mine = gathering.add(operation, size)
+        if not gathering.has_room(provider, 1, 1):
+            self._end_gathering()
+        elif is_first and not provider.delay:
+            # The operations of this turn of the event loop; one that stays alone needs no task.
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                gathering.withdraw(mine)
+                self._end_gathering(gathering)
+                raise
+            if self._gathering is gathering and len(gathering.calls) == 1:
                 self._gathering = None
                 return await self._send_alone(operation)
-            self._end_gathering()
-        return await self._answer(gathering, 0)
-
-    async def _gather(self, gathering: _Gathering, operation: Operation[Any], size: int) -> Outcomes:
-        mine = len(gathering.calls)
-        gathering.batch.add(operation, size)
-        gathering.calls.append(None)
-        if gathering.batch.full:
-            self._end_gathering()
-        return await self._answer(gathering, mine)
-
-    async def _answer(self, gathering: _Gathering, mine: int) -> Outcomes:
-        call = gathering.calls[mine]
-        if call is None:
-            call = gathering.calls[mine] = _Call(gathering.batch.operations[mine])
+            self._end_gathering(gathering)
+        call = gathering.calls[mine] = gathering.calls[mine] or _Call(operation)
         try:
             return await call.answer
         except asyncio.CancelledError:
             gathering.withdraw(mine)
             raise
+
+    async def flush(self) -> None:
+        """Send the gathered operations; return when everything requested before is answered."""
+        self._end_gathering()
+        await self._order.wait_for_open()
 
     def _end_gathering(self, only: _Gathering | None = None) -> None:
         """Send each request of the batch in a task of its own, so that no caller's cancellation cancels the others."""
@@ -483,30 +374,30 @@ class BatchProcessor:
         if gathering.timer is not None:
             gathering.timer.cancel()
         calls: list[_Call] = []
-        for place, operation in enumerate(gathering.batch.operations):
-            if gathering.withdrawn is None or place not in gathering.withdrawn:
+        for place, operation in enumerate(gathering.operations):
+            if place not in gathering.withdrawn:
                 call = gathering.calls[place] = gathering.calls[place] or _Call(operation)
                 calls.append(call)
         if not calls:
             return
         try:
             gathering.tasks = self._start(calls)
-        except Exception as error:  # noqa: BLE001 - whoever waits is told; nothing was sent
+        except Exception as error:  # noqa: BLE001 - whoever waits receives it; nothing was sent
             for call in calls:
                 call.answer.set_exception(error)
 
     def _start(self, calls: Sequence[_Call]) -> list[asyncio.Task[None]]:
         requests = self._handler.requests([call.operation for call in calls])
-        members = [[calls[of] for of in _members(request)] for request in requests]
-        for of_request in members:
-            for call in of_request:
-                call.left += 1
+        for request in requests:
+            for of in request.members:
+                calls[of].left += 1
         tickets = [self._order.take(request.operation.entries) for request in requests]
         tasks = []
-        for request, ticket, of_request in zip(requests, tickets, members, strict=True):
-            task = asyncio.create_task(self._answer_calls(request, ticket, calls, of_request))
+        for request, ticket in zip(requests, tickets, strict=True):
+            members = [calls[of] for of in request.members]
+            task = asyncio.create_task(self._answer_calls(request, ticket, calls, members))
             # A task that is cancelled before its first step runs none of its own code.
-            task.add_done_callback(partial(self._finish_request, ticket, of_request))
+            task.add_done_callback(partial(self._finish_request, ticket, members))
             tasks.append(task)
         return tasks
 
@@ -531,31 +422,30 @@ class BatchProcessor:
             calls[span.of].record(span.places, outcomes, span.start)
         for place, of, origin in request.followers:
             if place in outcomes.problems:
-                calls[of].record([origin], Outcomes(1, problems={0: outcomes.problems[place]}), 0)
-        if outcomes.defaults_put:  # of an unknown entry
-            members[0].add_defaults(outcomes.defaults_put)
+                calls[of].problems[origin] = outcomes.problems[place]
+        members[0].defaults_put += outcomes.defaults_put  # of an unknown entry
 
     async def _send_per_call(self, request: Request, calls: Sequence[_Call]) -> None:
         """Resend a rejected request caller by caller, so that one caller's bad entry does not affect the others."""
-        problems: dict[int, Problem] = {}
-        errors: dict[int, Exception] = {}
+        failures: dict[int, Problem | Exception] = {}
         for span in request.spans:
-            end = span.start + len(span.places)
+            call, end = calls[span.of], span.start + len(span.places)
             part = request.operation.with_entries(request.operation.entries.part(span.start, end))
             try:
                 outcomes = await self._below.send(part)
             except Exception as error:  # noqa: BLE001 - it is the caller's
-                calls[span.of].fail(error)
-                errors |= dict.fromkeys(range(span.start, end), error)
+                call.fail(error)
+                failures |= dict.fromkeys(range(span.start, end), error)
             else:
-                calls[span.of].record(span.places, outcomes, 0)
-                calls[span.of].add_defaults(outcomes.defaults_put)
-                problems |= {span.start + place: problem for place, problem in outcomes.problems.items()}
+                call.record(span.places, outcomes, 0)
+                call.defaults_put += outcomes.defaults_put
+                failures |= {span.start + place: problem for place, problem in outcomes.problems.items()}
         for place, of, origin in request.followers:
-            if place in errors:
-                calls[of].fail(errors[place])
-            elif place in problems:
-                calls[of].record([origin], Outcomes(1, problems={0: problems[place]}), 0)
+            failure = failures.get(place)
+            if isinstance(failure, Problem):
+                calls[of].problems[origin] = failure
+            elif failure is not None:
+                calls[of].fail(failure)
 
     def _finish_request(self, ticket: Ticket, members: Sequence[_Call], task: asyncio.Task[None]) -> None:
         ticket.release()
@@ -590,21 +480,37 @@ class BatchProcessor:
 
 
 class _Gathering:
-    """An open batch and its waiting callers."""
+    """Operations that are sent together, in the order in which they were added, and their waiting callers."""
 
-    __slots__ = ("batch", "calls", "tasks", "timer", "withdrawn")
+    __slots__ = ("calls", "count", "operations", "size", "tasks", "timer", "withdrawn")
 
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
+    def __init__(self) -> None:
+        self.operations: list[Operation[Any]] = []
         self.calls: list[_Call | None] = []
+        self.count = 0  # entries
+        self.size = 0  # bytes, where the provider has a limit
         self.timer: asyncio.TimerHandle | None = None
-        self.withdrawn: set[int] | None = None
-        self.tasks: list[asyncio.Task[None]] | None = None
+        self.withdrawn: set[int] = set()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def add(self, operation: Operation[Any], size: int) -> int:
+        """Add an operation of `size` bytes; return its place."""
+        self.operations.append(operation)
+        self.calls.append(None)
+        self.count += operation.count
+        self.size += size
+        return len(self.calls) - 1
+
+    def has_room(self, provider: BatchProvider, count: int, size: int) -> bool:
+        """Whether so many more entries and bytes are within the provider's limits."""
+        if self.count + count > provider.size:
+            return False
+        return provider.bytes is None or self.size + size <= provider.bytes
 
     def withdraw(self, mine: int) -> None:
         """Remove a cancelled caller: its unsent operations are dropped; without callers, the requests are cancelled."""
-        self.withdrawn = (self.withdrawn or set()) | {mine}
-        if self.tasks is not None and len(self.withdrawn) == len(self.calls):
+        self.withdrawn.add(mine)
+        if len(self.withdrawn) == len(self.calls):
             for task in self.tasks:
                 task.cancel()
 
@@ -624,11 +530,6 @@ def _may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
         return False
     everybodys = isinstance(problem.error, ConfigurationError | TableAccessError)
     return not everybodys and not _may_have_effect(operation, problem.error)
-
-
-def _members(request: Request) -> list[int]:
-    """The calls whose entries a request has or supersedes, each once."""
-    return list(dict.fromkeys([*(span.of for span in request.spans), *(of for _, of, _ in request.followers)]))
 
 
 @validated

@@ -13,8 +13,7 @@ from math import inf
 from typing import Any, Literal
 from uuid import UUID
 
-from dagster_adjunct.resources.common import check_seconds, check_whole_number
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.common import check_choice, check_seconds, check_whole_number
 from dagster_adjunct.resources.tables.layers import Layer
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import Clock, Operation, OperationKind, Outcomes, SystemClock
@@ -44,11 +43,9 @@ class Cache:
         for name in ("seconds_after_write", "seconds_after_read"):
             seconds = getattr(self, name)
             check_seconds(seconds, f"{name}={seconds!r} of a cache", argument=name, none=True)
-        if self.on_write not in ("through", "around"):
-            raise ConfigurationError(
-                f'on_write={self.on_write!r} of a cache: expected "through" or "around".',
-                argument="on_write",
-            )
+        check_choice(
+            self.on_write, f"on_write={self.on_write!r} of a cache", ("through", "around"), argument="on_write"
+        )
 
 
 # Immutable types; a record of only these needs no deep copy.
@@ -97,7 +94,7 @@ class CachedRecords:
         self._absent = cache.absent
         self._kept: OrderedDict[Hashable, tuple[Any, float, float, Callable[[Any], Any] | None]] = OrderedDict()
         self._variants: dict[Hashable, set[_Variant]] = {}  # for keys that were read with arguments
-        self.evicted = 0
+
         self.kept_so_far = 0  # grows with every kept record
 
     def __len__(self) -> int:
@@ -110,24 +107,23 @@ class CachedRecords:
             return [None] * len(keys), list(range(len(keys)))
         for place, at in enumerate(_places(keys, args)):
             known = kept.get(at)
-            if known is None:
-                unknown.append(place)
-                records.append(None)
-                continue
-            record, written_until, read_until, copy = known
-            if now >= written_until or now >= read_until:
+            if known is not None:
+                record, written_until, read_until, copy = known
+                if now < written_until and now < read_until:
+                    if idle is not inf:
+                        kept[at] = (record, written_until, now + idle, copy)
+                    kept.move_to_end(at)
+                    records.append(record if copy is None else copy(record))
+                    continue
                 self._drop(at)
-                unknown.append(place)
-                records.append(None)
-                continue
-            if idle is not inf:
-                kept[at] = (record, written_until, now + idle, copy)
-            kept.move_to_end(at)
-            records.append(record if copy is None else copy(record))
+            unknown.append(place)
+            records.append(None)
         return records, unknown
 
-    def keep(self, keys: Sequence[Hashable], records: Sequence[Any], args: tuple[object, ...], now: float) -> None:
-        """Keep these keys' records; None means that there is none, if the cache keeps that."""
+    def keep(self, keys: Sequence[Hashable], records: Sequence[Any], args: tuple[object, ...], now: float) -> int:
+        """Keep these keys' records; None means that there is none, if the cache keeps that. Return how many others
+        were evicted for lack of space.
+        """
         kept, written_until, read_until = self._kept, now + self._after_write, now + self._after_read
         places, absent = _places(keys, args), self._absent
         if not kept.keys().isdisjoint(places):
@@ -149,9 +145,10 @@ class CachedRecords:
             if type(at) is _Variant and at in kept:
                 self._variants.setdefault(at.key, set()).add(at)
         self.kept_so_far += 1
-        while len(kept) > self._size:
+        evicted = max(0, len(kept) - self._size)
+        for _ in range(evicted):
             self._drop(next(iter(kept)))
-            self.evicted += 1
+        return evicted
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Evict the records of these keys, for all arguments."""
@@ -206,7 +203,7 @@ class CacheLayer:
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if operation.kind is not OperationKind.GET:
             return await self._write(operation)
-        if operation.args and not _hashable(operation.args):
+        if not _hashable(operation.args):
             return await self._inner.send(operation)
         return await self._read(operation)
 
@@ -220,28 +217,24 @@ class CacheLayer:
         with self._lock:
             records, unknown = self._kept.find(keys, args, now)
             began = self._number
-            if unknown:
-                self._reads += 1
+            self._reads += bool(unknown)
+        answer = Outcomes(len(keys), records)
         if len(unknown) < len(keys):
             self._meter.add("cache_hits", len(keys) - len(unknown))
-            answer = Outcomes(len(keys), records)
             if not unknown:
                 return answer
+            operation = operation.with_entries(operation.entries.take(unknown))
         self._meter.add("cache_misses", len(unknown))
         outcomes: Outcomes | None = None
         try:
-            if len(unknown) == len(keys):
-                return (outcomes := await self._inner.send(operation))
-            outcomes = await self._inner.send(operation.with_entries(operation.entries.take(unknown)))
-            return answer.with_retried(unknown, outcomes)
+            outcomes = await self._inner.send(operation)
+            return outcomes if len(unknown) == len(keys) else answer.with_retried(unknown, outcomes)
         finally:
-            asked = keys if len(unknown) == len(keys) else [keys[place] for place in unknown]
-            self._end_read(asked, args, outcomes, began)
+            self._end_read(operation.entries.keys, args, outcomes, began)
 
     def _end_read(self, keys: Sequence[Any], args: tuple[object, ...], outcomes: Outcomes | None, began: int) -> None:
         with self._lock:
             if outcomes is not None and outcomes.records is not None:
-                evicted = self._kept.evicted
                 records, problems, numbers = outcomes.records, outcomes.problems, self._numbers
                 if problems or numbers:
                     kept = [
@@ -250,15 +243,10 @@ class CacheLayer:
                         if place not in problems and numbers.get(key, -1) <= began
                     ]
                     keys, records = [keys[place] for place in kept], [records[place] for place in kept]
-                self._kept.keep(keys, records, args, self._clock.now())
-                evicted = self._kept.evicted - evicted
-            else:
-                evicted = 0
+                self._keep(keys, records, args)
             self._reads -= 1
             if not self._reads:
                 self._numbers.clear()
-        if evicted:
-            self._meter.add("cache_evictions", evicted)
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
         keys, token = operation.entries.keys, object()
@@ -275,46 +263,29 @@ class CacheLayer:
             self._end_write(operation, outcomes, token, before)
 
     def _end_write(self, operation: Operation[Any], outcomes: Outcomes | None, token: object, before: int) -> None:
-        keys, evicted = operation.entries.keys, 0
-        last: set[Hashable] | None = None  # keys without a later write under way; None: all keys
+        keys, args, values = operation.entries.keys, operation.args, operation.entries.values
+        puts = operation.kind in (OperationKind.PUT, OperationKind.DELETE) and not operation.conditions
         with self._lock:
             if self._reads or before != self._kept.kept_so_far:
                 self._forget(keys)
+            last = {key for key in keys if self._writing.get(key) is token}  # those without a later write
             self._writes -= 1
             if self._writes:
-                last = {key for key in keys if self._writing.get(key) is token}
                 for key in last:
                     del self._writing[key]
-            elif len(self._writing) < len(keys):  # a later write has ended, or a key occurs twice
-                last = {key for key in keys if self._writing.get(key) is token}
-                self._writing.clear()
             else:
                 self._writing.clear()
-            if outcomes is not None and self._may_keep(operation):
-                evicted = self._keep_written(operation, outcomes, last)
-        if evicted:
+            if outcomes is not None and puts and self._cache.on_write == "through" and _hashable(args):
+                last -= {keys[place] for place in outcomes.problems}
+                # A key's last entry counts.
+                written = {
+                    key: value for key, value in zip(keys, values or [None] * len(keys), strict=True) if key in last
+                }
+                self._keep(list(written), list(written.values()), args)
+
+    def _keep(self, keys: Sequence[Hashable], records: Sequence[Any], args: tuple[object, ...]) -> None:
+        if evicted := self._kept.keep(keys, records, args, self._clock.now()):
             self._meter.add("cache_evictions", evicted)
-
-    def _may_keep(self, operation: Operation[Any]) -> bool:
-        return (
-            self._cache.on_write == "through"
-            and operation.kind in (OperationKind.PUT, OperationKind.DELETE)
-            and not operation.conditions
-            and (not operation.args or _hashable(operation.args))
-        )
-
-    def _keep_written(self, operation: Operation[Any], outcomes: Outcomes, last: set[Hashable] | None) -> int:
-        keys = operation.entries.keys
-        values: Sequence[Any] = operation.entries.values or [None] * len(keys)
-        if outcomes.problems:
-            last = (set(keys) if last is None else last) - {keys[place] for place in outcomes.problems}
-        # A key's last entry counts.
-        written = dict(zip(keys, values, strict=True))
-        if last is not None:
-            written = {key: value for key, value in written.items() if key in last}
-        before = self._kept.evicted
-        self._kept.keep(list(written), list(written.values()), operation.args, self._clock.now())
-        return self._kept.evicted - before
 
     def _forget(self, keys: Iterable[Hashable]) -> None:
         self._number += 1

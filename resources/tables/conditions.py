@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from dagster_adjunct.resources.common import argument_error, check_bool
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
 from dagster_adjunct.resources.tables.layers import Capabilities
 from dagster_adjunct.resources.tables.operation import (
@@ -44,26 +45,17 @@ class DeclaredConditions:
                     argument=name,
                     table=self.table,
                 )
+        what, table = f"table {self.table}", self.table
         if self.newest_by is not None and (not isinstance(self.newest_by, str) or not self.newest_by):
-            raise ConfigurationError(
-                f"table {self.table}: newest_by={self.newest_by!r}; expected the name of a column.",
-                "Name the column that holds each record's time.",
-                argument="newest_by",
-                table=self.table,
+            found = f"{what}: newest_by={self.newest_by!r}"
+            raise argument_error(
+                found, "the name of the column with each record's time", argument="newest_by", table=table
             )
-        if not isinstance(self.idempotent, bool):
-            raise ConfigurationError(
-                f"table {self.table}: idempotent={self.idempotent!r}; expected True or False.",
-                argument="idempotent",
-                table=self.table,
-            )
+        check_bool(self.idempotent, f"{what}: idempotent={self.idempotent!r}", argument="idempotent", table=table)
         if self.on_replay not in ("apply", "skip") or (self.on_replay == "skip" and not self.idempotent):
-            raise ConfigurationError(
-                f"table {self.table}: on_replay={self.on_replay!r} with idempotent={self.idempotent}; expected "
-                '"apply", or "skip" together with idempotent=True.',
-                argument="on_replay",
-                table=self.table,
-            )
+            found = f"{what}: on_replay={self.on_replay!r} with idempotent={self.idempotent}"
+            expected = '"apply", or "skip" together with idempotent=True'
+            raise argument_error(found, expected, argument="on_replay", table=table)
 
     def on(self, operation: Operation[Any]) -> Operation[Any]:
         """Return the operation with these conditions and each entry's time and mark; raise before anything is sent."""
@@ -86,12 +78,9 @@ class DeclaredConditions:
         if newest is None:
             return RowEntries(keys)
         if self.newest_by is None:
-            raise ConfigurationError(
-                f"table {self.table} got a delete with newest={newest!r}, but is declared without newest_by.",
-                "Omit newest, or declare the table with newest_by.",
-                argument="newest",
-                table=self.table,
-            )
+            problem = f"table {self.table} got a delete with newest={newest!r}, but is declared without newest_by."
+            step = "Omit newest, or declare the table with newest_by."
+            raise ConfigurationError(problem, step, argument="newest", table=self.table)
         return RowEntries(keys, newest=[newest] * len(keys))
 
     def _read_times(self, operation: Operation[Any]) -> list[Any]:
@@ -119,8 +108,8 @@ class DeclaredConditions:
         for place, value in enumerate(entries.values or ()):
             if isinstance(value, Changes) and not value.repeatable:
                 raise TableError(
-                    f"table {self.table}: the update of key {entries.keys[place]!r} adds or appends, but newest_by "
-                    "alone applies an update of equal time again.",
+                    f"table {self.table}: the update of {entries.keys[place]!r} adds or appends, which "
+                    "newest_by alone may do twice.",
                     "Declare the table idempotent=True and send messages with marks, or only set values.",
                     table=self.table,
                 )
@@ -135,21 +124,16 @@ def check_conditions(table: str, function: str, capabilities: Capabilities, oper
     what = f"table {table}: a {operation.kind.value}"
     for name, wanted in (("newest_by", conditions.newest_by is not None), ("idempotent", conditions.idempotent)):
         if wanted and not getattr(capabilities, name):
-            raise ConfigurationError(
-                f"{what} has the condition {name}, which {function} can't check.",
-                f"Remove the condition, or use a table whose store supports {name}.",
-                argument=name,
-                table=table,
-            )
+            problem = f"{what} has the condition {name}, which {function} can't check."
+            step = f"Remove the condition, or use a table whose store supports {name}."
+            raise ConfigurationError(problem, step, argument=name, table=table)
     if isinstance(entries, RowEntries):  # a stream's entries always have both
         needed = ["marks"] if conditions.newest_by is None else ["marks", "newest"]
         for name in needed:
             if getattr(entries, name) is None:
-                raise TableError(
-                    f"{what} has conditions, but its entries have no {name}.",
-                    f"Pass RowEntries(…, {name}=…), or declare the conditions on the table.",
-                    table=table,
-                )
+                problem = f"{what} has conditions, but its entries have no {name}."
+                step = f"Pass RowEntries(…, {name}=…), or declare the conditions on the table."
+                raise TableError(problem, step, table=table)
 
 
 def _read_time(value: Any, column: str) -> Any:

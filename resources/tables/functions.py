@@ -58,7 +58,19 @@ def outcomes_from_missing(
     count, missing = len(operation), Problem(State.MISSING, error)
     if count == 1:
         return Outcomes.all(1, missing)
-    lacking, wrong = _missing_keys(not_found, operation.entries.keys)
+    keys, lacking, wrong = operation.entries.keys, set[Any](), ""
+    if any(isinstance(cause.keys, str | bytes) for cause in not_found):
+        wrong = f"with keys={not_found[0].keys!r:.60}, which is one string"
+    else:
+        try:
+            lacking = {key for cause in not_found for key in cause.keys}
+            others = sorted(map(repr, lacking - set(keys)))
+            wrong = "" if lacking else "without the keys that have no record"
+            if others:
+                more = ", …" if len(others) > 3 else ""
+                wrong = f"with keys that were not requested: {', '.join(others[:3])}{more}"
+        except TypeError as unhashable:
+            wrong = f"with unhashable keys: {unhashable}"
     if wrong:
         invalid = TableError(
             f"RecordNotFoundError was raised for {count} entries {wrong}.",
@@ -66,51 +78,31 @@ def outcomes_from_missing(
         )
         invalid.__cause__ = error
         return Outcomes.all(count, Problem(State.REFUSED, invalid, of_request=True))
-    other = _first_other_error(error)
-    others = None if other is None else problem_of(other)
+    members = [m for cause in causes(error) if isinstance(cause, BaseExceptionGroup) for m in cause.exceptions]
+    other = next((member for member in members if first_cause(member, RecordNotFoundError) is None), None)
     problems: dict[int, Problem] = {}
-    for place, key in enumerate(operation.entries.keys):
-        if key in lacking:
-            problems[place] = missing
-        elif others is not None:
-            problems[place] = others
+    if other is not None:
+        problems = dict.fromkeys(range(count), problem_of(other))
+    problems |= {place: missing for place, key in enumerate(keys) if key in lacking}
     return Outcomes(count, problems=problems)
-
-
-def _missing_keys(missing: Sequence[RecordNotFoundError], requested: Sequence[Any]) -> tuple[set[Any], str]:
-    """Return the missing keys that the errors name, and what is wrong with them ("" if nothing)."""
-    if any(isinstance(cause.keys, str | bytes) for cause in missing):
-        return set(), f"with keys={missing[0].keys!r:.60}, which is one string"
-    try:
-        lacking = {key for cause in missing for key in cause.keys}
-    except TypeError as error:
-        return set(), f"with unhashable keys: {error}"
-    others = sorted(map(repr, lacking - set(requested)))
-    if others:
-        return set(), f"with keys that were not requested: {', '.join(others[:3])}{', …' if len(others) > 3 else ''}"
-    return lacking, "" if lacking else "without the keys that have no record"
-
-
-def _first_other_error(error: BaseException) -> BaseException | None:
-    """The first member of a group, at any depth, without a missing record among its causes."""
-    for cause in causes(error):
-        if isinstance(cause, BaseExceptionGroup):
-            for member in cause.exceptions:
-                if first_cause(member, RecordNotFoundError) is None:
-                    return member
-    return None
 
 
 def record_not_found_error(keys: Sequence[object], table: str = "the table") -> RecordNotFoundError:
     """The error for updates of missing records, naming the first few of `keys`."""
     shown = ", ".join(repr(key) for key in keys[:3]) + (", …" if len(keys) > 3 else "")
     many = len(keys) > 1
-    return RecordNotFoundError(
-        f"{table} has no record to update for {len(keys)} key{'s' if many else ''}: {shown}.",
-        "Put the record first, or send an UpdateMessage with a default under UPDATE_WITH_DEFAULTS.",
-        keys=tuple(keys),
-    )
+    problem = f"{table} has no record to update for {len(keys)} key{'s' if many else ''}: {shown}."
+    step = "Put the record first, or send an UpdateMessage with a default under UPDATE_WITH_DEFAULTS."
+    return RecordNotFoundError(problem, step, keys=tuple(keys))
 
+
+_METHODS = {
+    OperationKind.GET: ("get", "get_all"),
+    OperationKind.PUT: ("put", "put_all"),
+    OperationKind.PUT_IF_ABSENT: ("put_if_absent", ""),
+    OperationKind.DELETE: ("delete", "delete_all"),
+    OperationKind.UPDATE: ("update", "update_all"),
+}
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -119,7 +111,7 @@ U = TypeVar("U")
 _MAX_IN_FLIGHT = 32  # of a *_all form that sends single requests
 
 
-class TableFunction(ABC):
+class TableFunction:
     """The common part of read and write functions: life cycle, operations, and which errors can be retried."""
 
     @property
@@ -141,13 +133,13 @@ class TableFunction(ABC):
         """Whether the table exists, if that is known without a server; never creates it."""
         return None
 
-    async def open(self) -> None:  # noqa: B027 - nothing to do is the rule
+    async def open(self) -> None:
         """Connect, or do nothing if connected.
 
         Called before every request, so that a function reconnects after losing its connection.
         """
 
-    async def close(self) -> None:  # noqa: B027
+    async def close(self) -> None:
         """Release what `open` acquired. A closed function can be opened again."""
 
     def is_retriable(self, error: BaseException) -> bool:
@@ -174,12 +166,44 @@ class TableFunction(ABC):
                 return Problem(State.UNKNOWN if sent else State.FAILED, error, _retry_after(error, cause))
         return Problem(State.REFUSED, error)
 
-    @abstractmethod
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        """Execute the operation in the order of each key's entries, and return each entry's outcome."""
+        """Execute the operation in the order of each key's entries, and return each entry's outcome.
+
+        Unless overridden, with one request per entry, or with one `_all` form that is overridden.
+        """
+        entries, args, kind = operation.entries, operation.args, operation.kind
+        valued = kind not in (OperationKind.GET, OperationKind.DELETE)
+        single, several = _METHODS[kind]
+        base = TableWriteFunction if kind.writes else TableReadFunction
+        if not several or getattr(type(self), several) is getattr(base, several):
+            one = getattr(self, single)
+            request = (lambda key, value: one(key, value, *args)) if valued else (lambda key, _: one(key, *args))
+            return await _send_one_by_one(self, operation, request)
+        form = getattr(self, several)
+        try:
+            if kind is OperationKind.GET:
+                records = await form(list(dict.fromkeys(entries.keys)), *args)
+                return Outcomes(len(operation), [records.get(key) for key in entries.keys])
+            await form(list(zip(entries.keys, entries.values or (), strict=True) if valued else entries.keys), *args)
+            return Outcomes(len(operation))
+        except Exception as error:  # noqa: BLE001 - it becomes the outcome
+            return outcomes_from_error(self, operation, error)
+
+    async def _request(self, operation: Operation[Any]) -> Outcomes:
+        """Send an operation of the function's own and return the outcomes; raise the error of a failed entry.
+
+        That is first an error other than missing records, else missing records as one error.
+        """
+        outcomes = await self.send(operation)
+        for problem in outcomes.problems.values():
+            if problem.error is not None and not problem.is_answer:
+                raise problem.error
+        if missing := outcomes.places(State.MISSING):
+            raise record_not_found_error(list(dict.fromkeys(operation.entries.keys[place] for place in missing)))
+        return outcomes
 
 
-class TableReadFunction(TableFunction, Generic[K, V]):
+class TableReadFunction(TableFunction, ABC, Generic[K, V]):
     """Reads records by key. `args` are passed through from the table's caller."""
 
     @abstractmethod
@@ -188,23 +212,12 @@ class TableReadFunction(TableFunction, Generic[K, V]):
 
     async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
         """The records of those `keys` that have one. Uses `get` unless overridden."""
-        gets = Operation(OperationKind.GET, RowEntries(list(keys)), args)
-        return _records_found(gets, await _send_one_by_one(self, gets, lambda key, _: self.get(key, *args)))
-
-    async def send(self, operation: Operation[Any]) -> Outcomes:
-        if operation.kind.writes:
-            return await super().send(operation)  # type: ignore[safe-super]
-        keys = operation.entries.keys
-        if type(self).get_all is TableReadFunction.get_all:
-            return await _send_one_by_one(self, operation, lambda key, _: self.get(key, *operation.args))
-        try:
-            records = await self.get_all(list(dict.fromkeys(keys)), *operation.args)
-            return Outcomes(len(keys), [records.get(key) for key in keys])
-        except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            return Outcomes.all(len(keys), problem_from_error(self, error))
+        asked = list(keys)
+        records = (await self._request(Operation(OperationKind.GET, RowEntries(asked), args))).records or ()
+        return {key: record for key, record in zip(asked, records, strict=True) if record is not None}
 
 
-class TableWriteFunction(TableFunction, Generic[K, V, U]):
+class TableWriteFunction(TableFunction, ABC, Generic[K, V, U]):
     """Writes records by key: whole ones (V) with put, parts of them (U) with update.
 
     The `_all` forms keep the order of each key's entries and promise nothing about the order between keys. By default
@@ -234,29 +247,22 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
 
     async def update(self, key: K, update: U, *args: object) -> None:
         """Apply `update` to the record of `key`. RecordNotFoundError(keys=(key,)) if there is none."""
-        raise TableError(
-            f"{type(self).__name__} does not support partial updates.",
-            "Put whole records, or override update() in the function.",
-            function=type(self).__name__,
-        )
+        problem = f"{type(self).__name__} does not support partial updates."
+        step = "Put whole records, or override update() in the function."
+        raise TableError(problem, step, function=type(self).__name__)
 
     async def put_if_absent(self, key: K, value: V, *args: object) -> bool:
         """Make `value` the record of `key` if there is none, in one request; return whether it did."""
-        raise TableError(
-            f"{type(self).__name__} does not support put_if_absent.",
-            "Override put_if_absent() in the function.",
-            function=type(self).__name__,
-        )
+        problem = f"{type(self).__name__} does not support put_if_absent."
+        raise TableError(problem, "Override put_if_absent() in the function.", function=type(self).__name__)
 
     async def put_all(self, entries: Sequence[tuple[K, V]], *args: object) -> None:
         """`put` for each entry, in order for each key."""
-        puts = Operation(OperationKind.PUT, _rows(entries), args)
-        _raise_problems(puts, await _send_one_by_one(self, puts, lambda key, value: self.put(key, value, *args)))
+        await self._request(Operation(OperationKind.PUT, _rows(entries), args))
 
     async def delete_all(self, keys: Sequence[K], *args: object) -> None:
         """`delete` for each key."""
-        deletes = Operation(OperationKind.DELETE, RowEntries(list(keys)), args)
-        _raise_problems(deletes, await _send_one_by_one(self, deletes, lambda key, _: self.delete(key, *args)))
+        await self._request(Operation(OperationKind.DELETE, RowEntries(list(keys)), args))
 
     async def update_all(self, entries: Sequence[tuple[K, U]], *args: object) -> None:
         """`update` for each entry, in order for each key.
@@ -264,57 +270,15 @@ class TableWriteFunction(TableFunction, Generic[K, V, U]):
         Entries whose key has a record are applied. Then, if there are others, RecordNotFoundError names all their keys;
         the entries of those keys had no effect.
         """
-        updates = Operation(OperationKind.UPDATE, _rows(entries), args)
-        _raise_problems(
-            updates, await _send_one_by_one(self, updates, lambda key, update: self.update(key, update, *args))
-        )
-
-    async def send(self, operation: Operation[Any]) -> Outcomes:
-        if not operation.kind.writes:
-            return await super().send(operation)  # type: ignore[safe-super]
-        own, args, entries = type(self), operation.args, operation.entries
-        kind, values = operation.kind, entries.values or ()
-        if kind is OperationKind.PUT_IF_ABSENT:
-            return await _send_one_by_one(self, operation, lambda key, value: self.put_if_absent(key, value, *args))
-        if kind is OperationKind.PUT:
-            if own.put_all is TableWriteFunction.put_all:
-                return await _send_one_by_one(self, operation, lambda key, value: self.put(key, value, *args))
-            return await self._send_single_requests(
-                operation, lambda: self.put_all(list(zip(entries.keys, values, strict=True)), *args)
-            )
-        if kind is OperationKind.DELETE:
-            if own.delete_all is TableWriteFunction.delete_all:
-                return await _send_one_by_one(self, operation, lambda key, _: self.delete(key, *args))
-            return await self._send_single_requests(operation, lambda: self.delete_all(list(entries.keys), *args))
-        if own.update_all is TableWriteFunction.update_all:
-            return await _send_one_by_one(self, operation, lambda key, update: self.update(key, update, *args))
-        return await self._send_single_requests(
-            operation, lambda: self.update_all(list(zip(entries.keys, values, strict=True)), *args)
-        )
-
-    async def _send_single_requests(
-        self, operation: Operation[Any], request: Callable[[], Awaitable[None]]
-    ) -> Outcomes:
-        try:
-            await request()
-        except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            to_problem = partial(problem_from_error, self)
-            return outcomes_from_missing(operation, error, to_problem) or Outcomes.all(
-                len(operation), to_problem(error)
-            )
-        return Outcomes(len(operation))
+        await self._request(Operation(OperationKind.UPDATE, _rows(entries), args))
 
 
 def check_args(function: TableFunction, operation: Operation[Any], table: str | None = None) -> None:
     """Raise ConfigurationError for extra arguments that the function would ignore."""
     if operation.args and not function.capabilities.takes_args:
         where = "" if table is None else f"table {table}: "
-        raise ConfigurationError(
-            f"{where}a {operation.kind.value} has {len(operation.args)} extra argument(s), which "
-            f"{type(function).__name__} does not accept.",
-            "Omit them, or use a function of your own that accepts them.",
-            table=table,
-        )
+        problem = f"{where}{type(function).__name__} does not accept the extra arguments of a {operation.kind.value}."
+        raise ConfigurationError(problem, "Omit them, or use a function of your own that accepts them.", table=table)
 
 
 def problem_from_error(function: TableFunction, error: BaseException, *, sent: bool = True) -> Problem:
@@ -361,53 +325,32 @@ class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
     async def get(self, key: K, *args: object) -> V | None:
         return (await self.get_all([key], *args)).get(key)
 
-    async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
-        gets = Operation(OperationKind.GET, RowEntries(list(keys)), args)
-        return _records_found(gets, await self._send_checked(gets))
-
     async def put(self, key: K, value: V, *args: object) -> None:
         await self.put_all([(key, value)], *args)
 
-    async def put_all(self, entries: Sequence[tuple[K, V]], *args: object) -> None:
-        await self._send_checked(Operation(OperationKind.PUT, _rows(entries), args))
-
     async def put_if_absent(self, key: K, value: V, *args: object) -> bool:
-        return not (
-            await self._send_checked(Operation(OperationKind.PUT_IF_ABSENT, RowEntries([key], [value]), args))
-        ).problems
+        put = Operation(OperationKind.PUT_IF_ABSENT, RowEntries([key], [value]), args)
+        return not (await self._request(put)).problems
 
     async def delete(self, key: K, *args: object) -> None:
         await self.delete_all([key], *args)
 
-    async def delete_all(self, keys: Sequence[K], *args: object) -> None:
-        await self._send_checked(Operation(OperationKind.DELETE, RowEntries(list(keys)), args))
-
     async def update(self, key: K, update: U, *args: object) -> None:
         await self.update_all([(key, update)], *args)
 
-    async def update_all(self, entries: Sequence[tuple[K, U]], *args: object) -> None:
-        await self._send_checked(Operation(OperationKind.UPDATE, _rows(entries), args))
-
-    async def _send_checked(self, operation: Operation[Any]) -> Outcomes:
+    async def _request(self, operation: Operation[Any]) -> Outcomes:
         check_args(self, operation)
         await self.open()
-        return _raise_problems(operation, await self.send(operation))
+        return await super()._request(operation)
 
 
-def _raise_problems(operation: Operation[Any], outcomes: Outcomes) -> Outcomes:
-    """Return the outcomes, or raise: first an error other than missing records, else missing records as one error."""
-    for problem in outcomes.problems.values():
-        if problem.error is not None and not problem.is_answer:
-            raise problem.error
-    missing = outcomes.places(State.MISSING)
-    if missing:
-        raise record_not_found_error(list(dict.fromkeys(operation.entries.keys[place] for place in missing)))
-    return outcomes
-
-
-def _records_found(gets: Operation[Any], outcomes: Outcomes) -> dict[Any, Any]:
-    records = _raise_problems(gets, outcomes).records or ()
-    return {key: record for key, record in zip(gets.entries.keys, records, strict=True) if record is not None}
+def outcomes_from_error(
+    function: TableFunction, operation: Operation[Any], error: BaseException, *, of_request: bool = False
+) -> Outcomes:
+    """Return the outcomes of an operation that raised an error, after which some of it may be done."""
+    to_problem = partial(problem_from_error, function)
+    missing = outcomes_from_missing(operation, error, to_problem)
+    return missing or Outcomes.all(len(operation), replace(to_problem(error), of_request=of_request))
 
 
 def _rows(entries: Sequence[tuple[Any, Any]]) -> RowEntries[Any]:
@@ -469,30 +412,25 @@ class FunctionLayer:
     write_function: TableFunction | None
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        if not len(operation):
+        count = len(operation)
+        if not count:
             return Outcomes(0)
         function = self._function(operation)
+        sent = False
         try:
             await function.open()
-        except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            return _as_request_problem(operation, problem_from_error(function, error, sent=False))
-        except asyncio.CancelledError as error:
-            return Outcomes.all(len(operation), problem_from_error(function, self_cancelled_error(error), sent=False))
-        try:
+            sent = True
             outcomes = await function.send(operation)
         except asyncio.CancelledError as error:
-            return Outcomes.all(len(operation), problem_from_error(function, self_cancelled_error(error)))
-        except ConfigurationError:
-            raise  # nothing was sent
-        except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            # Some of it may be done, which a retry has to know.
-            to_problem = partial(problem_from_error, function)
-            return outcomes_from_missing(operation, error, to_problem) or _as_request_problem(
-                operation, to_problem(error)
-            )
-        return (
-            outcomes if _check_outcomes(outcomes, operation) else self._invalid_outcomes(function, operation, outcomes)
-        )
+            return Outcomes.all(count, problem_from_error(function, self_cancelled_error(error), sent=sent))
+        except Exception as error:
+            if not sent:
+                problem = problem_from_error(function, error, sent=False)
+                return Outcomes.all(count, replace(problem, of_request=True))
+            if isinstance(error, ConfigurationError):
+                raise  # nothing was sent
+            return outcomes_from_error(function, operation, error, of_request=True)
+        return outcomes if _fits(outcomes, operation) else self._invalid_outcomes(function, operation, outcomes)
 
     async def close(self) -> None:
         for function in {id(f): f for f in (self.read_function, self.write_function) if f is not None}.values():
@@ -510,49 +448,37 @@ class FunctionLayer:
             "problems are given as {place: Problem(State.REFUSED, error)}.",
             table=self.table,
         )
-        return _as_request_problem(operation, Problem(State.REFUSED, error))
+        return Outcomes.all(len(operation), Problem(State.REFUSED, error, of_request=True))
 
     def _function(self, operation: Operation[Any]) -> TableFunction:
         reads = operation.kind is OperationKind.GET
         function = self.read_function if reads else self.write_function
         if function is None:
             verb, missing = ("asked for records", "read") if reads else ("asked to write", "write")
-            raise ConfigurationError(
-                f"table {self.table} was {verb} but has no {missing} function.",
-                f"Declare it with {missing}_function=….",
-                table=self.table,
-            )
+            problem = f"table {self.table} was {verb} but has no {missing} function."
+            raise ConfigurationError(problem, f"Declare it with {missing}_function=….", table=self.table)
         check_args(function, operation, self.table)
         if operation.conditions:
             check_conditions(self.table, type(function).__name__, function.capabilities, operation)
         return function
 
 
-def _as_request_problem(operation: Operation[Any], problem: Problem) -> Outcomes:
-    return Outcomes.all(len(operation), replace(problem, of_request=True))
-
-
-def _check_outcomes(outcomes: object, operation: Operation[Any]) -> bool:
+def _fits(outcomes: object, operation: Operation[Any]) -> bool:
     """Whether there is one outcome per entry: entries without one must not count as done."""
     count = len(operation)
-    if not isinstance(outcomes, Outcomes) or outcomes.count != count:
+    if not isinstance(outcomes, Outcomes) or outcomes.count != count or not isinstance(outcomes.problems, Mapping):
         return False
-    problems, records = outcomes.problems, outcomes.records
-    if not isinstance(problems, Mapping):
-        return False
-    if problems and not all(_is_problem(place, count, problem) for place, problem in problems.items()):
-        return False
-    if operation.kind.writes or (records is None and len(problems) == count):
+    for place, problem in outcomes.problems.items():
+        if not isinstance(place, int) or not 0 <= place < count or not isinstance(problem, Problem):
+            return False
+        pause, error = problem.retry_after, problem.error
+        timed = pause is None or (isinstance(pause, int | float) and 0 <= pause < math.inf)
+        if not timed or not isinstance(problem.state, State) or not isinstance(error, BaseException | None):
+            return False
+    records = outcomes.records
+    if operation.kind.writes or (records is None and len(outcomes.problems) == count):
         return True
     return isinstance(records, Sequence) and len(records) == count
-
-
-def _is_problem(place: object, count: int, problem: object) -> bool:
-    if not isinstance(place, int) or not 0 <= place < count or not isinstance(problem, Problem):
-        return False
-    pause, error = problem.retry_after, problem.error
-    timed = pause is None or (isinstance(pause, int | float) and 0 <= pause < math.inf)
-    return timed and isinstance(problem.state, State) and (error is None or isinstance(error, BaseException))
 
 
 @validated

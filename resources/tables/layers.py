@@ -86,68 +86,10 @@ def self_cancelled_error(error: asyncio.CancelledError) -> TableUnavailableError
     return failure
 
 
-class _Deadline:
-    __slots__ = ("cancelled", "cancelling", "due", "task")
-
-    def __init__(self, task: asyncio.Task[Any], due: float) -> None:
-        self.task, self.due, self.cancelling, self.cancelled = task, due, task.cancelling(), False
-
-
-class TimeLimits:
-    """The requests of one event loop that are under way, each limited to `seconds`.
-
-    Costs a third of `asyncio.timeout`: all have the same limit, so the first entered is due first, and one timer
-    suffices.
-    """
-
-    __slots__ = ("_places", "_seconds", "_timer_running")
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._places: dict[_Deadline, None] = {}
-        self._timer_running = False
-
-    def enter(self) -> _Deadline:
-        """Start the time limit of the current task."""
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task(loop)
-        assert task is not None
-        place = _Deadline(task, loop.time() + self._seconds)
-        self._places[place] = None
-        if not self._timer_running:
-            self._timer_running = True
-            loop.call_at(place.due, self._cancel_overdue)
-        return place
-
-    def lift(self, place: _Deadline) -> None:
-        """Remove the limit."""
-        self._places.pop(place, None)
-
-    def leave(self, place: _Deadline) -> bool:
-        """End the limit; return whether the task was cancelled for its time, and for nothing else."""
-        self._places.pop(place, None)
-        # As in asyncio.timeout: a task that is cancelled for another reason too stays cancelled.
-        return place.cancelled and place.task.uncancel() <= place.cancelling
-
-    def _cancel_overdue(self) -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        while self._places:
-            place = next(iter(self._places))
-            if place.due > now:
-                loop.call_at(place.due, self._cancel_overdue)
-                return
-            del self._places[place]
-            place.cancelled = True
-            place.task.cancel()
-        self._timer_running = False
-
-
 class TimedAttempt(NamedTuple):
     """The attempt under way in a task. `late`: returns the problem of a key whose request timed out."""
 
-    limits: TimeLimits
-    place: _Deadline
+    limit: asyncio.Timeout
     seconds: float
     late: Callable[[Any], Problem]
 
@@ -163,5 +105,5 @@ def limit_each_request() -> TimedAttempt | None:
     """
     attempt = ATTEMPT.get()
     if attempt is not None:
-        attempt.limits.lift(attempt.place)
+        attempt.limit.reschedule(None)
     return attempt

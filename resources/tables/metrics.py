@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from math import frexp
@@ -51,15 +52,13 @@ class Histogram:
         return sum(self.buckets.values())
 
     def __add__(self, other: Histogram) -> Histogram:
-        buckets = dict(self.buckets)
-        for bucket, count in other.buckets.items():
-            buckets[bucket] = buckets.get(bucket, 0) + count
+        buckets = dict(Counter(self.buckets) + Counter(other.buckets))
         return Histogram(buckets, self.total + other.total, max(self.greatest, other.greatest))
 
     def __sub__(self, other: Histogram) -> Histogram:
         """What was added since `other`, an earlier state; the maximum is that of both."""
-        buckets = {bucket: count - other.buckets.get(bucket, 0) for bucket, count in self.buckets.items()}
-        return Histogram({b: n for b, n in buckets.items() if n}, self.total - other.total, self.greatest)
+        buckets = dict(Counter(self.buckets) - Counter(other.buckets))
+        return Histogram(buckets, self.total - other.total, self.greatest)
 
     def percentile(self, percent: float) -> float:
         """The value that this percentage of values does not exceed, at most an eighth too great; 0 without values."""
@@ -181,8 +180,7 @@ class Meter:
     def __init__(self) -> None:
         self._counting = threading.Lock()
         self._counts: dict[str, Any] = {f.name: f.default for f in fields(TableMetrics) if f.type != "Histogram"}
-        self._reads, self._writes = _HistogramBuilder(), _HistogramBuilder()
-        self._sizes: dict[int, int] = {}  # number of attempts by number of entries
+        self._reads, self._writes, self._sizes = _HistogramBuilder(), _HistogramBuilder(), _HistogramBuilder()
 
     def add(self, name: str, amount: float = 1, present: int = 0) -> None:
         """Add to one count of `TableMetrics`, by name; for reads also the number of keys with a record (`present`)."""
@@ -202,27 +200,13 @@ class Meter:
         """Count one attempt of a request."""
         with self._counting:
             (self._writes if writes else self._reads).add(seconds)
-            self._sizes[entries] = self._sizes.get(entries, 0) + 1
+            self._sizes.add(entries)
 
     def metrics(self) -> TableMetrics:
         """The current counts."""
         with self._counting:
-            counts: dict[str, Any] = dict(self._counts)
-            return TableMetrics(
-                **counts,
-                read_seconds=self._reads.value(),
-                write_seconds=self._writes.value(),
-                batch_sizes=_histogram_of(self._sizes),
-            )
-
-
-def _histogram_of(counts: Mapping[int, int]) -> Histogram:
-    buckets: dict[int, int] = {}
-    for value, count in counts.items():
-        bucket = bucket_index(value)
-        buckets[bucket] = buckets.get(bucket, 0) + count
-    total = sum(value * count for value, count in counts.items())
-    return Histogram(buckets, float(total), float(max(counts, default=0)))
+            reads, writes, sizes = self._reads.value(), self._writes.value(), self._sizes.value()
+            return TableMetrics(**self._counts, read_seconds=reads, write_seconds=writes, batch_sizes=sizes)
 
 
 logger = logging.getLogger(__name__)
@@ -288,21 +272,16 @@ class PrometheusTables:
         try:
             import prometheus_client
         except ImportError as error:
-            raise ConfigurationError(
-                "PrometheusTables needs prometheus_client, which is not installed.",
-                "Install it: pip install 'dagster-adjunct[metrics]'.",
-                package="prometheus_client",
-            ) from error
+            problem = "PrometheusTables needs prometheus_client, which is not installed."
+            step = "Install it: pip install 'dagster-adjunct[metrics]'."
+            raise ConfigurationError(problem, step, package="prometheus_client") from error
         self._totals: dict[str, TableMetrics] = {}
         self._adding = threading.Lock()
         if registry is None:
             registry = prometheus_client.REGISTRY
         if not isinstance(registry, prometheus_client.CollectorRegistry):
-            raise ConfigurationError(
-                f"PrometheusTables got registry={registry!r}; expected a prometheus_client.CollectorRegistry, or None "
-                "for the default one.",
-                argument="registry",
-            )
+            what = f"PrometheusTables got registry={registry!r}; expected a CollectorRegistry, or None."
+            raise ConfigurationError(what, argument="registry")
         registry.register(self)
 
     def report(self, table: str, metrics: TableMetrics) -> None:

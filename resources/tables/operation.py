@@ -21,7 +21,7 @@ from enum import Enum
 from types import MappingProxyType, NoneType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, SchemaMismatchError, TableError
 from dagster_adjunct.resources.validation import validated
 
 
@@ -74,11 +74,8 @@ class Changes:
 
     def __post_init__(self) -> None:
         if isinstance(self.remove, str):
-            raise ConfigurationError(
-                f"Changes(remove={self.remove!r}): expected a sequence of column names, not one string.",
-                f"Write remove=[{self.remove!r}].",
-                argument="remove",
-            )
+            problem = f"Changes(remove={self.remove!r}): expected a sequence of column names, not one string."
+            raise ConfigurationError(problem, f"Write remove=[{self.remove!r}].", argument="remove")
 
     @property
     def repeatable(self) -> bool:
@@ -121,12 +118,8 @@ def key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:
     """The names of a table's key columns, in order."""
     names: tuple[Any, ...] = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
     if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-        raise ConfigurationError(
-            f"table {table}: key={key!r}; expected at least one key column, by name and in order, each once.",
-            "Pass a column name or a list of them.",
-            argument="key",
-            table=table,
-        )
+        problem = f"table {table}: key={key!r}; expected at least one key column, by name and in order, each once."
+        raise ConfigurationError(problem, "Pass a column name or a list of them.", argument="key", table=table)
     return names
 
 
@@ -139,11 +132,9 @@ def key_reorderer(store: str, own: Sequence[str], given: Sequence[str]) -> Calla
     if not given or list(given) == list(own):
         return None
     if sorted(given) != sorted(own):
-        raise ConfigurationError(
-            f"{store} has the key {', '.join(own)}, but the request's key is {', '.join(given)}.",
-            "Declare the same key columns for the table and for its function.",
-            argument="key",
-        )
+        problem = f"{store} has the key {', '.join(own)}, but the request's key is {', '.join(given)}."
+        step = "Declare the same key columns for the table and for its function."
+        raise ConfigurationError(problem, step, argument="key")
     places = [list(given).index(name) for name in own]
 
     def ordered(key: Any) -> tuple[Any, ...]:
@@ -156,11 +147,8 @@ def key_reorderer(store: str, own: Sequence[str], given: Sequence[str]) -> Calla
 
 def key_length_error(store: str, key: Any, names: Sequence[str]) -> SchemaMismatchError:
     """The error for a key that is not as long as its columns."""
-    return SchemaMismatchError(
-        f"{store} got {key!r} as a key; expected a tuple of {', '.join(names)}.",
-        "Pass the key's values in that order.",
-        table=store,
-    )
+    problem = f"{store} got {key!r} as a key; expected a tuple of {', '.join(names)}."
+    return SchemaMismatchError(problem, "Pass the key's values in that order.", table=store)
 
 
 V = TypeVar("V")
@@ -183,10 +171,8 @@ class UpdateMessage(Generic[U, V]):
 
     def __post_init__(self) -> None:
         if self.update is None:
-            raise TableError(
-                "UpdateMessage(update=None): expected what to change.",
-                "Drop the message, or use delete() to remove a record.",
-            )
+            problem = "UpdateMessage(update=None): expected what to change."
+            raise TableError(problem, "Drop the message, or use delete() to remove a record.")
 
 
 K_co = TypeVar("K_co", bound=Hashable, covariant=True)
@@ -305,20 +291,14 @@ class RowEntries(Generic[K_co]):
         return len(self.keys)
 
     def take(self, indices: Sequence[int]) -> RowEntries[K_co]:
-        def picked(column: Sequence[Any] | None) -> list[Any] | None:
-            return None if column is None else [column[index] for index in indices]
-
-        keys = [self.keys[index] for index in indices]
-        return RowEntries(keys, *map(picked, (self.values, self.defaults, self.marks, self.newest)))
+        return self._map_columns(lambda column: [column[index] for index in indices])
 
     def part(self, start: int, end: int) -> RowEntries[K_co]:
-        if start == 0 and end >= len(self.keys):
-            return self
+        return self if start == 0 and end >= len(self.keys) else self._map_columns(lambda column: column[start:end])
 
-        def cut(column: Sequence[Any] | None) -> Sequence[Any] | None:
-            return None if column is None else column[start:end]
-
-        return RowEntries(self.keys[start:end], *map(cut, (self.values, self.defaults, self.marks, self.newest)))
+    def _map_columns(self, pick: Callable[[Sequence[Any]], Sequence[Any]]) -> RowEntries[K_co]:
+        others = (self.values, self.defaults, self.marks, self.newest)
+        return RowEntries(pick(self.keys), *(None if column is None else pick(column) for column in others))
 
     def without_defaults(self) -> RowEntries[K_co]:
         return self if self.defaults is None else replace(self, defaults=None)
@@ -327,18 +307,13 @@ class RowEntries(Generic[K_co]):
         kinds = set(map(type, self.keys))
         if not any(kind is NoneType or issubclass(kind, tuple) for kind in kinds):
             return None
-        for place, key in enumerate(self.keys):
-            if key is None or (isinstance(key, tuple) and None in key):
-                return place
-        return None
+        nulls = (p for p, key in enumerate(self.keys) if key is None or (isinstance(key, tuple) and None in key))
+        return next(nulls, None)
 
     def null_value(self) -> int | None:
         if NoneType not in set(map(type, self.values or ())):
             return None
-        for place, value in enumerate(self.values or ()):
-            if value is None:
-                return place
-        return None
+        return next((place for place, value in enumerate(self.values or ()) if value is None), None)
 
     @property
     def nbytes(self) -> int:
@@ -470,6 +445,14 @@ class Problem:
         """Whether this is the store's answer (skipped or missing) and no failure."""
         return self.state in (State.SKIPPED, State.MISSING)
 
+    def describe(self) -> str:
+        """The reason, for messages."""
+        if isinstance(self.error, AdjunctError):
+            return self.error.problem
+        return (
+            f"the outcome is {self.state.value}" if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
@@ -518,18 +501,12 @@ class Outcomes:
 def concatenate_outcomes(parts: Iterable[Outcomes]) -> Outcomes:
     """Return the outcomes of an operation that was sent in consecutive parts."""
     kept = list(parts)
-    if len(kept) == 1:
-        return kept[0]
-    problems: dict[int, Problem] = {}
-    records: list[Any] | None = [] if any(part.records is not None for part in kept) else None
-    count = 0
+    whole = Outcomes(sum(part.count for part in kept))
+    start = 0
     for part in kept:
-        problems |= {count + place: problem for place, problem in part.problems.items()}
-        if records is not None:
-            records.extend(part.records if part.records is not None else [None] * part.count)
-        count += part.count
-    defaults_put, waited = sum(part.defaults_put for part in kept), sum(part.waited for part in kept)
-    return Outcomes(count, records, problems, defaults_put, waited)
+        whole = whole.with_retried(range(start, start + part.count), part)
+        start += part.count
+    return whole
 
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from math import ceil
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
-from dagster_adjunct.resources.common import check_name
+from dagster_adjunct.resources.common import argument_error, check_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
 from dagster_adjunct.resources.tables.functions import is_retryable
 from dagster_adjunct.resources.tables.layers import Layer, send_without_problems
@@ -63,6 +63,13 @@ class CreditSource(Protocol):
     async def close(self) -> None:
         """Release what is open in this event loop; the next call opens it again."""
         ...
+
+
+def unequal_rates_error(budget: Budget, other: float) -> ConfigurationError:
+    """The error for a budget of which another table declares another rate."""
+    problem = f"budget {budget.name!r} is declared with both {other:g} and {budget.rate:g} {budget.tag}s per second."
+    step = "Give all tables that share the budget the same RateLimit, or use separate budgets."
+    return ConfigurationError(problem, step, argument="budget")
 
 
 _CHECK_SECONDS = 0.25  # seconds after which a waiting caller checks whether it has moved up
@@ -116,8 +123,7 @@ class TokenBucket:
         if credits <= 0:
             return None
         with self._taking:
-            now = self._clock.now()
-            self._fill(now)
+            now = self._earn()
             self._credits -= credits
             if self._credits >= 0:
                 return None
@@ -125,22 +131,23 @@ class TokenBucket:
             self._waits.append(wait)
             return wait
 
-    def _fill(self, now: float) -> None:
+    def _earn(self) -> float:
+        """Add the credits that have arrived, and return the time."""
+        now = self._clock.now()
         earned = (now - self._filled_at) * self._rate
-        self._credits = min(self._rate * KEPT_SECONDS, self._credits + earned)
-        self._filled_at = now
+        self._credits, self._filled_at = min(self._rate * KEPT_SECONDS, self._credits + earned), now
+        return now
 
     def _give_back(self, wait: _Wait) -> None:
         with self._taking:
-            now = self._clock.now()
-            self._fill(now)
+            now = self._earn()
             to_come = min(wait.credits, max(0.0, (wait.due - now) * self._rate))
-            came_in = min(wait.credits - to_come, self._rate * KEPT_SECONDS)
-            self._credits += to_come + came_in
+            returned = to_come + min(wait.credits - to_come, self._rate * KEPT_SECONDS)
+            self._credits += returned
             place = self._waits.index(wait)
             del self._waits[place]
             for other in self._waits[place:]:
-                other.due -= (to_come + came_in) / self._rate
+                other.due -= returned / self._rate
 
 
 @dataclass(eq=False, slots=True)
@@ -209,14 +216,11 @@ class RateLimit:
     credits: Credits = field(default=per_record, kw_only=True)
 
     def __post_init__(self) -> None:
-        for what, rate in (("reads", self.reads_per_second), ("writes", self.writes_per_second)):
-            number = isinstance(rate, int | float) and not isinstance(rate, bool)
-            if rate is not None and not (number and 0 < rate <= _MAX_CREDITS):
-                raise ConfigurationError(
-                    f"{what}_per_second is {rate!r:.60}: expected a number above 0, or None for no limit.",
-                    argument=f"{what}_per_second",
-                )
-
+        for name in ("reads_per_second", "writes_per_second"):
+            rate: object = getattr(self, name)
+            number = isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate <= _MAX_CREDITS
+            if rate is not None and not number:
+                raise argument_error(f"{name} is {rate!r:.60}", "a number above 0, or None for no limit", argument=name)
         if self.budget is not None:
             check_name("budget", self.budget)
 
@@ -242,30 +246,21 @@ class LocalCredits:
     async def acquire(self, budget: Budget, credits: float) -> None:
         bucket = self._buckets.get(budget)
         if bucket is None:
-            bucket = self._bucket(budget)
+            with self._making:
+                bucket = self._buckets[budget] = self._buckets.get(budget) or self._new_bucket(budget)
         await bucket.acquire(credits)
+
+    def _new_bucket(self, budget: Budget) -> TokenBucket:
+        if not self._shared:
+            return TokenBucket(budget.rate, self._clock)
+        bucket = _SHARED.get((budget.name, budget.tag)) or TokenBucket(budget.rate, self._clock)
+        if bucket.rate != budget.rate:
+            raise unequal_rates_error(budget, bucket.rate)
+        _SHARED[budget.name, budget.tag] = bucket
+        return bucket
 
     async def close(self) -> None:
         pass
-
-    def _bucket(self, budget: Budget) -> TokenBucket:
-        with self._making:
-            if budget in self._buckets:
-                return self._buckets[budget]
-            bucket = _SHARED.get((budget.name, budget.tag)) if self._shared else None
-            if bucket is not None and bucket.rate != budget.rate:
-                raise ConfigurationError(
-                    f"budget {budget.name!r} ({budget.tag}): one table states {bucket.rate:g} credits per second, "
-                    f"another {budget.rate:g}; they share the budget, so the rates must be equal.",
-                    "Use the same rate for both, or separate budgets.",
-                    argument="budget",
-                )
-            if bucket is None:
-                bucket = TokenBucket(budget.rate, self._clock)
-                if self._shared:
-                    _SHARED[budget.name, budget.tag] = bucket
-            self._buckets[budget] = bucket
-            return bucket
 
 
 _NO_WAIT = 0.0001  # seconds that acquiring takes without waiting
@@ -315,60 +310,67 @@ class RateLayer:
         await self.inner.close()
 
     async def _attempt(self, operation: Operation[Any], budget: Budget, cost: float) -> Outcomes:
+        began = self.clock.now()
         try:
-            waited = await self._acquire(budget, cost)
+            await self._credits.acquire(budget, cost)
         except AdjunctError as error:  # nothing of this part was sent, but earlier parts may have been
             # Records that wait for the store are not rejected: they must not become dead letters.
             state = State.FAILED if isinstance(error, TransientError) else State.REFUSED
             return Outcomes.all(len(operation), Problem(state, error))
+        waited = self._count_wait(began)
         outcomes = await self.inner.send(operation)
         if operation.kind is OperationKind.GET and (rest := self._cost(operation, outcomes)) > 0:
-            waited += await self._acquire(budget, rest)
+            began = self.clock.now()
+            await self._credits.acquire(budget, rest)
+            waited += self._count_wait(began)
         return replace(outcomes, waited=outcomes.waited + waited) if waited else outcomes
 
-    def _cost(self, operation: Operation[Any], answer: Outcomes | None = None) -> float:
-        credits = self.limit.credits
-        if credits is per_record:
-            return operation.count if answer is None else 0
-        try:
-            cost = credits(operation, answer)
-        except Exception as wrong:
-            raise self._invalid_cost_error(f"raised {type(wrong).__name__}: {wrong}") from wrong
-        if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost <= _MAX_CREDITS:
-            raise self._invalid_cost_error(f"gave {cost!r:.60}")
-        return cost
-
-    def _invalid_cost_error(self, what: str) -> ConfigurationError:
-        return ConfigurationError(
-            f"table {self.table}: credits of the rate limit {what}: expected a number of credits, 0 or more.",
-            "Fix the function: it gets the operation, and after a get also its outcomes.",
-            argument="credits",
-            table=self.table,
-        )
-
-    async def _acquire(self, budget: Budget, credits: float) -> float:
-        began = self.clock.now()
-        await self._credits.acquire(budget, credits)
+    def _count_wait(self, began: float) -> float:
         waited = self.clock.now() - began
         if waited < _NO_WAIT:
             return 0.0
         self.meter.add("rate_waits", waited)
         return waited
 
+    def _cost(self, operation: Operation[Any], answer: Outcomes | None = None) -> float:
+        credits = self.limit.credits
+        if credits is per_record:
+            return operation.count if answer is None else 0
+        wrong: Exception | None = None
+        try:
+            cost = credits(operation, answer)
+            if not isinstance(cost, bool) and isinstance(cost, int | float) and 0 <= cost <= _MAX_CREDITS:
+                return cost
+            what = f"gave {cost!r:.60}"
+        except Exception as error:  # noqa: BLE001 - it is the cause
+            what, wrong = f"raised {type(error).__name__}: {error}", error
+        problem = f"table {self.table}: credits of the rate limit {what}"
+        step = "a number of credits, 0 or more, for the operation, and after a get also for its outcomes"
+        raise argument_error(problem, step, argument="credits", table=self.table) from wrong
+
     async def _send_in_parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Outcomes:
         sent: list[Outcomes] = []
-        held: dict[Any, Problem] = {}  # by key, the problem that blocks it
+        blocked: dict[Any, Problem] = {}  # by key
         for part, its_cost in list(self._parts(operation, budget, cost)):  # costs are computed before any is sent
-            outcomes = await (
-                self._send_unblocked(part, budget, held) if held else self._attempt(part, budget, its_cost)
-            )
+
+            async def attempt(
+                allowed: Operation[Any], whole: Operation[Any] = part, cost: float = its_cost
+            ) -> Outcomes:
+                try:
+                    return await self._attempt(allowed, budget, cost if allowed is whole else self._cost(allowed))
+                except ConfigurationError as error:  # earlier parts were sent
+                    if allowed is whole:
+                        raise
+                    return Outcomes.all(len(allowed), Problem(State.REFUSED, error))
+
+            keys = part.entries.keys if blocked or operation.kind.writes else ()
+            held = {place: blocked[key] for place, key in enumerate(keys) if key in blocked} if blocked else {}
+            outcomes = await send_without_problems(part, held, attempt)
             sent.append(outcomes)
-            if outcomes.problems and operation.kind.writes:
-                keys = part.entries.keys
-                for place, problem in outcomes.problems.items():
-                    if is_retryable(problem):
-                        unsent = replace(problem, state=State.FAILED if problem.may_pass else State.REFUSED)
-                        held.setdefault(keys[place], unsent)
+            for place, problem in outcomes.problems.items() if operation.kind.writes else ():
+                if is_retryable(problem):
+                    unsent = replace(problem, state=State.FAILED if problem.may_pass else State.REFUSED)
+                    blocked.setdefault(keys[place], unsent)
         return concatenate_outcomes(sent)
 
     def _parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Iterator[tuple[Operation[Any], float]]:
@@ -382,17 +384,3 @@ class RateLayer:
                 yield from self._parts(part, budget, its_cost)
             else:
                 yield part, its_cost
-
-    async def _send_unblocked(self, part: Operation[Any], budget: Budget, held: dict[Any, Problem]) -> Outcomes:
-        """Send the entries whose key is not in `held`."""
-        keys = part.entries.keys
-        problems = {place: held[key] for place, key in enumerate(keys) if key in held}
-
-        async def attempt(allowed: Operation[Any]) -> Outcomes:
-            try:
-                its_cost = self._cost(allowed)
-            except ConfigurationError as error:  # earlier parts were sent
-                return Outcomes.all(len(allowed), Problem(State.REFUSED, error))
-            return await self._attempt(allowed, budget, its_cost)
-
-        return await send_without_problems(part, problems, attempt)

@@ -74,13 +74,11 @@ async def receive_message(reader: asyncio.StreamReader) -> dict[str, Any]:
     length = int.from_bytes(await reader.readexactly(4), "big")
     if length > _MAX_MESSAGE_BYTES:
         raise HandshakeError(f"a message of {length} bytes")
-    try:
+    with suppress(ValueError):
         message = json.loads(await reader.readexactly(length))
-    except ValueError as error:
-        raise HandshakeError("a malformed message") from error
-    if not isinstance(message, dict):
-        raise HandshakeError("a malformed message")
-    return message
+        if isinstance(message, dict):
+            return message
+    raise HandshakeError("a malformed message")
 
 
 async def authenticate_task(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
@@ -263,10 +261,7 @@ class Demand:
     """Credits that a caller waits for; `missing` are not paid yet."""
 
     credits: float
-    missing: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.missing = self.credits
+    missing: float
 
 
 class Demands:
@@ -289,7 +284,7 @@ class Demands:
         return len(self._waiting)
 
     def ask(self, credits: float) -> Demand:
-        demand = Demand(credits)
+        demand = Demand(credits, credits)
         self._waiting.append(demand)
         return demand
 
@@ -337,10 +332,10 @@ class Demands:
         """When there will be something to do; None until there is a demand."""
         if not self._waiting and self._spent <= _EPSILON:
             return None
-        next_wish = max(now, self._wished_at + PAUSE_SECONDS)
-        ready = self.next_paid_at(now)
+        next_wish = self._wished_at + PAUSE_SECONDS
         if next_wish <= now:  # nothing to request now: the leases suffice for a while
             next_wish = now + PAUSE_SECONDS
+        ready = self.next_paid_at(now)
         return next_wish if ready is None else min(ready, next_wish)
 
 
@@ -429,7 +424,12 @@ class CreditServer:
         if not isinstance(credits, int | float) or not 0 < credits < float("inf"):
             raise HandshakeError(f"a demand of {credits!r} credits")
         if tap is None:
-            await send_message(writer, {"error": error_to_json(_unknown_budget_error(message))})
+            unknown = TableError(
+                f"budget {message.get('budget')!r} ({message.get('tag')}) is not served by this run.",
+                "Declare the table, with its rate, in the application.",
+                budget=message.get("budget"),
+            )
+            await send_message(writer, {"error": error_to_json(unknown)})
             return
         demand, granted = tap.ask(credits)
         # A waiting task sends nothing: whatever arrives ends its demand.
@@ -449,14 +449,6 @@ class CreditServer:
                 await gone
             tap.forget(demand)
         await send_message(writer, granted.result())
-
-
-def _unknown_budget_error(message: dict[str, Any]) -> TableError:
-    return TableError(
-        f"budget {message.get('budget')!r} ({message.get('tag')}) is not served by this run.",
-        "Declare the table, with its rate, in the application.",
-        budget=message.get("budget"),
-    )
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -572,20 +564,16 @@ class BudgetLeases:
         got = self._value.transact(decide)
         if others:
             self._value.forget()
-        self._log_other_rates(rates - self._logged_rates)
-        return got
-
-    def _log_other_rates(self, rates: set[float]) -> None:
-        """Log the other rates that runs declare for the budget at this moment, each once."""
-        self._logged_rates |= rates
-        for rate in sorted(rates):
+        for rate in sorted(rates - self._logged_rates):
             _log.warning(
-                "%s is stated with %g credits per second here, and with %g in another run at this moment: together "
-                "they spend more than the lower. Give all tables that share it one RateLimit, or budgets of their own.",
+                "%s is declared with %g credits per second here, and with %g in another run: together they spend "
+                "more than the lower. Give all tables that share it one RateLimit, or budgets of their own.",
                 self._where,
                 self._rate,
                 rate,
             )
+        self._logged_rates |= rates
+        return got
 
     def _parse(self, data: bytes) -> SharedTimeline:
         try:

@@ -13,9 +13,9 @@ from math import isfinite
 from time import perf_counter
 from typing import Any, Literal
 
-from dagster_adjunct.resources.common import check_seconds
+from dagster_adjunct.resources.common import check_choice, check_seconds
 from dagster_adjunct.resources.errors import ConfigurationError, TableError, TableUnavailableError
-from dagster_adjunct.resources.tables.layers import ATTEMPT, Layer, TimedAttempt, TimeLimits
+from dagster_adjunct.resources.tables.layers import ATTEMPT, Layer, TimedAttempt
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (
     Changes,
@@ -23,7 +23,6 @@ from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,
     Outcomes,
-    PerLoop,
     Problem,
     State,
     SystemClock,
@@ -44,34 +43,23 @@ class AttemptLayer:
     inner: Layer
     timeout: float | None = None
     meter: Meter = field(default_factory=Meter)
-    _limits: PerLoop[TimeLimits] = field(init=False)
-
-    def __post_init__(self) -> None:
-        timeout = self.timeout or 0.0
-        object.__setattr__(self, "_limits", PerLoop(lambda: TimeLimits(timeout)))
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         began = perf_counter()
         if self.timeout is None:
             outcomes = await self.inner.send(operation)
         else:
-            limits = self._limits.here()
-            place = limits.enter()
-            within = ATTEMPT.set(
-                TimedAttempt(limits, place, self.timeout, partial(self._timeout_problem, operation, 1))
-            )
+            limit = asyncio.timeout(self.timeout)
+            late = partial(self._timeout_problem, operation, 1)
+            within = ATTEMPT.set(TimedAttempt(limit, self.timeout, late))
             try:
-                outcomes = await self.inner.send(operation)
-            except asyncio.CancelledError:
-                if not limits.leave(place):
+                async with limit:
+                    outcomes = await self.inner.send(operation)
+            except TimeoutError:
+                if not limit.expired():
                     raise
-                late = self._timeout_problem(operation, len(operation), operation.entries.keys[0])
-                outcomes = Outcomes.all(len(operation), late)
-            except BaseException:
-                limits.leave(place)
-                raise
-            else:
-                limits.leave(place)
+                problem = self._timeout_problem(operation, len(operation), operation.entries.keys[0])
+                outcomes = Outcomes.all(len(operation), problem)
             finally:
                 ATTEMPT.reset(within)
         self.meter.attempt(operation.kind is not OperationKind.GET, operation.count, perf_counter() - began)
@@ -107,11 +95,10 @@ class Backoff:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        times = _is_duration(self.first) and _is_duration(self.jitter) and self.most >= self.first
-        if not (times and 1 <= self.growth <= 1000):
+        durations = all(isfinite(seconds) and seconds >= 0 for seconds in (self.first, self.jitter))
+        if not (durations and self.most >= self.first and 1 <= self.growth <= 1000):
             raise ConfigurationError(
-                f"{self} can't work: expected times of 0 s or more, the first at most as long as the longest, and a "
-                "growth from 1 to 1000.",
+                f"{self} can't work: expected 0 <= first <= most, jitter of 0 or more, and a growth from 1 to 1000.",
                 argument="backoff",
             )
 
@@ -142,6 +129,9 @@ class Backoff:
             return wait
         least = min(wait, max(self.first, self.most - self.jitter))  # so that the longest waits differ too
         return least + random.random() * min(self.jitter, self.most - least)
+
+
+_UNKNOWN = ("retry", "fail")
 
 
 @validated
@@ -176,31 +166,19 @@ class RetryPolicy:
         wrong += [name for name in ("first_wait", "max_wait", "max_total") if not getattr(self, name) >= 0]
         wrong += [] if isfinite(self.first_wait) else ["first_wait"]
         if wrong:
-            raise ConfigurationError(
-                f"{self} can't work: expected at least one attempt, a whole number, and no negative or endless wait.",
-                argument=wrong[0],
-            )
+            text = f"{self} can't work: expected at least one attempt, a whole number, and no negative or endless wait."
+            raise ConfigurationError(text, argument=wrong[0])
         if self.backoff is None and self.first_wait > self.max_wait:
-            raise ConfigurationError(
-                f"first_wait={self.first_wait:g} of a retry policy is above max_wait={self.max_wait:g}.",
-                "Raise max_wait, or shorten first_wait.",
-                argument="first_wait",
-            )
+            problem = f"first_wait={self.first_wait:g} of a retry policy is above max_wait={self.max_wait:g}."
+            raise ConfigurationError(problem, "Raise max_wait, or shorten first_wait.", argument="first_wait")
         least = self.first_wait if self.backoff is None else self.backoff.first
         if self.attempts > 1 and (self.max_total < least or self.max_total == 0):
-            raise ConfigurationError(
-                f"max_total={self.max_total:g} of a retry policy leaves no time for a second attempt, which comes "
-                f"{least:g} s after the first at the earliest.",
-                "Raise max_total, shorten the wait, or disable retries with attempts=1.",
-                argument="max_total",
-            )
+            found = f"max_total={self.max_total:g} is too short for a second attempt, which comes after {least:g} s."
+            step = "Raise max_total, shorten the wait, or disable retries with attempts=1."
+            raise ConfigurationError(found, step, argument="max_total")
         what = f"timeout={self.timeout!r} of a retry policy"
         check_seconds(self.timeout, what, argument="timeout", none=True)
-        if self.unknown not in ("retry", "fail"):
-            raise ConfigurationError(
-                f'unknown={self.unknown!r} of a retry policy: expected "retry" or "fail".',
-                argument="unknown",
-            )
+        check_choice(self.unknown, f"unknown={self.unknown!r} of a retry policy", _UNKNOWN, argument="unknown")
 
     def passes(self, problem: Problem) -> bool:
         """Whether an entry with this problem may be retried. TableError if `retry_if` raises."""
@@ -211,11 +189,9 @@ class RetryPolicy:
         try:
             return bool(self.retry_if(problem))
         except Exception as wrong:
-            raise TableError(
-                f"retry_if of a retry policy raised {type(wrong).__name__} ({wrong}) about {problem.error!r:.160}.",
-                "Fix the function: it gets a Problem and returns whether its entry may be retried.",
-                function="retry_if",
-            ) from wrong
+            what = f"retry_if of a retry policy raised {type(wrong).__name__} ({wrong}) about {problem.error!r:.160}."
+            step = "Fix the function: it gets a Problem and returns whether its entry may be retried."
+            raise TableError(what, step, function="retry_if") from wrong
 
     def wait(self, attempts: int, spent: float, asked: float = 0.0) -> float | None:
         """Seconds to the next attempt after `attempts` in `spent` seconds, if the store `asked` for a pause; None to
@@ -226,10 +202,6 @@ class RetryPolicy:
         backoff = self.backoff or Backoff.exponential(self.first_wait, self.max_wait)
         seconds = max(backoff.seconds(attempts), asked)
         return None if spent + seconds > self.max_total else seconds
-
-
-def _is_duration(seconds: float) -> bool:
-    return isfinite(seconds) and seconds >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,15 +240,14 @@ class RetryLayer:
             left = [place for place, problem in outcomes.problems.items() if not problem.is_answer]
             try:
                 left = self._entries_to_retry(operation, outcomes)
-                again = await self._wait_for_retry(operation, outcomes, left, attempts, began) if left else None
-                if again is None:
+                if not left or not await self._wait(outcomes, left, attempts, began):
                     break
                 attempts += 1
+                again = _add_overtakers(operation, outcomes, left)
                 later = await self.inner.send(operation.with_entries(operation.entries.take(again)))
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
-                states = {place: outcomes.problems[place].state for place in left}
-                problems = {place: Problem(state, error, of_request=True) for place, state in states.items()}
-                outcomes = replace(outcomes, problems={**outcomes.problems, **problems})
+                failed = {p: Problem(outcomes.problems[p].state, error, of_request=True) for p in left}
+                outcomes = replace(outcomes, problems={**outcomes.problems, **failed})
                 break
             outcomes = outcomes.with_retried(again, later)
         given_up = sum(not problem.is_answer for problem in outcomes.problems.values())
@@ -285,10 +256,8 @@ class RetryLayer:
             self.meter.add("given_up", given_up)
         return outcomes
 
-    async def _wait_for_retry(
-        self, operation: Operation[Any], outcomes: Outcomes, left: list[int], attempts: int, began: float
-    ) -> list[int] | None:
-        """Wait for the next attempt; return the entries to retry, None if the policy gives up."""
+    async def _wait(self, outcomes: Outcomes, left: list[int], attempts: int, began: float) -> bool:
+        """Wait for the next attempt; return False if the policy gives up, which each error then notes."""
         problems = [outcomes.problems[place] for place in left]
         asked = max((problem.retry_after or 0.0 for problem in problems), default=0.0)
         if asked:
@@ -296,24 +265,25 @@ class RetryLayer:
         spent = self.clock.now() - began - outcomes.waited
         wait = self.policy.wait(attempts, spent, asked)
         if wait is None:
-            _note_given_up(problems, attempts, spent, asked)
-            return None
+            asking = f"; the store asked for a pause of {asked:g} s" if asked else ""
+            note = f"Gave up after {attempts} attempts in {spent:.1f} s{asking}."
+            for error in {id(problem.error): problem.error for problem in problems}.values():
+                if error is not None and note not in getattr(error, "__notes__", ()):
+                    error.add_note(note)
+            return False
         if wait:
             self.meter.add("retry_waits", wait)
             await self.clock.sleep(wait)
         self.meter.add("retries")
-        return _add_overtakers(operation, outcomes, left)
+        return True
 
     def _entries_to_retry(self, operation: Operation[Any], outcomes: Outcomes) -> list[int]:
         left = sorted(place for place, problem in outcomes.problems.items() if self.policy.passes(problem))
-        if self.policy.unknown == "fail" and operation.kind is OperationKind.UPDATE:
-            return [place for place in left if not _may_act_twice(operation, place, outcomes.problems[place])]
-        return left
-
-
-def _may_act_twice(operation: Operation[Any], place: int, problem: Problem) -> bool:
-    """Whether the update may have had its effect and would have it again."""
-    return problem.state is not State.FAILED and not _is_repeatable(operation, place)
+        if self.policy.unknown == "retry":
+            return left
+        # An update that may have had its effect, and would have it again, is given up.
+        had_none = {place for place in left if outcomes.problems[place].state is State.FAILED}
+        return [place for place in left if place in had_none or _is_repeatable(operation, place)]
 
 
 def _is_repeatable(operation: Operation[Any], place: int) -> bool:
@@ -343,12 +313,3 @@ def _add_overtakers(operation: Operation[Any], outcomes: Outcomes, left: list[in
         if place not in outcomes.problems and first.get(keys[place], place) < place and _is_repeatable(operation, place)
     ]
     return sorted([*left, *overtakers]) if overtakers else left
-
-
-def _note_given_up(problems: list[Problem], attempts: int, spent: float, asked: float) -> None:
-    """Add to each error why it was not retried."""
-    asking = f"; the store asked for a pause of {asked:g} s" if asked else ""
-    note = f"Gave up after {attempts} attempts in {spent:.1f} s{asking}."
-    for error in {id(problem.error): problem.error for problem in problems}.values():
-        if error is not None and note not in getattr(error, "__notes__", ()):
-            error.add_note(note)

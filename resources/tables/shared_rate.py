@@ -7,14 +7,14 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterable
-from types import TracebackType
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
-from dagster_adjunct.resources.errors import ConfigurationError, TableError
+from dagster_adjunct.resources.errors import TableError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.errors import error_from_json
-from dagster_adjunct.resources.tables.rate import Budget
+from dagster_adjunct.resources.tables.rate import Budget, unequal_rates_error
 from dagster_adjunct.resources.tables.rate_server import (
     BudgetLeases,
     CreditAddress,
@@ -88,10 +88,16 @@ class _BudgetConnection:
 
     async def _work(self) -> None:
         while self._waiting:
-            credits, served = self._next()
+            # The first waiting caller and those after it that fit into the same demand.
+            total, served, most = 0.0, list[asyncio.Future[None]](), self._budget.rate * _TOGETHER_SECONDS
+            while self._waiting and (not served or total + self._waiting[0][0] <= most):
+                credits, got = self._waiting.popleft()
+                if not got.done():
+                    total += credits
+                    served.append(got)
             try:
                 if served:
-                    await self._demand(credits)
+                    await self._demand(total)
             except Exception as error:  # noqa: BLE001 - whoever waits gets it
                 for got in (*served, *(got for _, got in self._waiting)):
                     if not got.done():
@@ -101,17 +107,6 @@ class _BudgetConnection:
             for got in served:
                 if not got.done():
                     got.set_result(None)
-
-    def _next(self) -> tuple[float, list[asyncio.Future[None]]]:
-        """Take the first waiting caller and those after it that fit into the same demand."""
-        total = 0.0
-        served: list[asyncio.Future[None]] = []
-        while self._waiting and (not served or total + self._waiting[0][0] <= self._budget.rate * _TOGETHER_SECONDS):
-            credits, got = self._waiting.popleft()
-            if not got.done():
-                total += credits
-                served.append(got)
-        return total, served
 
     async def _demand(self, credits: float) -> None:
         message = {"budget": self._budget.name, "tag": self._budget.tag, "credits": credits}
@@ -130,7 +125,13 @@ class _BudgetConnection:
                 now = time.monotonic()
                 lost_at = lost_at or now
                 if now - lost_at > _RECONNECT_SECONDS:
-                    raise self._driver_gone_error() from error
+                    raise TableError(
+                        f"budget {self._budget.name!r} ({self._budget.tag}): the run's driver, which hands out its "
+                        f"credits at {self._address.host}:{self._address.port}, is gone.",
+                        "If the run has ended, end this task too. Otherwise make sure that tasks can reach the "
+                        "driver's host (spark.driver.host).",
+                        budget=self._budget.name,
+                    ) from error
                 await asyncio.sleep(_PAUSE_SECONDS)
             except BaseException:
                 self._disconnect()  # the next demand must not get this one's answer
@@ -151,15 +152,6 @@ class _BudgetConnection:
             self._open[1].close()
             self._open = None
 
-    def _driver_gone_error(self) -> TableError:
-        return TableError(
-            f"budget {self._budget.name!r} ({self._budget.tag}): the run's driver, which hands out its credits at "
-            f"{self._address.host}:{self._address.port}, is gone.",
-            "If the run has ended, end this task too. Otherwise make sure that tasks can reach the driver's host "
-            "(spark.driver.host).",
-            budget=self._budget.name,
-        )
-
 
 class RunCredits:
     """A context manager that hands out a run's part of its tables' rates until it exits.
@@ -174,9 +166,7 @@ class RunCredits:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._server is not None:
             self._server.stop()
 
@@ -188,11 +178,9 @@ class RunCredits:
         if self._server is None:
             host = spark.conf.get("spark.driver.host", "127.0.0.1")
             bind = spark.conf.get("spark.driver.bindAddress", host)
-            self._server = CreditServer(self._leases, host=host or "127.0.0.1", bind=bind)
+            leases = partial(BudgetLeases, self._lake, run=self._run)
+            self._server = CreditServer(leases, host=host or "127.0.0.1", bind=bind)
         return table.with_credit_source(CreditClient(self._server.serve(budgets)))
-
-    def _leases(self, budget: Budget) -> BudgetLeases:
-        return BudgetLeases(self._lake, budget, self._run)
 
 
 def list_budgets(tables: Iterable[object]) -> tuple[Budget, ...]:
@@ -207,8 +195,4 @@ def check_budgets(budgets: Iterable[Budget]) -> None:
     for budget in budgets:
         rate = rates.setdefault((budget.name, budget.tag), budget.rate)
         if rate != budget.rate:
-            raise ConfigurationError(
-                f"budget {budget.name!r} is declared with both {rate:g} and {budget.rate:g} {budget.tag}s per second.",
-                "Give all tables that share the budget the same RateLimit, or use separate budgets.",
-                argument="budget",
-            )
+            raise unequal_rates_error(budget, rate)

@@ -209,58 +209,38 @@ class TaskReport:
     failed: int = 0
     keys: list[str] = field(default_factory=list)  # the first of those that failed
     error: AdjunctError | None = None
-    missing: bool = False
     unfit: bool = False  # whether the error is about its record's content
     letters: list[Any] = field(default_factory=list)
 
     def add(self, part: Part, outcomes: Outcomes, *, letters: Callable[[DeadLetter], Any] | None, at_most: int) -> None:
         """Add a part's outcomes. With `letters`, entries rejected for good are collected as dead letters."""
-        problems = outcomes.problems
-        if not problems:
-            return
-        entries = part.operation.entries
-        for place in sorted(problems):
-            problem = problems[place]
+        entries, kind = part.operation.entries, part.operation.kind.value
+        for place, problem in sorted(outcomes.problems.items()):
             if problem.state is State.SKIPPED:  # its condition failed, which the table counts
                 continue
-            if letters is not None and is_record_rejected(problem) and len(self.letters) < at_most + 1:
-                values = entries.values
-                value = None if values is None else values[place]
-                kind = part.operation.kind.value
+            key, is_rejected = entries.keys[place], is_record_rejected(problem)
+            if letters is not None and is_rejected and len(self.letters) < at_most + 1:
+                value = None if entries.values is None else entries.values[place]
                 self.letters.append(
-                    letters(
-                        DeadLetter(
-                            part.batch, part.rows[place], kind, entries.keys[place], value, _describe_problem(problem)
-                        )
-                    )
+                    letters(DeadLetter(part.batch, part.rows[place], kind, key, value, problem.describe()))
                 )
                 if len(self.letters) <= at_most:
                     continue
-            self._fail(problem, entries.keys[place])
-
-    def _fail(self, problem: Problem, key: Any) -> None:
-        self.failed += 1
-        if len(self.keys) < KEYS_SHOWN:
-            self.keys.append(repr(key))
-        if self.error is None:
-            self.error, self.missing = _error_from_problem(problem), problem.state is State.MISSING
-            self.unfit = is_record_rejected(problem)
-
-
-def _describe_problem(problem: Problem) -> str:
-    error = problem.error
-    return error.problem if isinstance(error, AdjunctError) else f"{type(error).__name__}: {error}"
+            self.failed += 1
+            if len(self.keys) < KEYS_SHOWN:
+                self.keys.append(repr(key))
+            if self.error is None:
+                self.error, self.unfit = _error_from_problem(problem), is_rejected
 
 
 def _error_from_problem(problem: Problem) -> AdjunctError:
-    error = problem.error
-    ours = None if error is None else first_cause(error, AdjunctError)
+    ours = None if problem.error is None else first_cause(problem.error, AdjunctError)
     if ours is not None:
         return ours
-    reason = f"{type(error).__name__}: {error}" if error is not None else f"the entry is {problem.state.value}"
+    reason = f"{problem.describe()}."
     if problem.may_pass:
-        return TableUnavailableError(f"{reason}.", "Check that the store can be reached, then run the batch again.")
-    return TableError(f"{reason}.", "Correct the records or the table, then run the batch again.")
+        return TableUnavailableError(reason, "Check that the store can be reached, then run the batch again.")
+    return TableError(reason, "Correct the records or the table, then run the batch again.")
 
 
 async def send_batches(
@@ -363,70 +343,22 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     kept = {TOMBSTONE, *_LETTER, *(() if write.marking is None else write.marking.order)}
     hidden = [name for name in df.columns if name.startswith("__") and name not in kept]
     rows = map_in_arrow(df.drop(*hidden), _sending_task(write, what), "report string").collect()
-    return _sum_reports([json.loads(row.report) for row in rows], write, what)
-
-
-def _sort_records(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWrite]:
-    """Return the records in source order; those of one message and key in a deterministic order."""
-    marking = write.marking
-    if marking is None:
-        return df.sortWithinPartitions(*[name for name in _POSITION if name in df.columns]), write
-    names = dict.fromkeys([*marking.order, *write.table.key, *(name for name in _POSITION if name in df.columns)])
-    content = [
-        field.name
-        for field in df.schema.fields
-        if not field.name.startswith("__") and field.name not in names and _is_orderable(field.dataType)
-    ]
-    exact = _is_deterministic(df) and all(
-        _is_orderable(field.dataType) for field in df.schema.fields if not field.name.startswith("__")
-    )
-    columns = [named_column(name) for name in (*names, *content)]
-    return df.sortWithinPartitions(*columns), replace(write, marking=replace(marking, exact=exact))
-
-
-def _is_orderable(kind: Any) -> bool:
-    return "map<" not in kind.simpleString() and "variant" not in kind.simpleString()
-
-
-def _is_deterministic(df: DataFrame) -> bool:
-    """Whether Spark computes the same rows each time; a Connect client can't tell, and assumes so."""
-    plan = getattr(df, "_jdf", None)
-    return plan is None or bool(plan.queryExecution().analyzed().deterministic())
-
-
-def check_record_columns(columns: Sequence[str], table: str, key: Sequence[str], *, updates: bool, what: str) -> None:
-    """Raise SchemaMismatchError if records lack the table's key, or are not updates; `what` is the operator."""
-    needed = [*key, *([UPDATE] if updates else [])]
-    missing = [name for name in needed if name not in columns]
-    if missing:
-        shown = ", ".join(name for name in columns if not name.startswith("__"))
-        raise SchemaMismatchError(
-            f"{what}: records for table {table} have no {', '.join(map(repr, missing))}; they have {shown}.",
-            "Turn the records into updates first: .map(*update_message(key=…, update=…, default=…))."
-            if updates
-            else f"Keep the table's key ({', '.join(key)}), or rename a column to it.",
-            table=table,
-            operator=what,
-            column=missing[0],
-        )
-
-
-def _sum_reports(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> WriteResult:
-    total = sum(
-        (TableMetrics.from_document(report["metrics"]) for report in reports if "metrics" in report), TableMetrics()
-    )
+    reports = [json.loads(row.report) for row in rows]
+    measured = (TableMetrics.from_document(report["metrics"]) for report in reports if "metrics" in report)
+    total, at_most = sum(measured, TableMetrics()), write.dead_letters
     metrics_hooks.report_metrics(write.table.name, total)
     failed = [report for report in reports if report["error"] is not None]
     if failed:
-        raise _failure_error(
-            failed, sum(min(len(report["letters"]), write.dead_letters or 0) for report in reports), write
-        )
+        raise _failure_error(failed, sum(min(len(report["letters"]), at_most or 0) for report in reports), write)
     letters = tuple(letter for report in reports for letter in report["letters"])
-    if write.dead_letters is not None and len(letters) > write.dead_letters:
-        raise _too_many_letters_error(letters, write, what)
-    counters = {"null_keys": 0, "dead_letters": len(letters)}
-    for report in reports:
-        counters["null_keys"] += report["null_keys"]
+    if at_most is not None and len(letters) > at_most:
+        raise TableError(
+            f"{what}: table {write.table.name} rejects more than {at_most} records of this batch, the limit of its "
+            f"dead letters; the first has key {letters[0]['key']}: {letters[0]['problem']}",
+            "Correct the records or the table, then run the batch again; or raise the limit with at_most=….",
+            table=write.table.name,
+        )
+    counters = {"null_keys": sum(report["null_keys"] for report in reports), "dead_letters": len(letters)}
     return WriteResult({**total.counts(), **counters}, letters, total)
 
 
@@ -450,14 +382,37 @@ def _failure_error(failed: Sequence[dict[str, Any]], letters: int, write: TableW
     return error.reworded(f"{problem}: {error.problem}", next_step)
 
 
-def _too_many_letters_error(letters: Sequence[dict[str, Any]], write: TableWrite, what: str) -> TableError:
-    first = letters[0]
-    return TableError(
-        f"{what}: table {write.table.name} rejects more than {write.dead_letters} records of this batch, the limit of "
-        f"its dead letters; the first has key {first['key']}: {first['problem']}",
-        "Correct the records or the table, then run the batch again; or raise the limit with at_most=….",
-        table=write.table.name,
-    )
+def _sort_records(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWrite]:
+    """Return the records in source order; those of one message and key in a deterministic order."""
+    marking, position = write.marking, [name for name in _POSITION if name in df.columns]
+    if marking is None:
+        return df.sortWithinPartitions(*position), write
+    names = dict.fromkeys([*marking.order, *write.table.key, *position])
+    kinds = {field.name: field.dataType.simpleString() for field in df.schema.fields if field.name[:2] != "__"}
+    orderable = [name for name, kind in kinds.items() if "map<" not in kind and "variant" not in kind]
+    plan = getattr(df, "_jdf", None)
+    # Whether Spark computes the same rows each time; a Connect client can't tell, and assumes so.
+    deterministic = plan is None or bool(plan.queryExecution().analyzed().deterministic())
+    exact = deterministic and len(orderable) == len(kinds)
+    columns = [named_column(name) for name in (*names, *(name for name in orderable if name not in names))]
+    return df.sortWithinPartitions(*columns), replace(write, marking=replace(marking, exact=exact))
+
+
+def check_record_columns(columns: Sequence[str], table: str, key: Sequence[str], *, updates: bool, what: str) -> None:
+    """Raise SchemaMismatchError if records lack the table's key, or are not updates; `what` is the operator."""
+    needed = [*key, *([UPDATE] if updates else [])]
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        shown = ", ".join(name for name in columns if not name.startswith("__"))
+        raise SchemaMismatchError(
+            f"{what}: records for table {table} have no {', '.join(map(repr, missing))}; they have {shown}.",
+            "Turn the records into updates first: .map(*update_message(key=…, update=…, default=…))."
+            if updates
+            else f"Keep the table's key ({', '.join(key)}), or rename a column to it.",
+            table=table,
+            operator=what,
+            column=missing[0],
+        )
 
 
 def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
@@ -487,9 +442,15 @@ class _Sending:
 
     async def send_all(self, batches: Iterator[Any]) -> dict[str, Any]:
         """Send all batches; return the task's report as JSON-able values."""
-        report = self._report
+        report, at_most = self._report, self._write.dead_letters
+
+        def record(part: Part, outcomes: Outcomes) -> bool:
+            letters = None if at_most is None else _letter_document
+            report.add(part, outcomes, letters=letters, at_most=at_most or 0)
+            return report.error is None
+
         async with self._write.table as table:
-            await send_batches(batches, self._parts, lambda part: table.send(part.operation), self._record_outcomes)
+            await send_batches(batches, self._parts, lambda part: table.send(part.operation), record)
             return {
                 "metrics": table.metrics.to_document(),
                 "null_keys": self._null_keys,
@@ -538,38 +499,22 @@ class _Sending:
             record = Changes(**update, remove=write.remove) if write.typed else update
         return DeadLetter(row, 0, kind, _key_of(row, write), record, f"{found.problem()}.")
 
-    def _record_outcomes(self, part: Part, outcomes: Outcomes) -> bool:
-        at_most = self._write.dead_letters
-        self._report.add(part, outcomes, letters=None if at_most is None else _letter_document, at_most=at_most or 0)
-        return self._report.error is None
-
 
 def _letter_document(letter: DeadLetter) -> dict[str, Any]:
-    """Return a rejected record as JSON-able values, with its position in the stream."""
-    batch = letter.batch
+    """Return a rejected record as JSON-able values, with its position in the stream.
+
+    Of an update it has the columns that it sets, or its changes under the names of `Changes`.
+    """
+    batch, value = letter.batch, letter.value
     place = {name.strip("_"): batch.column(name)[letter.row].as_py() for name in _LETTER if name in batch.schema.names}
-    document: dict[str, Any] = json.loads(
-        json.dumps(
-            {
-                **place,
-                "kind": letter.kind,
-                "key": json.dumps(letter.key, default=str),
-                "record": json.dumps(_value_document(letter.value), default=str),
-                "problem": letter.problem,
-            },
-            default=str,
-        )
-    )
+    if isinstance(value, Changes):
+        parts = {"set": value.set, "add": value.add, "append": value.append}
+        value = {part: dict(columns) for part, columns in parts.items() if columns}
+        value |= {"remove": list(letter.value.remove)} if letter.value.remove else {}
+    texts = {"key": json.dumps(letter.key, default=str), "record": json.dumps(value, default=str)}
+    content = {**place, "kind": letter.kind, **texts, "problem": letter.problem}
+    document: dict[str, Any] = json.loads(json.dumps(content, default=str))
     return document
-
-
-def _value_document(value: Any) -> Any:
-    """The record of a put, the columns that an update sets, or its changes under the names of `Changes`."""
-    if not isinstance(value, Changes):
-        return value
-    parts = {"set": value.set, "add": value.add, "append": value.append}
-    document: dict[str, Any] = {part: dict(columns) for part, columns in parts.items() if columns}
-    return document | ({"remove": list(value.remove)} if value.remove else {})
 
 
 def _key_of(row: Any, write: TableWrite) -> Any:

@@ -7,10 +7,11 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from dagster_adjunct.resources.common import LoopThread, check_name
+from dagster_adjunct.resources.common import LoopThread, argument_error, check_name
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -20,15 +21,11 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.schemas.records import ArrowFrame
-from dagster_adjunct.resources.tables.arrow import ArrowEntries, is_arrow
+from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.batching import BatchLayer, BatchProvider
 from dagster_adjunct.resources.tables.cache import Cache, CacheLayer
 from dagster_adjunct.resources.tables.conditions import DeclaredConditions
-from dagster_adjunct.resources.tables.functions import (
-    FunctionLayer,
-    TableReadFunction,
-    TableWriteFunction,
-)
+from dagster_adjunct.resources.tables.functions import FunctionLayer, TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.layers import Layer
 from dagster_adjunct.resources.tables.metrics import Meter, TableMetrics, has_metrics_hooks, report_metrics
 from dagster_adjunct.resources.tables.operation import (
@@ -121,19 +118,12 @@ class BlockingTable(Generic[K, V, U]):
         self._thread.close(self.table.close)
 
 
-_NEED_VALUES = (OperationKind.UPDATE, OperationKind.PUT_IF_ABSENT)
-
-
 def check_entries(table: str, operation: Operation[Any]) -> None:
     """Raise TableError for an operation whose entries have the wrong type, such as a plain Arrow batch."""
     entries = operation.entries
     if not (hasattr(entries, "null_key") and hasattr(entries, "take")):
-        raise TableError(
-            f"table {table} got an Operation whose entries are a {type(entries).__name__}; expected RowEntries or "
-            "ArrowEntries.",
-            "Use ArrowEntries.of(batch, key)." if is_arrow(entries) else "Use RowEntries(keys, values).",
-            table=table,
-        )
+        problem = f"table {table} got an Operation whose entries are a {type(entries).__name__}."
+        raise TableError(problem, "Use RowEntries(keys, values), or ArrowEntries.of(batch, key).", table=table)
 
 
 def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> None:
@@ -141,74 +131,37 @@ def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> 
     entries = operation.entries
     place = entries.null_key()
     if place is not None:
-        raise NullKeyError(
-            f"table {table} got {entries.keys[place]!r} as a key to {operation.kind.value}; "
-            f"{' and '.join(key)} must not be null.",
-            "Filter such records out before they reach the table.",
-            table=table,
-        )
+        found, named = f"{entries.keys[place]!r} as a key to {operation.kind.value}", " and ".join(key)
+        problem = f"table {table} got {found}; {named} must not be null."
+        raise NullKeyError(problem, "Filter such records out before they reach the table.", table=table)
     if type(entries) is RowEntries:
         try:
             deque(map(hash, entries.keys), 0)
         except TypeError as error:
             raise _unhashable_key_error(table, error) from error
-    if operation.kind in _NEED_VALUES:
-        place = entries.null_value()
-        if place is not None:
-            raise TableError(
-                f"table {table} got None to {operation.kind.value} for key {entries.keys[place]!r}.",
-                "Use delete() to remove a record, or leave the entry out.",
-                table=table,
-            )
-
-
-def deduplicate_keys(table: str, keys: Iterable[Any]) -> list[Any]:
-    """Return the distinct keys in order; TableError for an unhashable one."""
-    wanted = list(keys)
-    try:
-        return list(dict.fromkeys(wanted))
-    except TypeError as error:
-        raise _unhashable_key_error(table, error) from error
+    needs_values = operation.kind in (OperationKind.UPDATE, OperationKind.PUT_IF_ABSENT)
+    if needs_values and (place := entries.null_value()) is not None:
+        problem = f"table {table} got None to {operation.kind.value} for key {entries.keys[place]!r}."
+        raise TableError(problem, "Use delete() to remove a record, or leave the entry out.", table=table)
 
 
 def _unhashable_key_error(table: str, error: TypeError) -> TableError:
-    return TableError(
-        f"table {table} got a key that is not hashable: {error}.",
-        "Use a plain value, or a tuple of plain values for a key of several columns.",
-        table=table,
-    )
+    problem = f"table {table} got a key that is not hashable: {error}."
+    step = "Use a plain value, or a tuple of plain values for a key of several columns."
+    return TableError(problem, step, table=table)
 
 
 def split_pairs(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
     """Return the keys and the values of the entries."""
+    step = "Pass a list of (key, value), or the .items() of a dict."
+    if isinstance(entries, (Mapping, set, frozenset)):
+        problem = f"table {table} got a {type(entries).__name__} as entries; expected pairs in the order to apply them."
+        raise TableError(problem, step, table=table)
     try:
-        if not isinstance(entries, (Mapping, set, frozenset)):
-            pairs = list(entries)
-            return [key for key, _ in pairs], [value for _, value in pairs]
+        pairs = list(entries)
+        return [key for key, _ in pairs], [value for _, value in pairs]
     except (TypeError, ValueError) as error:
-        raise TableError(
-            f"table {table} got entries that are not pairs: {error}.",
-            "Pass a list of (key, value).",
-            table=table,
-        ) from error
-    raise TableError(
-        f"table {table} got a {type(entries).__name__} as entries; expected pairs in the order in which they apply.",
-        "Pass a list of (key, value), or the .items() of a dict.",
-        table=table,
-    )
-
-
-def split_messages(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[UpdateMessage[Any, Any]]]:
-    """Return the keys and the messages of the entries."""
-    keys, messages = split_pairs(table, entries)
-    for key, message in zip(keys, messages, strict=True):
-        if not isinstance(message, UpdateMessage):
-            raise TableError(
-                f"table {table} got {message!r} as the message for key {key!r}; expected an UpdateMessage.",
-                "Wrap the update: UpdateMessage(update, default).",
-                table=table,
-            )
-    return keys, messages
+        raise TableError(f"table {table} got entries that are not pairs: {error}.", step, table=table) from error
 
 
 # In order of precedence.
@@ -258,13 +211,7 @@ def _describe_failures(operation: Operation[Any], outcomes: Outcomes, places: Se
     first = repr(keys[0])
     shown = first if len(first) <= _SHOWN else first[:_SHOWN] + "…"
     more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-    cause = problem.error
-    if isinstance(cause, AdjunctError):
-        reason = cause.problem
-    elif cause is not None:
-        reason = f"{type(cause).__name__}: {cause}"
-    else:
-        reason = f"the outcome is {problem.state.value}"
+    reason = problem.describe()
     end = "" if reason.endswith((".", "!", "?", "…")) else "."
     return f"{operation.kind.value} of key {shown}{more} failed: {reason}{end}"
 
@@ -279,8 +226,7 @@ _COUNTED_AS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Layers:
+class _Layers(NamedTuple):
     top: Layer
     contract: UpdateContractLayer
     batch: BatchLayer
@@ -337,25 +283,22 @@ class RemoteTable(Generic[K, V, U]):
         self.write_function = write_function
         self.retry = retry or RetryPolicy()
         self.rate_limit = rate_limit or RateLimit()
-        self.batches = _batch_provider(name, batch_size, batches)
+        if batches is not None and batch_size is not None:
+            found = f"table {name}: batch_size={batch_size} and batches={batches} both set the batch size"
+            raise argument_error(found, "one of them", argument="batches", table=name)
+        self.batches = batches or (BatchProvider() if batch_size is None else BatchProvider(size=batch_size))
         self.in_flight = in_flight
         self.conditions = DeclaredConditions(name, newest_by, idempotent, on_replay)
         self.defaults_may_overwrite = defaults_may_overwrite
         self.cache = cache
         self.clock = SystemClock() if clock is None else clock
         if not (callable(getattr(self.clock, "now", None)) and callable(getattr(self.clock, "sleep", None))):
-            raise ConfigurationError(
-                f"table {name} has clock={clock!r}: expected an object with now() and async sleep(seconds).",
-                "Omit it to use the machine's clock.",
-                argument="clock",
-                table=name,
-            )
+            expected = "an object with now() and async sleep(seconds)"
+            raise argument_error(f"table {name} has clock={clock!r}", expected, argument="clock", table=name)
         if read_function is None and write_function is None:
-            raise ConfigurationError(
-                f"table {name} has neither a read nor a write function.",
-                "Pass read_function=…, write_function=… or both (often the same object).",
-                table=name,
-            )
+            problem = f"table {name} has neither a read nor a write function."
+            step = "Pass read_function=…, write_function=… or both (often the same object)."
+            raise ConfigurationError(problem, step, table=name)
         self.conditions.check(None if write_function is None else write_function.capabilities)
         if self.batches.compact and (newest_by is not None or idempotent):
             raise ConfigurationError(
@@ -365,28 +308,15 @@ class RemoteTable(Generic[K, V, U]):
                 table=name,
             )
         if cache is not None and (newest_by is not None or idempotent):
-            raise ConfigurationError(
-                f"table {name}: a cache can't know which writes the store skips under newest_by or idempotent.",
-                "Remove the cache, or declare a second table for reading that has the cache and no conditions.",
-                argument="cache",
-                table=name,
-            )
+            problem = f"table {name}: a cache can't know which writes the store skips under newest_by or idempotent."
+            step = "Remove the cache, or declare a second table for reading that has the cache and no conditions."
+            raise ConfigurationError(problem, step, argument="cache", table=name)
         self.credit_source: CreditSource | None = None
-        self._begin()
-        self._get_layers()  # raises if the layers can't be composed
+        self._meter, self._reported = Meter(), TableMetrics()
+        assert self._layers  # raises if the layers can't be composed
 
-    def _begin(self) -> None:  # those of `_PROCESS_STATE`
-        self._meter = Meter()
-        self._reported = TableMetrics()
-        self._layers: _Layers | None = None
-
-    def _get_layers(self) -> _Layers:
-        layers = self._layers
-        if layers is None:
-            layers = self._layers = self._compose()
-        return layers
-
-    def _compose(self) -> _Layers:
+    @cached_property
+    def _layers(self) -> _Layers:
         """cache -> update contract -> batch (with the order of each key) -> retry -> rate -> function"""
         meter = self._meter
         function = FunctionLayer(self.name, self.read_function, self.write_function)
@@ -394,15 +324,13 @@ class RemoteTable(Generic[K, V, U]):
         rate = RateLayer(self.name, attempt, self.rate_limit, self.credit_source, meter, self.clock)
         retry = RetryLayer(rate, self.retry, meter, self.clock)
         functions = [f for f in (self.read_function, self.write_function) if f is not None]
+        able = functions[-1].capabilities
         largest = [most for f in functions if (most := f.capabilities.largest) is not None]
         size = rate.largest(min([self.batches.size, *largest]))
         batches = self.batches if size == self.batches.size else replace(self.batches, size=size)
         batch = BatchLayer(retry, table=self.name, batches=batches, in_flight=self.in_flight)
         contract = UpdateContractLayer(
-            batch,
-            table=self.name,
-            capabilities=functions[-1].capabilities,
-            defaults_may_overwrite=self.defaults_may_overwrite,
+            batch, table=self.name, capabilities=able, defaults_may_overwrite=self.defaults_may_overwrite
         )
         top = contract if self.cache is None else CacheLayer(contract, self.cache, meter, self.clock)
         return _Layers(top, contract, batch)
@@ -418,7 +346,7 @@ class RemoteTable(Generic[K, V, U]):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
-        self._begin()
+        self._meter, self._reported = Meter(), TableMetrics()
 
     def with_credit_source(self, source: CreditSource) -> RemoteTable[K, V, U]:
         """Return this table with `source` as the source of its credits, also in tasks."""
@@ -456,8 +384,7 @@ class RemoteTable(Generic[K, V, U]):
 
     async def flush(self) -> None:
         """Send waiting operations, and return when everything requested so far is answered."""
-        layers = self._get_layers()
-        await layers.contract.flush(layers.batch.flush)
+        await self._layers.contract.flush(self._layers.batch.flush)
         if has_metrics_hooks():
             before, self._reported = self._reported, self.metrics
             report_metrics(self.name, self._reported - before)
@@ -467,7 +394,7 @@ class RemoteTable(Generic[K, V, U]):
         await self.flush()
         if self.credit_source is not None:
             await self.credit_source.close()
-        await self._get_layers().top.close()
+        await self._layers.top.close()
 
     async def send(self, operation: Operation[K]) -> Outcomes:
         """Execute the operation under the table's declared conditions; return each entry's outcome.
@@ -487,7 +414,7 @@ class RemoteTable(Generic[K, V, U]):
         if len(self.key) > 1 and not operation.key:
             operation = replace(operation, key=self.key)
         operation = self.conditions.on(operation)
-        outcomes = await self._get_layers().top.send(operation)
+        outcomes = await self._layers.top.send(operation)
         self._count_entries(operation, outcomes)
         return outcomes
 
@@ -498,7 +425,11 @@ class RemoteTable(Generic[K, V, U]):
 
     async def get_all(self, keys: Iterable[K], *args: object) -> dict[K, V]:
         """The records of those `keys` that have one."""
-        wanted = deduplicate_keys(self.name, keys)
+        wanted = list(keys)
+        try:
+            wanted = list(dict.fromkeys(wanted))
+        except TypeError as error:
+            raise _unhashable_key_error(self.name, error) from error
         records = (await self._send_or_raise(Operation(GET, RowEntries(wanted), args))).records or ()
         return {key: record for key, record in zip(wanted, records, strict=False) if record is not None}
 
@@ -558,7 +489,11 @@ class RemoteTable(Generic[K, V, U]):
 
         One request per batch if the function supports that. RecordNotFoundError as in `update_all`, with the remedy.
         """
-        keys, messages = split_messages(self.name, entries)
+        keys, messages = split_pairs(self.name, entries)
+        for key, message in zip(keys, messages, strict=True):
+            if not isinstance(message, UpdateMessage):
+                problem = f"table {self.name} got {message!r} for key {key!r}; expected an UpdateMessage."
+                raise TableError(problem, "Wrap the update: UpdateMessage(update, default).", table=self.name)
         defaults = [message.default for message in messages]
         kept = defaults if any(default is not None for default in defaults) else None
         updates = RowEntries(keys, [message.update for message in messages], kept)
@@ -579,14 +514,3 @@ class RemoteTable(Generic[K, V, U]):
             count("defaults_put", outcomes.defaults_put)
         if outcomes.problems and (skipped := len(outcomes.places(State.SKIPPED))):
             count("skipped", skipped)
-
-
-def _batch_provider(table: str, size: int | None, batches: BatchProvider | None) -> BatchProvider:
-    if batches is not None and size is not None:
-        raise ConfigurationError(
-            f"table {table}: batch_size={size} and batches={batches} both set the batch size.",
-            "Pass one of them.",
-            argument="batches",
-            table=table,
-        )
-    return batches or (BatchProvider() if size is None else BatchProvider(size=size))

@@ -11,8 +11,9 @@ only; other operations on these keys in this event loop wait for the third.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError
@@ -53,17 +54,14 @@ class UpdateContractLayer:
         self._orders = PerLoop(KeyLock)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        begins = False
-        if operation.kind is OperationKind.UPDATE:
-            begins = (
-                operation.contract is UpdateContract.UPDATE_WITH_DEFAULTS and operation.entries.defaults is not None
-            )
-            if begins:
-                check_defaults(self._table, self._updates_with_defaults or self._puts_if_absent, self._may_overwrite)
-        if self._updates_with_defaults:
-            return await self._send_once(operation)
+        updates, with_defaults = operation.kind is OperationKind.UPDATE, UpdateContract.UPDATE_WITH_DEFAULTS
+        begins = updates and operation.contract is with_defaults and operation.entries.defaults is not None
+        if begins and not (self._updates_with_defaults or self._puts_if_absent or self._may_overwrite):
+            problem = f"table {self._table}: without put_if_absent, a default could overwrite another writer's record."
+            step = "Implement put_if_absent(), accept the risk with defaults_may_overwrite=True, or send no defaults."
+            raise ConfigurationError(problem, step, argument="defaults_may_overwrite", table=self._table)
         order = self._orders.here()
-        if not begins and not order.holds(operation.entries):
+        if self._updates_with_defaults or not (begins or order.holds(operation.entries)):
             return await self._send_once(operation)
         ticket = order.take(operation.entries)
         try:
@@ -96,21 +94,17 @@ class UpdateContractLayer:
         assert defaults is not None
         bare = operation.with_entries(entries.without_defaults())
         first = await self._send_update(bare)
-        missing = first.places(State.MISSING)
-        begun, again = plan_defaults(entries.keys, defaults, missing)
+        begun, again = plan_defaults(entries.keys, defaults, first.places(State.MISSING))
         if not begun:
             return self._with_explanations(operation, first)
-        puts = await self._below.send(
-            replace(
-                operation,
-                kind=OperationKind.PUT_IF_ABSENT if self._puts_if_absent else OperationKind.PUT,
-                entries=RowEntries(list(begun), [defaults[place] for place in begun.values()]),
-                conditions=Conditions(),  # a default counts as no message
-            )
-        )
+        kind = OperationKind.PUT_IF_ABSENT if self._puts_if_absent else OperationKind.PUT
+        rows = RowEntries(list(begun), [defaults[place] for place in begun.values()])
+        # Without conditions: a default counts as no message.
+        puts = await self._below.send(replace(operation, kind=kind, entries=rows, conditions=Conditions()))
         later = await self._send_update(bare.with_entries(bare.entries.take(again)))
         outcomes = first.with_retried(again, replace(later, defaults_put=later.defaults_put + puts.done))
-        return self._with_explanations(operation, outcomes, dict(zip(begun, _problem_per_entry(puts), strict=True)))
+        failed = {key: puts.problems[place] for place, key in enumerate(begun) if place in puts.problems}
+        return self._with_explanations(operation, outcomes, failed)
 
     async def _send_update(self, operation: Operation[Any]) -> Outcomes:
         try:
@@ -122,38 +116,30 @@ class UpdateContractLayer:
             return outcomes
 
     def _with_explanations(
-        self, operation: Operation[Any], outcomes: Outcomes, puts: dict[Hashable, Problem | None] | None = None
+        self, operation: Operation[Any], outcomes: Outcomes, failed: Mapping[Hashable, Problem] = MappingProxyType({})
     ) -> Outcomes:
-        """The same outcomes, with errors that say how to avoid the missing records."""
-        if not outcomes.problems:
-            return outcomes
-        problems = dict(outcomes.problems)
-        keys, without_help = operation.entries.keys, []
+        """The same outcomes, with errors that say how to avoid the missing records; `failed` are defaults by key."""
+        problems, keys, table = dict(outcomes.problems), operation.entries.keys, self._table
+        without_help = []
         for place in outcomes.places(State.MISSING):
-            put = puts.get(keys[place]) if puts else None
+            put = failed.get(keys[place])
             if put is None or put.state is State.SKIPPED:
                 without_help.append(place)
-            else:
-                error = _default_rejected_error(self._table, keys[place], put, problems[place])
-                problems[place] = replace(put, error=error)
+                continue
+            error = RecordNotFoundError(
+                f"table {table} has no record to update for key {keys[place]!r}, and its default could not be put: "
+                f"{put.error}",
+                "Correct what the store rejects in the default.",
+                keys=(keys[place],),
+                table=table,
+            )
+            error.__cause__ = put.error or problems[place].error
+            problems[place] = replace(put, error=error)
         if without_help:
-            error = missing_records_error(self._table, operation, without_help)
+            error = missing_records_error(table, operation, without_help)
             error.__cause__ = problems[without_help[0]].error
             problems |= dict.fromkeys(without_help, Problem(State.MISSING, error))
-        return replace(outcomes, problems=problems)
-
-
-def check_defaults(table: str, if_absent: bool, may_overwrite: bool) -> None:
-    """Raise ConfigurationError if defaults could overwrite another writer's record."""
-    if not if_absent and not may_overwrite:
-        raise ConfigurationError(
-            f"table {table}: its write function does not support put_if_absent, so a default could "
-            "overwrite a record that another writer puts at the same time.",
-            "Implement put_if_absent(), accept the risk with RemoteTable(…, defaults_may_overwrite=True), "
-            "or send updates without defaults.",
-            argument="defaults_may_overwrite",
-            table=table,
-        )
+        return replace(outcomes, problems=problems) if problems else outcomes
 
 
 def plan_defaults(
@@ -196,18 +182,3 @@ def missing_records_error(table: str, operation: Operation[Any], places: Sequenc
             "with a default under UpdateContract.UPDATE_WITH_DEFAULTS."
         )
     return RecordNotFoundError(problem + why, help_, keys=keys, table=table)
-
-
-def _default_rejected_error(table: str, key: Hashable, put: Problem, missing: Problem) -> RecordNotFoundError:
-    error = RecordNotFoundError(
-        f"table {table} has no record to update for key {key!r}, and its default could not be put: {put.error}",
-        "Correct what the store rejects in the default.",
-        keys=(key,),
-        table=table,
-    )
-    error.__cause__ = put.error or missing.error
-    return error
-
-
-def _problem_per_entry(outcomes: Outcomes) -> list[Problem | None]:
-    return [outcomes.problems.get(place) for place in range(outcomes.count)]

@@ -191,9 +191,7 @@ def test_a_server_that_is_down_for_longer_than_the_retries_is_a_transient_error_
         monkeypatch.setenv(VARIABLE, f"postgresql://someone:hunter2@127.0.0.1:{port}/db")
         with (
             blocking(table_of("t"), retry=RetryPolicy(attempts=3, first_wait=0.01)) as table,
-            pytest.raises(
-                TableUnavailableError, match=rf"can't connect to PostgreSQL at 127.0.0.1:{port}/db "
-            ) as error,
+            pytest.raises(TableUnavailableError, match=rf"127.0.0.1:{port}/db can't be reached") as error,
         ):
             table.get(1)
         assert "Check that the server runs" in str(error.value)

@@ -230,7 +230,7 @@ def test_arguments_of_a_call_of_the_function_alone_are_refused(table_of):
             lambda: store.update("k", {"n": 1}, "tenant"),
             lambda: store.put_if_absent("k", {"n": 1}, "tenant"),
         ):
-            with pytest.raises(ConfigurationError, match=r"has 1 extra argument\(s\), which \w+Table does not accept"):
+            with pytest.raises(ConfigurationError, match=r"\w+Table does not accept the extra arguments of a"):
                 await call()
         return await store.get("k")
 
@@ -336,7 +336,7 @@ def test_a_key_with_a_name_of_what_conditions_keep_is_refused_under_them_and_wel
         table.put(("k", 1), record)
     guarded = RemoteTable("t", key=["id", name], read_function=store, write_function=store, newest_by="n")
     with BlockingTable(guarded) as table:
-        with pytest.raises(ConfigurationError, match=f"can't have conditions: its key has a column '{name}'"):
+        with pytest.raises(ConfigurationError, match=f"can't have conditions: .* has a column '{name}'"):
             table.put(("k", 1), {**record, "n": 3})
         assert table.get(("k", 1)) == record
 

@@ -341,10 +341,10 @@ def test_a_get_between_two_puts_of_a_compact_batch_sees_the_first():
 def test_compact_batches_refuse_updates_and_conditions():
     store = SlowStore()
     compact = BatchProvider(compact=True)
-    with pytest.raises(ConfigurationError, match=r"batches are compact.*updates need every one"):
+    with pytest.raises(ConfigurationError, match=r"batches are compact.*updates need every entry"):
         run(lambda: table_over(store, batches=compact).update("a", {}))
     entries = RowEntries(["a"], [{"at": 1}], None, [DIRECT], [1])
-    with pytest.raises(ConfigurationError, match="conditions need every one"):
+    with pytest.raises(ConfigurationError, match="conditions need every entry"):
         BatchHandler(compact, table="t").check(Operation(OperationKind.PUT, entries, (), Conditions("at")))
     assert store.requests == []
 

@@ -144,7 +144,7 @@ def test_runs_that_state_other_rates_for_one_budget_are_told(tmp_path: Path, cap
     before, after = run("before", 100.0), run("after", 1000.0)
     for leases in (before, run("like it", 100.0), before):
         leases.lease(LeaseRequest(0.05, 0.1))
-    assert not any("is stated with" in message for message in caplog.messages)
+    assert not any("is declared with" in message for message in caplog.messages)
     for _ in range(3):
         after.lease(LeaseRequest(0.05, 0.1))
         before.lease(LeaseRequest(0.05, 0.1))

@@ -181,8 +181,9 @@ def test_a_policy_that_cannot_work_is_refused(wrong):
         lambda: Backoff.fixed(float("nan")),
         lambda: Backoff.exponential(10, 5),
     ):
-        with pytest.raises(ConfigurationError, match="0 s or more"):
+        with pytest.raises(ConfigurationError) as failure:
             backoff()
+        assert failure.value.argument == "backoff"
 
 
 def test_a_policy_whose_waits_fit_is_taken_to_the_limit():

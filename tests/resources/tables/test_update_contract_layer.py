@@ -161,7 +161,7 @@ def test_a_function_that_cannot_put_if_absent_gets_no_defaults_in_silence():
     function = NoPutIfAbsent()
     table = table_over(function)
     message = [("a", UpdateMessage({"n": 1}, {"m": 0}))]
-    with pytest.raises(ConfigurationError, match="does not support put_if_absent") as error:
+    with pytest.raises(ConfigurationError, match="without put_if_absent") as error:
         asyncio.run(table.update_messages(message, WITH_DEFAULTS))
     assert error.value.argument == "defaults_may_overwrite"
     assert function.done == []
