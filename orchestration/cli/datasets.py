@@ -126,7 +126,7 @@ def get_dataset_entries(lake: Lake, name: str, key: tuple[str, ...], version: st
 @click.option("--prefix", multiple=True, help="What keys begin with; repeat it for several key columns.")
 @click.option("--from", "start", multiple=True, metavar="KEY", help="The first key, or its leading values (inclusive).")
 @click.option("--to", "end", multiple=True, metavar="KEY", help="The end key, or its leading values (exclusive).")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of entries.")
+@options.limit_option(100, "Maximum number of entries.")
 @_version
 @_as_of
 @options.lake_options()

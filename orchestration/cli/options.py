@@ -41,6 +41,11 @@ user_option = click.option(
 )
 
 
+def limit_option(default: int | None, text: str) -> Callable[[C], C]:
+    """Add --limit, 1 or more."""
+    return click.option("--limit", type=click.IntRange(1), default=default, show_default=default is not None, help=text)
+
+
 def lake_option(*, create: bool = False) -> Callable[[C], C]:
     """Add --lake, and pass the lake as `lake`; unless `create`, it must exist."""
 

@@ -13,7 +13,7 @@ from dagster_adjunct.orchestration.application.application import Application, l
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent, describe_similar_names, list_applications
 from dagster_adjunct.orchestration.batch_log.checkpoints import Checkpoint, CheckpointChange, CheckpointManager
-from dagster_adjunct.orchestration.cli.options import app_reference, audit_options, lake_options
+from dagster_adjunct.orchestration.cli.options import app_reference, audit_options, lake_options, limit_option
 from dagster_adjunct.orchestration.cli.output import show_facts, show_json, show_line, show_table
 from dagster_adjunct.orchestration.operators.stream_facts import JOIN_VERSIONS
 from dagster_adjunct.orchestration.planner.planner import systems_for
@@ -78,9 +78,7 @@ def show_checkpoint(lake: Lake, name: str) -> None:
 @checkpoint.command("history")
 @click.argument("name")
 @click.argument("partition", required=False)
-@click.option(
-    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Maximum number of changes, newest first."
-)
+@limit_option(20, "Maximum number of changes, newest first.")
 @lake_options()
 def show_checkpoint_history(lake: Lake, name: str, partition: str | None, limit: int) -> None:
     """Show the newest changes of application NAME's offsets: who moved what, when, from where to where."""

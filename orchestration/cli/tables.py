@@ -16,7 +16,7 @@ import click
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.orchestration.application.table_registry import open_registered_table, reset_table
 from dagster_adjunct.orchestration.cli import output
-from dagster_adjunct.orchestration.cli.options import lake_options, user_option
+from dagster_adjunct.orchestration.cli.options import lake_options, limit_option, user_option
 from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
 from dagster_adjunct.resources.backends.columns import Kind, parse_known_column
 from dagster_adjunct.resources.errors import ConditionsNotMetError, ConfigurationError
@@ -427,7 +427,7 @@ def _title(table: str, family: str | None) -> str:
 
 
 _after = click.option("--after", metavar="NAME", help="Start after this name.")
-_limit = click.option("--limit", type=click.IntRange(1), help="Maximum number.")
+_limit = limit_option(None, "Maximum number.")
 _longest_key = click.option("--longest-key", type=int, metavar="BYTES", help="Maximum size of a serialized key.")
 _longest_value = click.option("--longest-value", type=int, metavar="BYTES", help="Maximum size of a serialized value.")
 

@@ -16,7 +16,13 @@ from dagster_adjunct.assets.versions.actions import describe_unserved_version
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, as_bounded
 from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.orchestration.cli import output
-from dagster_adjunct.orchestration.cli.options import audit_options, lake_options, parse_expiry, split_keys
+from dagster_adjunct.orchestration.cli.options import (
+    audit_options,
+    lake_options,
+    limit_option,
+    parse_expiry,
+    split_keys,
+)
 from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
@@ -71,13 +77,7 @@ def show_version(store: StoredVersions, version: str) -> None:
 @click.command("history")
 @click.argument("name")
 @click.argument("key", nargs=-1)
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
-    help="Maximum number of commits or intervals, newest first.",
-)
+@limit_option(20, "Maximum number of commits or intervals, newest first.")
 @lake_options()
 def show_history(lake: Lake, name: str, key: tuple[str, ...], limit: int) -> None:
     """Show the newest commits: what was done to which version, by whom, when and why. With KEY, show one entry.

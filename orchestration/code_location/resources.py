@@ -71,20 +71,19 @@ class KeyValueTableResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
 
 def backend_without_secrets(backend: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the `EnvVar`s in a backend's description with the names of their variables."""
-    return {name: _without_secret(name, value) for name, value in backend.items()}
+    """Replace the `EnvVar`s in a backend's description with the names of their variables.
+
+    Raises ConfigurationError for other values of `*_env` settings.
+    """
+    shown = dict(backend)
+    for name, value in backend.items():
+        if name.endswith("_env") and value is not None:
+            several = isinstance(value, list | tuple)
+            names = [resolve_variable(f"backend[{name!r}]", one) for one in (value if several else [value])]
+            shown[name] = names if several else names[0]
+    return shown
 
 
-def _without_secret(name: str, value: object) -> object:
-    """Return a setting of a backend, with variable names for `*_env` settings. Raises ConfigurationError for others."""
-    if not name.endswith("_env") or value is None:
-        return value
-    if isinstance(value, list | tuple):
-        return [resolve_variable(f"backend[{name!r}]", one) for one in value]
-    return resolve_variable(f"backend[{name!r}]", value)
-
-
-@validated
 class KeyValueRowsResource(TableResource):
     """A remote table whose records are stored in a key-value table (`KeyValueRows`).
 

@@ -89,15 +89,6 @@ class FanOut:
         return replace(self, tasks=tasks)
 
 
-@dataclass(frozen=True, slots=True)
-class FanOutDecision:
-    """The state after a fan-out, its result, and the requests that can be deleted."""
-
-    state: FanOutState
-    report: FanOut
-    finished: tuple[StartpointRequest, ...]
-
-
 def decide_fan_out(
     state: FanOutState,
     requests: Iterable[StartpointRequest],
@@ -107,8 +98,10 @@ def decide_fan_out(
     named_only: frozenset[str],
     taken: Taken,
     complete: bool,
-) -> FanOutDecision:
+) -> tuple[FanOutState, FanOut, list[StartpointRequest]]:
     """Hand the requests to the tasks that they are for; `tasks` has the partitions that each task reads.
+
+    Returns the state afterwards, the result, and the requests that can be deleted.
 
     Requests for all tasks are not for those of `named_only`. Requests that were `taken` no longer count: a run that
     died between its commit and their removal leaves them, and later requests need not be newer than they are. Unless
@@ -153,7 +146,7 @@ def decide_fan_out(
         held=held,
         blocked=tuple(blocked),
     )
-    return FanOutDecision(FanOutState(distribution.after(), settled, state.unreadable), report, tuple(finished))
+    return FanOutState(distribution.after(), settled, state.unreadable), report, finished
 
 
 def remove_pending(

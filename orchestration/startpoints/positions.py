@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
@@ -196,13 +196,12 @@ def check_positions(
         if lost and source.on_lost != "oldest":
             raise _retention_error(app, source, lost, positions.startpoints)
     for replay, why in positions.stuck_replays:
-        raise OffsetOutOfRangeError(
+        raise offset_error(
+            replay.ssp,
             f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) is at offset {replay.next} of {replay.until} "
             f"and can't continue: {why}.",
             f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …), then request it again from an "
             "existing offset.",
-            stream=replay.ssp.qualified_stream,
-            partition=replay.ssp.partition,
             offset=replay.next,
             application=app.name,
         )
@@ -275,12 +274,11 @@ def past_end_of_batch_error(
 def _past_end_error(
     app: Application, ssp: SystemStreamPartition, offset: str, upcoming: str, reader: str, restore: str
 ) -> OffsetOutOfRangeError:
-    return OffsetOutOfRangeError(
+    return offset_error(
+        ssp,
         f"{ssp}: {reader}offset {offset}, and the stream ends before {upcoming}: it has lost records, or is a "
         "different stream.",
         f"{restore} set a startpoint: adjunct startpoint set MODULE:APP {ssp} --oldest --reason ….",
-        stream=ssp.qualified_stream,
-        partition=ssp.partition,
         offset=offset,
         application=app.name,
         upcoming=upcoming,
@@ -399,6 +397,11 @@ def has_pending_startpoints(state: ApplicationState, stream: str) -> bool:
 def _by_partition(stream: str, offsets: Iterable[str]) -> dict[SystemStreamPartition, str]:
     system, name = split_stream_name(stream)
     return {SystemStreamPartition(system, name, number): offset for number, offset in enumerate(offsets)}
+
+
+def offset_error(ssp: SystemStreamPartition, problem: str, next_step: str, **facts: Any) -> OffsetOutOfRangeError:
+    """Return the error for an offset of a partition."""
+    return OffsetOutOfRangeError(problem, next_step, stream=ssp.qualified_stream, partition=ssp.partition, **facts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, 
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
+from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, offset_error
 from dagster_adjunct.orchestration.startpoints.preview import Preview
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
@@ -41,7 +41,6 @@ from dagster_adjunct.resources.errors import (
     DatasetError,
     MalformedDocumentError,
     ObjectNotFoundError,
-    OffsetOutOfRangeError,
     PermanentError,
     VersionDiscardedError,
 )
@@ -445,11 +444,10 @@ def explain_unread(asked: AskedOffsets, reads: FirstReads, history: ReadHistory)
         elif history.oldest > 1:
             why = f"the batch log's history from before its commit {history.oldest} is gone"
         errors[ssp] = str(
-            OffsetOutOfRangeError(
+            offset_error(
+                ssp,
                 f"{ssp}: it is unknown which versions were read with offsets {start} up to {end}: {why}.",
                 _NEXT,
-                stream=ssp.qualified_stream,
-                partition=ssp.partition,
                 offset=start,
             )
         )
@@ -468,13 +466,12 @@ def explain_cut(
         return {}
     return {
         ssp: str(
-            OffsetOutOfRangeError(
+            offset_error(
+                ssp,
                 f"{ssp}: only a part of batch {reads.cut[0]} is requested, and its joins read in "
                 f"{min(met_after_sends)!r} what the whole batch had sent there before.",
                 "Request whole batches, of all their partitions at once: adjunct checkpoint history lists their "
                 "offsets.",
-                stream=ssp.qualified_stream,
-                partition=ssp.partition,
             )
         )
         for ssp in asked.spans

@@ -11,14 +11,14 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import OffsetState, Replay, ResolvedStartpoint, replay_id
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
+from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, offset_error
 from dagster_adjunct.orchestration.startpoints.request import (
     StartpointRequest,
     broadcast_task_error,
     choose_versions,
     is_broadcast,
 )
-from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
+from dagster_adjunct.resources.errors import ConfigurationError, PermanentError
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint, resolve_startpoint_to_offset
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
@@ -64,12 +64,11 @@ def resolve_request(
     end = resolve_startpoint_to_offset(system, ssp, request.until) if plan is None else plan.spans[ssp].end
     order = system.compare(start, end)
     if order > 0:
-        raise OffsetOutOfRangeError(
+        raise offset_error(
+            ssp,
             f"{ssp}: a replay from {position} (offset {start}) until "
             f"{describe_startpoint(request.until)} (offset {end}) would end before it begins.",
             "Choose an end after the start.",
-            stream=ssp.qualified_stream,
-            partition=ssp.partition,
             offset=start,
         )
     return Replay(
@@ -102,11 +101,10 @@ def _find_plan(stream: StreamSnapshot, request: StartpointRequest, plans: Plans)
             argument="versions",
         )
     if stream.info.was_recreated(plan.streams.get(ssp.qualified_stream)):
-        raise OffsetOutOfRangeError(
+        raise offset_error(
+            ssp,
             f"{ssp} is of a recreated stream; the recorded versions were requested for the former one.",
             "Request a replay with versions=as-of or current.",
-            stream=ssp.qualified_stream,
-            partition=ssp.partition,
         )
     return plan
 

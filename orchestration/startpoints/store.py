@@ -27,7 +27,6 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
 )
 from dagster_adjunct.orchestration.startpoints.fan_out import (
     FanOut,
-    FanOutDecision,
     FanOutState,
     Requests,
     Taken,
@@ -537,24 +536,28 @@ class StartpointManager:
         }
         reserved = frozenset(named_only)
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], tuple[int | None, FanOutDecision]]:
+        Outcome = tuple[int | None, FanOut, list[StartpointRequest]]
+
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], Outcome]:
             has_taken = taken or self._applied()  # read again if another coordinator came between
             before = self._stored.state(snapshot.items())
             # Requests after the fan-outs: a request that is still there was not handed out and removed before the
             # fan-outs were read; the compare-and-swap ensures that they have not changed since.
             asked, now = self._checked(self._requests.read()), self._now_ms()
             requests, unreadable = self._stored.requests(asked.items())
-            decision = decide_fan_out(before, requests, reading, now, self._expiry_ms, reserved, has_taken, complete)
-            report = replace(decision.report, unreadable=(*unreadable, *before.all_unreadable()))
-            changes = diff_states(before, decision.state)
-            return changes, (None if changes else snapshot.version, replace(decision, report=report))
+            after, report, finished = decide_fan_out(
+                before, requests, reading, now, self._expiry_ms, reserved, has_taken, complete
+            )
+            report = replace(report, unreadable=(*unreadable, *before.all_unreadable()))
+            changes = diff_states(before, after)
+            return changes, (None if changes else snapshot.version, report, finished)
 
-        unchanged, decision = self._fan_outs.transact(decide, by="fan-out")
+        unchanged, report, finished = self._fan_outs.transact(decide, by="fan-out")
         # Without a change there is no swap that would detect a fan-out between the two reads.
         while unchanged is not None and self._fan_outs.read().version != unchanged:
-            unchanged, decision = self._fan_outs.transact(decide, by="fan-out")
-        self._delete({request.target: request.sequence for request in decision.finished}, by="fan-out")
-        return decision.report
+            unchanged, report, finished = self._fan_outs.transact(decide, by="fan-out")
+        self._delete({request.target: request.sequence for request in finished}, by="fan-out")
+        return report
 
     def get_fan_outs(self) -> dict[str, Requests]:
         """Return what every task has to apply, by task and partition, from one read, without unreadable entries."""
