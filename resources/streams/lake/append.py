@@ -8,15 +8,19 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets, write_buckets
-from dagster_adjunct.resources.errors import CommitConflictError, SchemaMismatchError
+from dagster_adjunct.resources.common import check_name
+from dagster_adjunct.resources.errors import CommitConflictError, ProducerConflictError, SchemaMismatchError
+from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
+from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import (
     Schema,
     arrow_type,
@@ -36,9 +40,11 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     Segment,
     SentSequence,
     StreamState,
+    StreamStates,
     add_sources,
     apply_fold,
     data_folder,
+    find_full_level,
 )
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -48,10 +54,15 @@ from dagster_adjunct.resources.streams.system import (
     TOMBSTONE,
     AppendResult,
     Sources,
+    SystemStreamPartition,
+    check_marker_partitions,
+    check_producer,
     check_same_contents,
     check_table_options,
+    micros_from_valid_from,
     stale_sequence_error,
 )
+from dagster_adjunct.resources.validation import validated_methods
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -423,3 +434,123 @@ def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
         return data
     names = [name for name in POSITION if name in there]
     return data.drop_columns(names) if hasattr(data, "drop_columns") else data.drop(*names)
+
+
+COMMIT_ATTEMPTS = 100
+
+
+@validated_methods
+class LakeAppends(StreamStates):
+    """The appending operations of `LakeStreams`."""
+
+    def append(
+        self,
+        stream: str,
+        data: DataFrame | ArrowFrame | Sequence[Mapping[str, Any]],
+        *,
+        producer: str,
+        sequence: int,
+        end_of_dataset: str | None = None,
+        valid_from: datetime | None = None,
+        order_by: Sequence[str] = (),
+        partitioned: bool = False,
+        consumed: Mapping[SystemStreamPartition, str] | None = None,
+        sources: Sources | None = None,
+        one_task: bool = False,
+    ) -> AppendResult:
+        """Append records to all their partitions in one commit, once per producer and sequence.
+
+        `data` is a Spark frame, an Arrow table or batch, a pandas or Polars frame, or rows as dictionaries; all except
+        Spark frames are written without Spark. It has the stream's columns, or its earlier ones (columns added since
+        are null), and may have `__tombstone` (boolean), `__timestamp` and `__epoch` (int). The records of a partition
+        keep the order of a table; those of a Spark frame are sorted by `order_by` (columns that only serve the order
+        are dropped). `end_of_dataset` ends a version: every partition gets a marker with the number of its records
+        since its previous marker; `valid_from` (with its zone) is when the version becomes valid. With
+        `partitioned=True`, partition i of the frame contains exactly the stream's partition i. `consumed` is ignored.
+        `sources` are the ranges that the records were made of; then each has the columns of POSITION, which are
+        dropped otherwise. With `one_task`, one task writes all partitions of a small frame.
+
+        A retry with the same records returns the first result. It must be a table or a Spark frame as before, since
+        their digests differ. Raises SchemaMismatchError, ProducerConflictError, and CommitConflictError or
+        CommitStateUnknownError, after which the same call may be repeated.
+        """
+        check_producer(producer, sequence)
+        if end_of_dataset is not None:
+            check_name("version", end_of_dataset)
+        valid_micros = micros_from_valid_from(end_of_dataset, valid_from)
+        _, state = self.state(stream)
+        if not hasattr(data, "mapInArrow"):
+            data = to_arrow_table(data, f"stream {stream!r}", state.declaration.schema_)
+        marker = None
+        if end_of_dataset is not None:
+            marker = NewMarker(end_of_dataset, (), "delivered", valid_from=valid_micros)
+        while True:
+            append = Append(stream, producer, sequence, started=self.now_ms(), marker=marker, sources=sources)
+            append, files = write_append(self.lake, state, data, append, order_by, partitioned, one_task)
+            try:
+                result = self._commit(state, append)
+            except ProducerConflictError:
+                _, state = self.state(stream)
+                sent = find_sequence(state.producers, producer, sequence, stream)
+                if sent is None or sent.columns == append.columns:
+                    raise
+                continue  # another process appended the sequence with other columns: compare the records with these
+            if result.duplicate:
+                self.lake.store.delete_many(files)
+            return result
+
+    def append_markers(
+        self,
+        stream: str,
+        version: str,
+        *,
+        producer: str,
+        sequence: int,
+        partitions: Sequence[int] | None = None,
+        rows: Mapping[int, int] | None = None,
+        checksum: str | None = None,
+        valid_from: datetime | None = None,
+    ) -> AppendResult:
+        """Append only an end-of-dataset marker to these partitions (default: all).
+
+        `version` is the version's name. `rows` are its numbers of records by partition, for validation; by default the
+        stream counts them since each partition's previous marker. `valid_from` (with its zone) is when the version
+        becomes valid.
+        """
+        check_producer(producer, sequence)
+        check_name("version", version)
+        valid_micros = micros_from_valid_from(version, valid_from)
+        _, state = self.state(stream)
+        sent = find_sequence(state.producers, producer, sequence, stream)
+        count = sent.partitions if sent is not None and sent.partitions else state.declaration.partitions
+        chosen = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
+        check_marker_partitions(f"lake.{stream}", version, chosen, count, rows)
+        marker = NewMarker(version, chosen, None if rows is None else dict(rows), checksum, valid_micros)
+        started, digest = self.now_ms(), content_digest((), marker.content())
+        append = Append(stream, producer, sequence, started, marker, None, digest, f"{started:013d}", seen=state.id)
+        return self._commit(state, append)
+
+    def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
+        sent = find_sequence(self.state(stream)[1].producers, producer, sequence, stream)
+        return None if sent is None else result_from_sequence(sent, duplicate=True)
+
+    def _commit(self, seen: StreamState, append: Append) -> AppendResult:
+        result: list[AppendResult] = []
+        append = replace(append, fold=self._write_fold(append.stream, seen))
+
+        def decide(commit: Commit | None) -> dict[str, Any] | None:
+            state = self._parse(self._require_commit(append.stream, commit))
+            after, decided = decide_append(state, append, self.now_ms())
+            result[:] = [decided]
+            return None if after is None else after.body()
+
+        self.log(append.stream).transact(decide, by=append.producer, attempts=COMMIT_ATTEMPTS)
+        return result[0]
+
+    def _write_fold(self, stream: str, state: StreamState) -> Fold | None:
+        """Write the page that the index needs next, if any, so that deciding the commit does no I/O."""
+        full = find_full_level(state)
+        if full is None:
+            return None
+        level, entries = full
+        return Fold(self.pages_of(stream).write(level, entries), entries, self.now_ms())

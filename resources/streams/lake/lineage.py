@@ -44,7 +44,7 @@ from dagster_adjunct.resources.streams.system import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.resources.streams.lake.streams import LakeReads
+    from dagster_adjunct.resources.streams.lake.read import LakeReads
 
 EVERY_EPOCH = 2**31 - 1
 

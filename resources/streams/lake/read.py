@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,14 @@ from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor
 from dagster_adjunct.resources.schemas.column_sql import bigint_array, quote_name
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
+from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.streams.lake.lineage import (
+    WithoutPosition,
+    drop_positions,
+    filter_latest,
+    filter_latest_frame,
+    find_replaced_results,
+)
 from dagster_adjunct.resources.streams.lake.manifest import (
     POSITION_TYPES,
     FileEntry,
@@ -29,6 +37,9 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     Segment,
     Span,
     StreamState,
+    StreamStates,
+    SupersededRange,
+    find_markers,
     has_records_in,
     overlaps_spans,
     walk_segments,
@@ -42,7 +53,19 @@ from dagster_adjunct.resources.streams.system import (
     RECORD_META_TYPES,
     TIMESTAMP,
     TOMBSTONE,
+    Epochs,
+    Marker,
+    NumberedOffsets,
+    OffsetRange,
+    OffsetRangeChecker,
+    SystemStreamPartition,
+    missing_partition_error,
+    parse_offset,
+    require_one_stream,
+    time_from_micros,
+    wants_latest_epochs,
 )
+from dagster_adjunct.resources.validation import validated_methods
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -339,3 +362,145 @@ def read_partition(
 ) -> Iterator[pa.Table]:
     """Yield a partition's records in order, in parts of one row group; opens the store where it is called."""
     return read_tables(store.open(), prefix, schema, segments, {partition: spans[partition]})
+
+
+def spans_from_ranges(
+    stream: str, state: StreamState, ranges: Mapping[SystemStreamPartition, OffsetRange]
+) -> dict[int, Span]:
+    """Return the ranges as [start, end) by partition. Raises OffsetOutOfRangeError for records not in the stream."""
+    checker = OffsetRangeChecker(
+        of="stream",
+        upcoming="the stream's upcoming one",
+        dropped="Retention dropped the records before it: begin at the oldest (with a startpoint), or keep the stream "
+        "longer.",
+        ahead=f"; if the offset was valid once, stream {stream!r} was restored or created again.",
+    )
+    spans: dict[int, Span] = {}
+    for ssp, given in ranges.items():
+        if ssp.partition >= len(state.next):
+            raise missing_partition_error(ssp, len(state.next))
+        start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
+        oldest, upcoming = state.oldest[ssp.partition], state.next[ssp.partition]
+        checker.check(ssp, start, end, oldest, upcoming)
+        spans[ssp.partition] = (start, end)
+    return spans
+
+
+class ReadOptions(TypedDict, total=False):
+    """Which records a read returns, and with which columns; see `LakeStreams.read`."""
+
+    epochs: Epochs
+    positions: bool
+    without_position: WithoutPosition
+
+
+class _Located(NamedTuple):
+    """The records of ranges of one stream: its state, their segments, and the ranges by partition."""
+
+    stream: str
+    state: StreamState
+    segments: list[Segment]
+    spans: dict[int, Span]
+
+
+@validated_methods
+class LakeReads(StreamStates, NumberedOffsets):
+    """The read operations of `LakeStreams`."""
+
+    def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
+        if not ranges:
+            return 0
+        stream = require_one_stream(self.name, ranges)
+        _, state = self.state(stream)
+        spans = spans_from_ranges(stream, state, ranges)
+        width = sum(end - start for start, end in spans.values())
+        return width - len(find_markers(state, self.pages_of(stream), spans))
+
+    def read(
+        self,
+        spark: SparkSession | Callable[[], SparkSession],
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        **options: Unpack[ReadOptions],
+    ) -> DataFrame:
+        """Return the records of these ranges of one stream, as a scan that is bucketed by its key.
+
+        With `epochs="latest"`, only those that no later epoch anywhere in the stream has replaced. Records without a
+        source position are an error then, unless `without_position="keep"`. With `positions`, the columns of POSITION
+        follow.
+        """
+        spark, store, positions = resolve_session(spark), self.lake.store, options.get("positions", False)
+        at, replaced = self._locate(ranges, **options)
+        prefix, wanted = self.lake.stream_prefix(at.stream), positions or bool(replaced)
+        frame = read_frame(spark, store, prefix, at.state, at.segments, at.spans, positions=wanted)
+        frame = filter_latest_frame(frame, replaced)
+        return frame if positions else frame.drop(*POSITION)
+
+    def read_arrow(
+        self,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        columns: Sequence[str] | None = None,
+        **options: Unpack[ReadOptions],
+    ) -> pa.Table:
+        """Return the same records (or only these `columns`) without Spark, ordered by partition and offset.
+
+        All of them are in memory; `read_parts` yields them in parts.
+        """
+        return pa.concat_tables(self.read_parts(ranges, columns, **options))
+
+    def read_parts(
+        self,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        columns: Sequence[str] | None = None,
+        **options: Unpack[ReadOptions],
+    ) -> Iterator[pa.Table]:
+        """Yield the same in parts of at most 65,536 records, one of them in memory. The first part is empty."""
+        at, replaced = self._locate(ranges, **options)
+        declared, positions = at.state.declaration.schema_, options.get("positions", False)
+        schema = declared if columns is None else declared.select(columns)
+        yield with_meta_columns(schema.to_arrow(), positions=positions).empty_table()
+        prefix, wanted = self.lake.stream_prefix(at.stream), positions or bool(replaced)
+        for table in read_tables(self.lake.store, prefix, schema, at.segments, at.spans, positions=wanted):
+            latest = filter_latest(table, replaced)
+            yield latest if positions else drop_positions(latest)
+
+    def task_reads(
+        self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]
+    ) -> Callable[[int], Iterator[pa.Table]]:
+        at, _ = self._locate(ranges)
+        schema, prefix = at.state.declaration.schema_.select(columns), self.lake.stream_prefix(at.stream)
+        return partial(read_partition, self.lake.store.descriptor, prefix, schema, at.segments, at.spans)
+
+    def _locate(
+        self,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        epochs: Epochs = "all",
+        positions: bool = False,
+        without_position: WithoutPosition = "refuse",
+    ) -> tuple[_Located, list[SupersededRange]]:
+        """Return where the records of these ranges are, and which of them are to be left out."""
+        latest = wants_latest_epochs(epochs)
+        stream = require_one_stream(self.name, ranges)
+        _, state = self.state(stream)
+        spans = spans_from_ranges(stream, state, ranges)
+        segments = list(walk_segments(state, self.pages_of(stream), lambda entry: overlaps_spans(entry, spans)))
+        replaced = find_replaced_results(self, stream, state, segments, without_position) if latest else []
+        return _Located(stream, state, segments, spans), replaced
+
+    def all_ranges(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
+        """Return the ranges of all records that the stream holds now."""
+        _, state = self.state(stream)
+        spans = enumerate(zip(state.oldest, state.next, strict=True))
+        return {SystemStreamPartition(self.name, stream, p): OffsetRange(str(a), str(b)) for p, (a, b) in spans}
+
+    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
+        _, state = self.state(stream)
+        ssps = [SystemStreamPartition(self.name, stream, p) for p in range(len(state.next))]
+        since, known = dict.fromkeys(ssps, "0") if since is None else since, set(ssps)
+        starts = {ssp.partition: parse_offset(offset, str(ssp)) for ssp, offset in since.items() if ssp in known}
+        spans = {p: (start, state.next[p]) for p, start in starts.items()}
+        found = []
+        for entry in find_markers(state, self.pages_of(stream), spans):
+            since_when = None if entry.valid_from is None else time_from_micros(entry.valid_from)
+            facts = (str(entry.offset), entry.version, entry.rows, entry.checksum, entry.counted, since_when)
+            found.append(Marker(ssps[entry.partition], *facts))
+        return found

@@ -34,7 +34,8 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     SupersededRange,
     find_replaced_since,
 )
-from dagster_adjunct.resources.streams.lake.streams import LakeStreams, ReadOptions
+from dagster_adjunct.resources.streams.lake.read import ReadOptions
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import LAKE, OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated, validated_methods
 

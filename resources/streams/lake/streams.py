@@ -11,21 +11,13 @@ leaves files that are in no manifest, which `maintain` deletes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from typing import Any
 
-import pyarrow as pa
-
-from dagster_adjunct.resources.common import check_name
-from dagster_adjunct.resources.errors import (
-    ObjectExistsError,
-    ProducerConflictError,
-    SchemaMismatchError,
-)
+from dagster_adjunct.resources.errors import ObjectExistsError, SchemaMismatchError
 from dagster_adjunct.resources.objects.commit_log import (
     Commit,
     DeletedObjects,
@@ -34,224 +26,31 @@ from dagster_adjunct.resources.objects.commit_log import (
     is_deletion_commit,
     list_log_objects,
 )
-from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema, evolve_schema, incompatible_changes
-from dagster_adjunct.resources.spark.in_process import resolve_session
-from dagster_adjunct.resources.streams.lake.append import (
-    Append,
-    NewMarker,
-    content_digest,
-    decide_append,
-    find_sequence,
-    result_from_sequence,
-    write_append,
-)
-from dagster_adjunct.resources.streams.lake.lineage import (
-    WithoutPosition,
-    drop_positions,
-    filter_latest,
-    filter_latest_frame,
-    find_replaced_results,
-)
-from dagster_adjunct.resources.streams.lake.maintenance import MaintenanceResult
+from dagster_adjunct.resources.streams.lake.append import COMMIT_ATTEMPTS, LakeAppends
+from dagster_adjunct.resources.streams.lake.maintenance import MaintenanceResult, maintain
 from dagster_adjunct.resources.streams.lake.manifest import (
     NAMES_PREFIX,
     STREAM_KIND,
     CompactionPolicy,
-    Fold,
     LakeStreamDeclaration,
     Retention,
-    Segment,
-    Span,
     StreamState,
-    StreamStates,
-    SupersededRange,
-    find_full_level,
-    find_markers,
-    overlaps_spans,
-    walk_segments,
 )
-from dagster_adjunct.resources.streams.lake.read import (
-    find_offset_at_time,
-    read_partition,
-    read_tables,
-    with_meta_columns,
-)
+from dagster_adjunct.resources.streams.lake.read import LakeReads, find_offset_at_time
 from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
-    POSITION,
-    AppendResult,
-    Epochs,
-    Marker,
     NewStreams,
-    NumberedOffsets,
-    OffsetRange,
-    OffsetRangeChecker,
     Repartitioning,
-    Sources,
     StreamInfo,
     StreamSystem,
     SystemStreamPartition,
     build_declaration,
-    check_marker_partitions,
-    check_producer,
-    micros_from_valid_from,
     missing_partition_error,
-    parse_offset,
     raise_if_different,
     require_one_stream,
-    time_from_micros,
-    wants_latest_epochs,
 )
 from dagster_adjunct.resources.validation import validated_methods
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-
-def spans_from_ranges(
-    stream: str, state: StreamState, ranges: Mapping[SystemStreamPartition, OffsetRange]
-) -> dict[int, Span]:
-    """Return the ranges as [start, end) by partition. Raises OffsetOutOfRangeError for records not in the stream."""
-    checker = OffsetRangeChecker(
-        of="stream",
-        upcoming="the stream's upcoming one",
-        dropped="Retention dropped the records before it: begin at the oldest (with a startpoint), or keep the stream "
-        "longer.",
-        ahead=f"; if the offset was valid once, stream {stream!r} was restored or created again.",
-    )
-    spans: dict[int, Span] = {}
-    for ssp, given in ranges.items():
-        if ssp.partition >= len(state.next):
-            raise missing_partition_error(ssp, len(state.next))
-        start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
-        oldest, upcoming = state.oldest[ssp.partition], state.next[ssp.partition]
-        checker.check(ssp, start, end, oldest, upcoming)
-        spans[ssp.partition] = (start, end)
-    return spans
-
-
-class ReadOptions(TypedDict, total=False):
-    """Which records a read returns, and with which columns; see `LakeStreams.read`."""
-
-    epochs: Epochs
-    positions: bool
-    without_position: WithoutPosition
-
-
-class _Located(NamedTuple):
-    """The records of ranges of one stream: its state, their segments, and the ranges by partition."""
-
-    stream: str
-    state: StreamState
-    segments: list[Segment]
-    spans: dict[int, Span]
-
-
-@validated_methods
-class LakeReads(StreamStates, NumberedOffsets):
-    """The read operations of `LakeStreams`."""
-
-    def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
-        if not ranges:
-            return 0
-        stream = require_one_stream(self.name, ranges)
-        _, state = self.state(stream)
-        spans = spans_from_ranges(stream, state, ranges)
-        width = sum(end - start for start, end in spans.values())
-        return width - len(find_markers(state, self.pages_of(stream), spans))
-
-    def read(
-        self,
-        spark: SparkSession | Callable[[], SparkSession],
-        ranges: Mapping[SystemStreamPartition, OffsetRange],
-        **options: Unpack[ReadOptions],
-    ) -> DataFrame:
-        """Return the records of these ranges of one stream, as a scan that is bucketed by its key.
-
-        With `epochs="latest"`, only those that no later epoch anywhere in the stream has replaced. Records without a
-        source position are an error then, unless `without_position="keep"`. With `positions`, the columns of POSITION
-        follow.
-        """
-        from dagster_adjunct.resources.streams.lake.read import read_frame
-
-        spark, store, positions = resolve_session(spark), self.lake.store, options.get("positions", False)
-        at, replaced = self._locate(ranges, **options)
-        prefix, wanted = self.lake.stream_prefix(at.stream), positions or bool(replaced)
-        frame = read_frame(spark, store, prefix, at.state, at.segments, at.spans, positions=wanted)
-        frame = filter_latest_frame(frame, replaced)
-        return frame if positions else frame.drop(*POSITION)
-
-    def read_arrow(
-        self,
-        ranges: Mapping[SystemStreamPartition, OffsetRange],
-        columns: Sequence[str] | None = None,
-        **options: Unpack[ReadOptions],
-    ) -> pa.Table:
-        """Return the same records (or only these `columns`) without Spark, ordered by partition and offset.
-
-        All of them are in memory; `read_parts` yields them in parts.
-        """
-        return pa.concat_tables(self.read_parts(ranges, columns, **options))
-
-    def read_parts(
-        self,
-        ranges: Mapping[SystemStreamPartition, OffsetRange],
-        columns: Sequence[str] | None = None,
-        **options: Unpack[ReadOptions],
-    ) -> Iterator[pa.Table]:
-        """Yield the same in parts of at most 65,536 records, one of them in memory. The first part is empty."""
-        at, replaced = self._locate(ranges, **options)
-        declared, positions = at.state.declaration.schema_, options.get("positions", False)
-        schema = declared if columns is None else declared.select(columns)
-        yield with_meta_columns(schema.to_arrow(), positions=positions).empty_table()
-        prefix, wanted = self.lake.stream_prefix(at.stream), positions or bool(replaced)
-        for table in read_tables(self.lake.store, prefix, schema, at.segments, at.spans, positions=wanted):
-            latest = filter_latest(table, replaced)
-            yield latest if positions else drop_positions(latest)
-
-    def task_reads(
-        self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]
-    ) -> Callable[[int], Iterator[pa.Table]]:
-        at, _ = self._locate(ranges)
-        schema, prefix = at.state.declaration.schema_.select(columns), self.lake.stream_prefix(at.stream)
-        return partial(read_partition, self.lake.store.descriptor, prefix, schema, at.segments, at.spans)
-
-    def _locate(
-        self,
-        ranges: Mapping[SystemStreamPartition, OffsetRange],
-        epochs: Epochs = "all",
-        positions: bool = False,
-        without_position: WithoutPosition = "refuse",
-    ) -> tuple[_Located, list[SupersededRange]]:
-        """Return where the records of these ranges are, and which of them are to be left out."""
-        latest = wants_latest_epochs(epochs)
-        stream = require_one_stream(self.name, ranges)
-        _, state = self.state(stream)
-        spans = spans_from_ranges(stream, state, ranges)
-        segments = list(walk_segments(state, self.pages_of(stream), lambda entry: overlaps_spans(entry, spans)))
-        replaced = find_replaced_results(self, stream, state, segments, without_position) if latest else []
-        return _Located(stream, state, segments, spans), replaced
-
-    def all_ranges(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
-        """Return the ranges of all records that the stream holds now."""
-        _, state = self.state(stream)
-        spans = enumerate(zip(state.oldest, state.next, strict=True))
-        return {SystemStreamPartition(self.name, stream, p): OffsetRange(str(a), str(b)) for p, (a, b) in spans}
-
-    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
-        _, state = self.state(stream)
-        ssps = [SystemStreamPartition(self.name, stream, p) for p in range(len(state.next))]
-        since, known = dict.fromkeys(ssps, "0") if since is None else since, set(ssps)
-        starts = {ssp.partition: parse_offset(offset, str(ssp)) for ssp, offset in since.items() if ssp in known}
-        spans = {p: (start, state.next[p]) for p, start in starts.items()}
-        found = []
-        for entry in find_markers(state, self.pages_of(stream), spans):
-            since_when = None if entry.valid_from is None else time_from_micros(entry.valid_from)
-            facts = (str(entry.offset), entry.version, entry.rows, entry.checksum, entry.counted, since_when)
-            found.append(Marker(ssps[entry.partition], *facts))
-        return found
-
 
 NEW_STREAMS = NewStreams("spark-murmur3", needs_key=True, typed=True)
 
@@ -339,11 +138,8 @@ def describe_state(name: str, commit: Commit, state: StreamState) -> StreamDescr
     )
 
 
-_COMMIT_ATTEMPTS = 100
-
-
 @validated_methods
-class LakeStreams(LakeReads):
+class LakeStreams(LakeReads, LakeAppends):
     """The streams of one lake, as the system `lake`. Safe to use from several threads and processes."""
 
     evolves = True
@@ -389,7 +185,7 @@ class LakeStreams(LakeReads):
         # The name first, so that every stream is listed; a name without a commit is ignored.
         with suppress(ObjectExistsError):
             self.lake.store.put_if_absent(f"{NAMES_PREFIX}/{name}", b"")
-        self.lake.commit_log(prefix, STREAM_KIND).transact(decide, by="create", attempts=_COMMIT_ATTEMPTS)
+        self.lake.commit_log(prefix, STREAM_KIND).transact(decide, by="create", attempts=COMMIT_ATTEMPTS)
         return self.info(name)
 
     def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
@@ -422,97 +218,6 @@ class LakeStreams(LakeReads):
         offset = find_offset_at_time(self.lake.store, prefix, state, pages, ssp.partition, timestamp_ms * 1000)
         return str(offset)
 
-    def append(
-        self,
-        stream: str,
-        data: DataFrame | ArrowFrame | Sequence[Mapping[str, Any]],
-        *,
-        producer: str,
-        sequence: int,
-        end_of_dataset: str | None = None,
-        valid_from: datetime | None = None,
-        order_by: Sequence[str] = (),
-        partitioned: bool = False,
-        consumed: Mapping[SystemStreamPartition, str] | None = None,
-        sources: Sources | None = None,
-        one_task: bool = False,
-    ) -> AppendResult:
-        """Append records to all their partitions in one commit, once per producer and sequence.
-
-        `data` is a Spark frame, an Arrow table or batch, a pandas or Polars frame, or rows as dictionaries; all except
-        Spark frames are written without Spark. It has the stream's columns, or its earlier ones (columns added since
-        are null), and may have `__tombstone` (boolean), `__timestamp` and `__epoch` (int). The records of a partition
-        keep the order of a table; those of a Spark frame are sorted by `order_by` (columns that only serve the order
-        are dropped). `end_of_dataset` ends a version: every partition gets a marker with the number of its records
-        since its previous marker; `valid_from` (with its zone) is when the version becomes valid. With
-        `partitioned=True`, partition i of the frame contains exactly the stream's partition i. `consumed` is ignored.
-        `sources` are the ranges that the records were made of; then each has the columns of POSITION, which are
-        dropped otherwise. With `one_task`, one task writes all partitions of a small frame.
-
-        A retry with the same records returns the first result. It must be a table or a Spark frame as before, since
-        their digests differ. Raises SchemaMismatchError, ProducerConflictError, and CommitConflictError or
-        CommitStateUnknownError, after which the same call may be repeated.
-        """
-        check_producer(producer, sequence)
-        if end_of_dataset is not None:
-            check_name("version", end_of_dataset)
-        valid_micros = micros_from_valid_from(end_of_dataset, valid_from)
-        _, state = self.state(stream)
-        if not hasattr(data, "mapInArrow"):
-            data = to_arrow_table(data, f"stream {stream!r}", state.declaration.schema_)
-        marker = None
-        if end_of_dataset is not None:
-            marker = NewMarker(end_of_dataset, (), "delivered", valid_from=valid_micros)
-        while True:
-            append = Append(stream, producer, sequence, started=self.now_ms(), marker=marker, sources=sources)
-            append, files = write_append(self.lake, state, data, append, order_by, partitioned, one_task)
-            try:
-                result = self._commit(state, append)
-            except ProducerConflictError:
-                _, state = self.state(stream)
-                sent = find_sequence(state.producers, producer, sequence, stream)
-                if sent is None or sent.columns == append.columns:
-                    raise
-                continue  # another process appended the sequence with other columns: compare the records with these
-            if result.duplicate:
-                self.lake.store.delete_many(files)
-            return result
-
-    def append_markers(
-        self,
-        stream: str,
-        version: str,
-        *,
-        producer: str,
-        sequence: int,
-        partitions: Sequence[int] | None = None,
-        rows: Mapping[int, int] | None = None,
-        checksum: str | None = None,
-        valid_from: datetime | None = None,
-    ) -> AppendResult:
-        """Append only an end-of-dataset marker to these partitions (default: all).
-
-        `version` is the version's name. `rows` are its numbers of records by partition, for validation; by default the
-        stream counts them since each partition's previous marker. `valid_from` (with its zone) is when the version
-        becomes valid.
-        """
-        check_producer(producer, sequence)
-        check_name("version", version)
-        valid_micros = micros_from_valid_from(version, valid_from)
-        _, state = self.state(stream)
-        sent = find_sequence(state.producers, producer, sequence, stream)
-        count = sent.partitions if sent is not None and sent.partitions else state.declaration.partitions
-        chosen = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
-        check_marker_partitions(f"lake.{stream}", version, chosen, count, rows)
-        marker = NewMarker(version, chosen, None if rows is None else dict(rows), checksum, valid_micros)
-        started, digest = self.now_ms(), content_digest((), marker.content())
-        append = Append(stream, producer, sequence, started, marker, None, digest, f"{started:013d}", seen=state.id)
-        return self._commit(state, append)
-
-    def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
-        sent = find_sequence(self.state(stream)[1].producers, producer, sequence, stream)
-        return None if sent is None else result_from_sequence(sent, duplicate=True)
-
     def configure(self, stream: str, *, retention: Retention | None, compaction: CompactionPolicy | None) -> None:
         """Set the policies of a stream, for its next `maintain`."""
         update = {"retention": retention, "compaction": compaction}
@@ -524,7 +229,7 @@ class LakeStreams(LakeReads):
                 return None
             return state.model_copy(update={"declaration": declaration}).body()
 
-        self.log(stream).transact(decide, by="configure", attempts=_COMMIT_ATTEMPTS)
+        self.log(stream).transact(decide, by="configure", attempts=COMMIT_ATTEMPTS)
 
     def maintain(self, stream: str, now: datetime | None = None) -> MaintenanceResult:
         """Apply the stream's retention and compaction, and delete what has been unreachable for an hour.
@@ -532,8 +237,6 @@ class LakeStreams(LakeReads):
         Retention drops whole segments from the front and moves `oldest`; compaction changes no offset. An append
         that began more than an hour ago can no longer commit.
         """
-        from dagster_adjunct.resources.streams.lake.maintenance import maintain
-
         return maintain(self, stream, now or self.lake.now())
 
     def snapshot(self, stream: str) -> StreamSystem:
@@ -541,27 +244,6 @@ class LakeStreams(LakeReads):
         view = LakeStreams(self.lake)
         view._snapshot = {}
         return view
-
-    def _commit(self, seen: StreamState, append: Append) -> AppendResult:
-        result: list[AppendResult] = []
-        append = replace(append, fold=self._write_fold(append.stream, seen))
-
-        def decide(commit: Commit | None) -> dict[str, Any] | None:
-            state = self._parse(self._require_commit(append.stream, commit))
-            after, decided = decide_append(state, append, self.now_ms())
-            result[:] = [decided]
-            return None if after is None else after.body()
-
-        self.log(append.stream).transact(decide, by=append.producer, attempts=_COMMIT_ATTEMPTS)
-        return result[0]
-
-    def _write_fold(self, stream: str, state: StreamState) -> Fold | None:
-        """Write the page that the index needs next, if any, so that deciding the commit does no I/O."""
-        full = find_full_level(state)
-        if full is None:
-            return None
-        level, entries = full
-        return Fold(self.pages_of(stream).write(level, entries), entries, self.now_ms())
 
     def _state_of(self, ssp: SystemStreamPartition) -> StreamState:
         _, state = self.state(require_one_stream(self.name, [ssp]))
