@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import Plain, Schema, parse_decimal_type, plain_converter
+from dagster_adjunct.resources.schemas.schema import Plain, Schema, decimal_digits, plain_converter
 
 if TYPE_CHECKING:
     UInt32 = npt.NDArray[np.uint32]
@@ -175,8 +175,8 @@ def _int_hasher(kind: str) -> Callable[[Any, int], int]:
         return _hash_one_bytes
     if kind in ("bigint", "timestamp"):
         return _hash_one_long
-    if kind.startswith("decimal"):
-        return _hash_one_long if parse_decimal_type(kind)[0] <= 18 else _hash_one_large
+    if (digits := decimal_digits(kind)) is not None:
+        return _hash_one_long if digits[0] <= 18 else _hash_one_large
     if kind in ("tinyint", "smallint", "int", "date", "boolean"):
         return _hash_one_int
     raise SchemaMismatchError(
@@ -250,9 +250,10 @@ def _xxhash_hasher(kind: str) -> Callable[[Any, int], int]:
         return lambda value, seed: _xxhash_bytes(plain(value), seed)
     if kind in ("bigint", "timestamp"):
         return lambda value, seed: _xxhash_long(plain(value), seed)
-    if not kind.startswith("decimal"):
+    digits = decimal_digits(kind)
+    if digits is None:
         return lambda value, seed: _xxhash_int(plain(value), seed)
-    if parse_decimal_type(kind)[0] <= 18:
+    if digits[0] <= 18:
         return lambda value, seed: _xxhash_long(plain(value), seed)
     return lambda value, seed: _xxhash_bytes(_java_bytes(plain(value)), seed)
 

@@ -59,7 +59,7 @@ class Field:
                 column=self.name,
             )
         normal = _ALIASES.get(self.type.strip().lower(), self.type.strip().lower()).replace(" ", "")
-        if normal not in TYPES and not _DECIMAL.fullmatch(normal):
+        if not is_storable(normal):
             raise SchemaMismatchError(
                 f"column {self.name!r} has type {self.type!r}: expected one of {', '.join(TYPES)} or decimal(p,s).",
                 "Flatten nested values, or store them as a JSON string.",
@@ -185,6 +185,17 @@ class Schema:
         return cls(tuple(Field(field.name, field.dataType.simpleString()) for field in schema.fields))
 
 
+def is_storable(kind: str) -> bool:
+    """Whether a column of a schema can have this type of Spark."""
+    return kind in TYPES or _DECIMAL.fullmatch(kind) is not None
+
+
+def decimal_digits(kind: str) -> tuple[int, int] | None:
+    """Return the precision and scale of a decimal type, None for other types."""
+    decimal = _DECIMAL.fullmatch(kind)
+    return None if decimal is None else (int(decimal[1]), int(decimal[2]))
+
+
 def repeated_names(names: Iterable[str]) -> list[str]:
     """Return the names that occur more than once, sorted."""
     return sorted(name for name, count in Counter(names).items() if count > 1)
@@ -202,11 +213,11 @@ def is_widening(narrow: str, wide: str) -> bool:
     """
     if narrow == wide:
         return True
-    from_decimal, to_decimal = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
-    room = int(to_decimal[1]) - int(to_decimal[2]) if to_decimal else 0
+    from_decimal, to_decimal = decimal_digits(narrow), decimal_digits(wide)
+    room = to_decimal[0] - to_decimal[1] if to_decimal else 0
     if from_decimal:
-        more = room >= int(from_decimal[1]) - int(from_decimal[2])
-        return to_decimal is not None and more and int(to_decimal[2]) >= int(from_decimal[2])
+        more = room >= from_decimal[0] - from_decimal[1]
+        return to_decimal is not None and more and to_decimal[1] >= from_decimal[1]
     if narrow in _WHOLE:
         if to_decimal:
             return room >= (20 if narrow == "bigint" else 10)
@@ -227,25 +238,18 @@ def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
             )
 
 
+_ARROW_TYPES = {
+    "string": pa.string(), "boolean": pa.bool_(), "tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(),
+    "bigint": pa.int64(), "float": pa.float32(), "double": pa.float64(), "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"), "binary": pa.binary(),
+}  # fmt: skip
+
+
 @lru_cache(maxsize=256)
 def arrow_type(kind: str) -> Any:
     """Return the Arrow type of a Spark simple type name."""
-    decimal = _DECIMAL.fullmatch(kind)
-    if decimal:
-        return pa.decimal128(int(decimal[1]), int(decimal[2]))
-    return {
-        "string": pa.string(),
-        "boolean": pa.bool_(),
-        "tinyint": pa.int8(),
-        "smallint": pa.int16(),
-        "int": pa.int32(),
-        "bigint": pa.int64(),
-        "float": pa.float32(),
-        "double": pa.float64(),
-        "date": pa.date32(),
-        "timestamp": pa.timestamp("us", tz="UTC"),
-        "binary": pa.binary(),
-    }[kind]
+    digits = decimal_digits(kind)
+    return _ARROW_TYPES[kind] if digits is None else pa.decimal128(*digits)
 
 
 def _type_from_arrow(field: pa.Field) -> str:
@@ -540,16 +544,10 @@ def plain_converter(kind: str) -> Callable[[Any], Plain]:
     string: UTF-8 bytes; binary: itself; integers and booleans: themselves; date: days, timestamp: microseconds,
     both since 1970 in UTC; decimal: the unscaled number.
     """
-    if kind.startswith("decimal"):
-        scale = parse_decimal_type(kind)[1]
-        return lambda value: int(Decimal(value).scaleb(scale, _EXACT))
+    digits = decimal_digits(kind)
+    if digits is not None:
+        return lambda value: int(Decimal(value).scaleb(digits[1], _EXACT))
     return _CONVERTERS.get(kind, int)
-
-
-def parse_decimal_type(kind: str) -> tuple[int, int]:
-    """Return the precision and scale of `decimal(p,s)`."""
-    precision, _, scale = kind.removeprefix("decimal(").rstrip(")").partition(",")
-    return int(precision), int(scale)
 
 
 def _micros(value: dt.datetime) -> int:

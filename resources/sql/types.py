@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_adjunct.resources.common import LazyModule
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Schema, decimal_digits
 from dagster_adjunct.resources.sql.expression import ColumnName, Expression
 
 if TYPE_CHECKING:
@@ -20,19 +20,17 @@ if TYPE_CHECKING:
 else:
     exp = LazyModule("sqlglot.expressions")
 
-_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 _INTEGER_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
 _MAX_PRECISION = 38
 Digits = tuple[int, int]
 """Precision and scale."""
 
 
-def decimal_digits(type_: str | None) -> Digits | None:
+def digits_as_decimal(type_: str | None) -> Digits | None:
     """Return the digits of a decimal, or those of the decimal to which Spark casts an integer."""
-    match = None if type_ is None else _DECIMAL.fullmatch(type_)
-    if match is not None:
-        return int(match[1]), int(match[2])
-    return None if type_ not in _INTEGER_DIGITS else (_INTEGER_DIGITS[type_], 0)
+    if type_ in _INTEGER_DIGITS:
+        return _INTEGER_DIGITS[type_], 0
+    return None if type_ is None else decimal_digits(type_)
 
 
 def arithmetic_type(operator: str, one: Digits, other: Digits) -> str | None:
@@ -52,7 +50,7 @@ def arithmetic_type(operator: str, one: Digits, other: Digits) -> str | None:
 
 def widest_decimal(types: Iterable[str | None]) -> str | None:
     """Return the decimal type to which several are widened together."""
-    digits = [decimal_digits(type_) for type_ in types]
+    digits = [digits_as_decimal(type_) for type_ in types]
     known = [item for item in digits if item is not None]
     if not known or len(known) < len(digits):
         return None
@@ -215,7 +213,7 @@ def _number(known: KnownTypes, node: exp.Expr) -> str | None:
 
 def _rounded(known: KnownTypes, node: exp.Expr) -> str | None:
     kind, places = known.type(node.this), node.args.get("decimals")
-    digits = decimal_digits(kind)
+    digits = digits_as_decimal(kind)
     if kind in NUMBERS:
         return kind
     if digits is None or (places is not None and not _is_whole(places)):
@@ -231,7 +229,7 @@ def _whole(known: KnownTypes, node: exp.Expr) -> str | None:
     if any(item for name, item in node.args.items() if name != "this"):
         return None
     kind = known.type(node.this)
-    digits = decimal_digits(kind)
+    digits = digits_as_decimal(kind)
     return "bigint" if kind in NUMBERS else None if digits is None else rounded_type(digits, 0)
 
 
@@ -240,7 +238,7 @@ def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
     plain = node.this if node is not None and type(node).__name__ == "Neg" else node
     if plain is not None and _is_whole(plain):
         return len(str(int(plain.name))), 0
-    return decimal_digits(known.type(node))
+    return digits_as_decimal(known.type(node))
 
 
 def _arithmetic(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -300,7 +298,7 @@ def _summed(known: KnownTypes, node: exp.Expr) -> str | None:
     kind = known.type(node.this)
     if kind in NUMBERS:
         return "bigint" if kind in INTEGERS else "double"
-    digits = decimal_digits(kind)
+    digits = digits_as_decimal(kind)
     return None if digits is None else f"decimal({min(digits[0] + 10, _MAX_PRECISION)},{digits[1]})"
 
 

@@ -74,7 +74,7 @@ def test_sums_and_means_do_not_depend_on_the_cut(spark: SparkSession, kind: str)
     drawn_as = kind if kind.startswith("decimal") else "decimal(38,0)"
     frame = spark.createDataFrame(rows, f"number int, batch int, d {drawn_as}").withColumn("d", F.col("d").cast(kind))
     for made in (Sum("d"), Mean("d")):
-        partials, returns = made.partials("x", kind), str(made.returns_of(kind))
+        partials, returns = made.partials("x", kind), str(made.result_type(kind))
         of_batch = frame.groupBy("number", "batch").agg(*[F.expr(p.made).alias(p.name) for p in partials]).cache()
         assert [kept for _, kept in of_batch.dtypes[2:]] == [partial.type for partial in partials]
         merged = of_batch.groupBy("number").agg(*[F.expr(p.merged).alias(p.name) for p in partials])

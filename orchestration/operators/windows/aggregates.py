@@ -1,7 +1,7 @@
-"""What is computed of the records of a window: Count, Sum, Min, Max, Mean, Distinct, and functions of users.
+"""The kinds of windows, and the values that they compute: Count, Sum, Min, Max, Mean, Distinct, and users' functions.
 
-An aggregate is kept as *partial values*, columns of the window's row in the state table: made of a batch's records,
-and added to what was kept. All of it is Spark SQL as text. Nulls are left out, as SQL's aggregates do.
+An aggregate is stored as *partial values*, columns of the window's row in the state table: computed from the records
+of a batch, and added to the stored ones. All of them are Spark SQL as text. Nulls are ignored, as by SQL's aggregates.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from dagster_adjunct.orchestration.operators.columns import MAX_DURATION
-from dagster_adjunct.orchestration.operators.windows.exact_sums import DECIMAL, ExactSum, Partial
+from dagster_adjunct.orchestration.operators.columns import MAX_DURATION, check_duration, function_label
+from dagster_adjunct.orchestration.operators.windows.exact_sums import ExactSum, Partial
+from dagster_adjunct.resources.common import check_choice
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.column_sql import quote_name
-from dagster_adjunct.resources.schemas.schema import Field
+from dagster_adjunct.resources.schemas.schema import Field, decimal_digits
 from dagster_adjunct.resources.user_code import check_plain_function
 from dagster_adjunct.resources.validation import validated
 
@@ -28,62 +29,53 @@ AggregateFunction: TypeAlias = "Callable[[Any], Any]"
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
 _SET = "array<string>"
-# Digits behind the point up to which a mean has four more: with 13 before it, for the records, and its own, 38 in all.
+# The most digits after the point for which a mean has four more: with them and 13 for the number of records, 38.
 _DIVIDED_APART = 21
 
 
 class Aggregation(ABC):
-    """One value of each window."""
+    """One value of each window, computed from the column `column` of its records."""
 
     __slots__ = ()
+    column: str | None
 
     @property
-    @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """The columns of the records that it is made of."""
+        """The columns of the records that it is computed from."""
+        return () if self.column is None else (self.column,)
+
+    def describe(self) -> str:
+        """Return a description for plans: "sum(spent)"."""
+        return f"{type(self).__name__.lower()}({self.column or ''})"
+
+    def accepts(self, kind: str) -> bool:
+        """Whether it can be computed from values of this type."""
+        return True
 
     @abstractmethod
-    def words(self) -> str:
-        """Return what it is, as plans show it."""
-
-    @abstractmethod
-    def takes(self, kind: str) -> bool:
-        """Whether it can be made of values of this type."""
-
-    @abstractmethod
-    def returns_of(self, kind: str | None) -> str | None:
-        """Return the type of the value, made of a column of this type; None where that is not known."""
+    def result_type(self, kind: str | None) -> str | None:
+        """Return the type of the value, given that of the column; None where it is unknown."""
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
-        """Return what is kept for the value `name`, made of a column of this type; () where records are kept."""
+        """Return the partial values for the value `name` of a column of this type; () if records are stored instead."""
         return ()
 
     def result(self, name: str, kind: str) -> str:
-        """Return the value, of the partial values; null where its type can't hold it (`exact`)."""
+        """Return the value, computed from the partial values; null if its type can't hold it (see `exact`)."""
         return quote_name(name)
 
     def exact(self, name: str, kind: str) -> str | None:
-        """Return the value in a type or text that holds it whole, where the type of the result may not."""
+        """Return the exact value in a wider type or as text, None where the type of the result always holds it."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Count(Aggregation):
-    """How many records there are, or how many whose `column` is not null."""
+    """The number of records, or of those whose `column` is not null."""
 
     column: str | None = None
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return () if self.column is None else (self.column,)
-
-    def words(self) -> str:
-        return f"count({self.column or ''})"
-
-    def takes(self, kind: str) -> bool:
-        return True
-
-    def returns_of(self, kind: str | None) -> str:
+    def result_type(self, kind: str | None) -> str:
         return "bigint"
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
@@ -94,25 +86,15 @@ class Count(Aggregation):
 
 
 @dataclass(frozen=True, slots=True)
-class _OfColumn(Aggregation):
+class Sum(Aggregation):
+    """The sum of a column: bigint for integers, a decimal for decimals, double for others."""
+
     column: str
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (self.column,)
-
-    def words(self) -> str:
-        return f"{type(self).__name__.lower()}({self.column})"
-
-
-@dataclass(frozen=True, slots=True)
-class Sum(_OfColumn):
-    """The sum of a column: bigint of whole numbers, a decimal of decimals, double of others."""
-
-    def takes(self, kind: str) -> bool:
+    def accepts(self, kind: str) -> bool:
         return _is_number(kind)
 
-    def returns_of(self, kind: str | None) -> str | None:
+    def result_type(self, kind: str | None) -> str | None:
         return None if kind is None else _sum_type(kind)
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
@@ -126,111 +108,112 @@ class Sum(_OfColumn):
         return None if kind in FLOATS else ExactSum(name, kind).total()
 
 
-@dataclass(frozen=True, slots=True)
-class _Extreme(_OfColumn):
-    def takes(self, kind: str) -> bool:
-        return True
+class _Extreme(Aggregation):
+    __slots__ = ()
+    column: str
+    function: ClassVar[str]
+    of_two: ClassVar[str]
 
-    def returns_of(self, kind: str | None) -> str | None:
+    def result_type(self, kind: str | None) -> str | None:
         return kind
 
-    def _partial(self, name: str, kind: str, aggregate: str, of_two: str) -> tuple[Partial, ...]:
-        made, merged = f"{aggregate}({quote_name(self.column)})", f"{aggregate}({quote_name(name)})"
-        return (Partial(name, kind, made, merged, f"{of_two}({{0}}, {{1}})"),)
+    def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
+        partial = f"{name}${self.function}"
+        made, merged = (f"{self.function}({quote_name(column)})" for column in (self.column, partial))
+        return (Partial(partial, kind, made, merged, f"{self.of_two}({{0}}, {{1}})"),)
+
+    def result(self, name: str, kind: str) -> str:
+        return quote_name(f"{name}${self.function}")
 
 
 @dataclass(frozen=True, slots=True)
 class Min(_Extreme):
     """The least value of a column."""
 
-    def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
-        return self._partial(f"{name}$min", kind, "min", "least")
-
-    def result(self, name: str, kind: str) -> str:
-        return quote_name(f"{name}$min")
+    column: str
+    function: ClassVar[str] = "min"
+    of_two: ClassVar[str] = "least"
 
 
 @dataclass(frozen=True, slots=True)
 class Max(_Extreme):
     """The greatest value of a column."""
 
-    def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
-        return self._partial(f"{name}$max", kind, "max", "greatest")
-
-    def result(self, name: str, kind: str) -> str:
-        return quote_name(f"{name}$max")
+    column: str
+    function: ClassVar[str] = "max"
+    of_two: ClassVar[str] = "greatest"
 
 
 @dataclass(frozen=True, slots=True)
-class Mean(_OfColumn):
-    """The mean of a column: a decimal with four more digits of decimals, double of others. The sum is exact.
+class Mean(Aggregation):
+    """The mean of a column: a decimal with four more digits for decimals, double for others. The sum is exact.
 
-    Of decimals with more than 21 digits behind the point it has those that Spark's division has room for.
+    For decimals with more than 21 digits after the point, it has as many digits as Spark's division.
     """
 
-    def takes(self, kind: str) -> bool:
+    column: str
+
+    def accepts(self, kind: str) -> bool:
         return _is_number(kind)
 
-    def returns_of(self, kind: str | None) -> str | None:
-        if kind is None:
-            return None
-        decimal = DECIMAL.fullmatch(kind)
-        if decimal is None:
-            return "double"
-        return f"decimal({min(int(decimal[1]) + 4, 38)},{_scale_of_mean(int(decimal[1]), int(decimal[2]))})"
+    def result_type(self, kind: str | None) -> str | None:
+        digits = None if kind is None else decimal_digits(kind)
+        if digits is None:
+            return None if kind is None else "double"
+        return f"decimal({min(digits[0] + 4, 38)},{_scale_of_mean(*digits)})"
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
         return _count(f"{name}$count", self.column), *_sum(name, self.column, kind)
 
     def result(self, name: str, kind: str) -> str:
-        total, number, returns = quote_name(f"{name}$sum"), quote_name(f"{name}$count"), str(self.returns_of(kind))
-        decimal, exact = DECIMAL.fullmatch(kind), self.exact(name, kind)
+        total, number, returns = quote_name(f"{name}$sum"), quote_name(f"{name}$count"), str(self.result_type(kind))
+        digits, exact = decimal_digits(kind), self.exact(name, kind)
         if exact is not None:
             return f"try_cast({exact} as {returns})"
-        if decimal is None:
+        if digits is None:
             mean = f"cast({total} as double) / {number}"
-        elif int(decimal[2]) > _DIVIDED_APART:
+        elif digits[1] > _DIVIDED_APART:
             mean = f"cast(cast({total} as {_sum_type(kind)}) / {number} as {returns})"
         else:
-            whole = f"cast({total} as {_sum_type(kind)})"
-            mean = _quotient(whole, number, int(decimal[1]), int(decimal[2]), returns)
+            mean = _quotient(f"cast({total} as {_sum_type(kind)})", number, *digits, returns)
         return f"case when {number} > 0 then {mean} end"
 
     def exact(self, name: str, kind: str) -> str | None:
-        kept, decimal = ExactSum(name, kind), DECIMAL.fullmatch(kind)
-        if decimal is None or not kept.is_wide:
+        stored, digits = ExactSum(name, kind), decimal_digits(kind)
+        if digits is None or not stored.is_wide:
             return None
-        return kept.mean(quote_name(f"{name}$count"), _scale_of_mean(int(decimal[1]), int(decimal[2])))
+        return stored.mean(quote_name(f"{name}$count"), _scale_of_mean(*digits))
 
 
 @dataclass(frozen=True, slots=True)
-class Distinct(_OfColumn):
-    """How many different values a column has.
+class Distinct(Aggregation):
+    """The number of different values of a column.
 
-    Exactly, by keeping all of them in the window's row; or, `approximate`, by a sketch of at most 4 KiB, which is
-    mostly within 3 %.
+    It is exact, with all values stored in the window's row; or, if `approximate`, it uses a sketch of at most 4 KiB,
+    which is usually within 3 %.
     """
 
+    column: str
     approximate: bool = False
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"{'about ' if self.approximate else ''}distinct({self.column})"
 
-    def takes(self, kind: str) -> bool:
-        return True
-
-    def returns_of(self, kind: str | None) -> str:
+    def result_type(self, kind: str | None) -> str:
         return "bigint"
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
+        text = _as_text(self.column, kind)
         if self.approximate:
-            kept, value = quote_name(f"{name}$sketch"), _sketch_input(self.column, kind)
-            either = "case when {0} is null then {1} when {1} is null then {0} else hll_union({0}, {1}) end"
-            made, merged = f"hll_sketch_agg({value}, 12)", f"hll_union_agg({kept})"
+            stored = quote_name(f"{name}$sketch")
+            # Sketches ignore empty texts.
+            value = f"cast({quote_name(self.column)} as bigint)" if kind in INTEGERS else f"concat('=', {text})"
+            either = _either("hll_union({0}, {1})")
+            made, merged = f"hll_sketch_agg({value}, 12)", f"hll_union_agg({stored})"
             return (Partial(f"{name}$sketch", "binary", made, merged, either, ordered=True),)
-        kept = quote_name(f"{name}$values")
-        made = f"to_json(array_sort(collect_set({_as_text(self.column, kind)})))"
-        merged = f"to_json(array_sort(array_distinct(flatten(collect_list({_values(kept)})))))"
+        stored = quote_name(f"{name}$values")
+        made = f"to_json(array_sort(collect_set({text})))"
+        merged = f"to_json(array_sort(array_distinct(flatten(collect_list({_values(stored)})))))"
         either = f"to_json(array_sort(array_union({_values('{0}')}, {_values('{1}')})))"
         return (Partial(f"{name}$values", "string", made, merged, either),)
 
@@ -263,8 +246,7 @@ class Aggregate(Aggregation):
         if not callable(function):
             raise ConfigurationError(f"Aggregate got {function!r}.", "Pass a function.", argument="function")
         check_plain_function("Aggregate", function, "function", "records")
-        if form not in ("arrow", "pandas"):
-            raise ConfigurationError(f"Aggregate has form={form!r}.", "Write arrow or pandas.", argument="form")
+        check_choice(form, f"Aggregate has form={form!r}", ("arrow", "pandas"), argument="form")
         columns = (of,) if isinstance(of, str) else None if of is None else tuple(of)
         if columns is not None and not columns:
             raise ConfigurationError("Aggregate has of=[], no column.", "Name some, or leave it out.", argument="of")
@@ -277,30 +259,27 @@ class Aggregate(Aggregation):
     def columns(self) -> tuple[str, ...]:
         return self.of or ()
 
-    def words(self) -> str:
-        return f"{getattr(self.function, '__name__', type(self.function).__name__)}()"
+    def describe(self) -> str:
+        return function_label(self.function)
 
-    def takes(self, kind: str) -> bool:
-        return True
-
-    def returns_of(self, kind: str | None) -> str:
+    def result_type(self, kind: str | None) -> str:
         return self.returns
 
-    def value_of(self, records: pa.Table) -> object:
-        """Return what the function makes of a window's records."""
+    def compute(self, records: pa.Table) -> object:
+        """Return the function's result for a window's records."""
         chosen = records if self.of is None else records.select(list(self.of))
         return self.function(chosen.to_pandas() if self.form == "pandas" else chosen)
 
 
 def _is_number(kind: str) -> bool:
-    return kind in INTEGERS or kind in FLOATS or DECIMAL.fullmatch(kind) is not None
+    return kind in INTEGERS or kind in FLOATS or decimal_digits(kind) is not None
 
 
 def _sum_type(kind: str) -> str:
     """Return the type of a sum, as Spark's own."""
-    decimal = DECIMAL.fullmatch(kind)
-    if decimal is not None:
-        return f"decimal({min(int(decimal[1]) + 10, 38)},{decimal[2]})"
+    digits = decimal_digits(kind)
+    if digits is not None:
+        return f"decimal({min(digits[0] + 10, 38)},{digits[1]})"
     return "double" if kind in FLOATS else "bigint"
 
 
@@ -324,19 +303,23 @@ def _quotient(total: str, number: str, precision: int, scale: int, returns: str)
     return f"cast(cast({whole} as {returns}) + cast({fraction} as {returns}) as {returns})"
 
 
+def _either(both: str) -> str:
+    """Return the expression `both` of two partial values, or one of them where the other is null."""
+    return f"case when {{0}} is null then {{1}} when {{1}} is null then {{0}} else {both} end"
+
+
 def _count(name: str, column: str | None) -> Partial:
     counted = "1" if column is None else quote_name(column)
-    return Partial(
-        name, "bigint", f"count({counted})", f"sum({quote_name(name)})", "coalesce({0}, 0L) + coalesce({1}, 0L)"
-    )
+    added = "coalesce({0}, 0L) + coalesce({1}, 0L)"
+    return Partial(name, "bigint", f"count({counted})", f"sum({quote_name(name)})", added)
 
 
 def _sum(name: str, column: str, kind: str) -> tuple[Partial, ...]:
     if kind not in FLOATS:
         return ExactSum(name, kind).partials(column)
-    kept = quote_name(f"{name}$sum")
-    either = "case when {0} is null then {1} when {1} is null then {0} else {0} + {1} end"
-    return (Partial(f"{name}$sum", "double", f"sum({quote_name(column)})", f"sum({kept})", either, ordered=True),)
+    stored = f"{name}$sum"
+    made, merged = f"sum({quote_name(column)})", f"sum({quote_name(stored)})"
+    return (Partial(stored, "double", made, merged, _either("{0} + {1}"), ordered=True),)
 
 
 def _values(text: str) -> str:
@@ -346,16 +329,8 @@ def _values(text: str) -> str:
 def _as_text(column: str, kind: str) -> str:
     """Return a text for each value, different texts for different values: 0.0 and -0.0 are equal."""
     value = quote_name(column)
-    if kind == "binary":
-        return f"hex({value})"
-    return (
-        value if kind == "string" else f"cast({value} + 0D as string)" if kind in FLOATS else f"cast({value} as string)"
-    )
-
-
-def _sketch_input(column: str, kind: str) -> str:
-    """Return what a sketch takes of each value: it passes over empty texts."""
-    return f"cast({quote_name(column)} as bigint)" if kind in INTEGERS else f"concat('=', {_as_text(column, kind)})"
+    texts = {"binary": f"hex({value})", "string": value} | dict.fromkeys(FLOATS, f"cast({value} + 0D as string)")
+    return texts.get(kind, f"cast({value} as string)")
 
 
 _MAX_OVERLAP = 1_000
@@ -389,7 +364,7 @@ class Tumbling:
             step = 'Write Tumbling(timedelta(minutes=5)), or Tumbling(days=1, zone="America/New_York").'
             raise ConfigurationError(problem, step, argument=given[-1] if given else "size")
         if self.size is not None:
-            _check_duration("Tumbling", "size", self.size)
+            check_duration(self.size, "Tumbling has size", argument="size", most=MAX_DURATION)
         if (self.size is None) != (self.zone is not None):
             without = "a size is not counted by the clocks of a zone" if self.zone is not None else "it names no zone"
             problem = f"Tumbling has {given[0]}={getattr(self, given[0])!r} and zone={self.zone!r}: {without}."
@@ -405,8 +380,8 @@ class Tumbling:
             return None
         return timedelta(days=self.days or 0, hours=self.hours or 0)
 
-    def words(self) -> str:
-        """Return what it is, as plans show it."""
+    def describe(self) -> str:
+        """Return a description for plans."""
         if self.zone is None:
             return f"tumbling {self.size}"
         count, unit = (self.days, "day") if self.days is not None else (self.hours, "hour")
@@ -422,8 +397,8 @@ class Sliding:
     every: timedelta
 
     def __post_init__(self) -> None:
-        _check_duration("Sliding", "size", self.size)
-        _check_duration("Sliding", "every", self.every)
+        check_duration(self.size, "Sliding has size", argument="size", most=MAX_DURATION)
+        check_duration(self.every, "Sliding has every", argument="every", most=MAX_DURATION)
         if not self.every <= self.size <= self.every * _MAX_OVERLAP:
             raise ConfigurationError(
                 f"Sliding has size={self.size} and every={self.every}: expected a size of 1 to {_MAX_OVERLAP:,} times "
@@ -432,8 +407,8 @@ class Sliding:
                 argument="every",
             )
 
-    def words(self) -> str:
-        """Return what it is, as plans show it."""
+    def describe(self) -> str:
+        """Return a description for plans."""
         return f"sliding {self.size} every {self.every}"
 
 
@@ -448,10 +423,10 @@ class Session:
     gap: timedelta
 
     def __post_init__(self) -> None:
-        _check_duration("Session", "gap", self.gap)
+        check_duration(self.gap, "Session has gap", argument="gap", most=MAX_DURATION)
 
-    def words(self) -> str:
-        """Return what it is, as plans show it."""
+    def describe(self) -> str:
+        """Return a description for plans."""
         return f"sessions with gaps of {self.gap}"
 
 
@@ -492,9 +467,3 @@ def _check_calendar(days: int | None, hours: int | None, zone: object) -> None:
         problem = f"Tumbling has zone={zone!r}, which is no time zone that this machine knows."
         step = 'Write a name of the IANA database, such as "America/New_York" or "UTC".'
         raise ConfigurationError(problem, step, argument="zone")
-
-
-def _check_duration(kind: str, argument: str, value: object) -> None:
-    if not isinstance(value, timedelta) or not timedelta(0) < value <= MAX_DURATION:
-        problem = f"{kind} has {argument}={value!r}: expected a timedelta above none, and of 100 years at most."
-        raise ConfigurationError(problem, f"Write {kind}({argument}=timedelta(minutes=5)), say.", argument=argument)

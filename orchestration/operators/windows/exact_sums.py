@@ -1,20 +1,19 @@
 """Exact sums of integers and decimals, wider than any type of their results, as Spark SQL.
 
-Records are added in whatever order and batches they come, so a sum on its way may be beyond the type of the result,
-and still come back. So nothing is checked before a result is made. Integers, and decimals of at most 27 digits, are
-kept as one decimal of 38 digits. Wider decimals are kept as two whole numbers, in units of their last digit:
+Records are added in the order in which they arrive, so a partial sum may exceed the type of the result although the
+final sum does not. Therefore only results are checked. Integers, and decimals of at most 27 digits, are stored as one
+decimal of 38 digits. Wider decimals are stored as two whole numbers, in units of their last digit:
 
-    sum = high * 10**20 + low        high: what 18 digits of each record add up to, low: the other 20
+    sum = high * 10**20 + low        high: the sum of the first 18 digits of each record, low: of the other 20
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from dagster_adjunct.resources.schemas.column_sql import quote_name
+from dagster_adjunct.resources.schemas.schema import decimal_digits
 
-DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 WIDEST = "decimal(38,0)"
 _LOW, _NARROW, _SMALL = 20, 27, 28
 """Of 38 digits, 27 or 28 of each record leave ten or more for their number."""
@@ -22,10 +21,10 @@ _LOW, _NARROW, _SMALL = 20, 27, 28
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """One column of a window's row: of this type, made of records by the expression `made`.
+    """A column of a window's row with a partial value, computed from records by the aggregate `made`.
 
-    `merged` makes one of those of several rows. `added` is one of two, which it calls {0} and {1}, and either of which
-    may be null. `ordered`: the last digits depend on the order of what is added, so it has to be the same each time.
+    `merged` aggregates the partial values of several rows. `added` adds two of them, {0} and {1}, of which one may be
+    null. `ordered` says that the last digits depend on the order of additions, which therefore has to be repeatable.
     """
 
     name: str
@@ -38,38 +37,36 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class ExactSum:
-    """The sum that a window keeps for its value `name`, of columns of the type `kind`: an integer or a decimal."""
+    """The stored sum for a window's value `name`, of a column of the type `kind`: an integer or a decimal."""
 
     name: str
     kind: str
 
     @property
     def scale(self) -> int:
-        """Digits behind the point."""
-        decimal = DECIMAL.fullmatch(self.kind)
-        return int(decimal[2]) if decimal else 0
+        """The digits after the point."""
+        return (decimal_digits(self.kind) or (0, 0))[1]
 
     @property
     def is_wide(self) -> bool:
-        """Whether it is kept as two numbers."""
-        decimal = DECIMAL.fullmatch(self.kind)
-        return decimal is not None and int(decimal[1]) > _NARROW
+        """Whether it is stored as two numbers."""
+        return (decimal_digits(self.kind) or (0, 0))[0] > _NARROW
 
     @property
     def wider(self) -> str | None:
-        """The widest type of values whose sum is kept as this one is, where its result has more room then."""
-        decimal = DECIMAL.fullmatch(self.kind)
-        if decimal is None:
+        """The widest type whose sums are stored in the same way, if its results are wider than those of this type."""
+        digits = decimal_digits(self.kind)
+        if digits is None:
             return "decimal(20,0)"
-        return f"decimal({_NARROW},{self.scale})" if int(decimal[1]) < _NARROW else None
+        return f"decimal({_NARROW},{self.scale})" if digits[0] < _NARROW else None
 
     def partials(self, column: str) -> tuple[Partial, ...]:
-        """Return what is kept of this column of the records."""
+        """Return the partial values for this column of the records."""
         value, scale = quote_name(column), self.scale
         if self.is_wide:
             value, split = f"cast({value} as decimal(38,{scale}))", _power(_LOW - scale)
-            # Taking a number apart takes ten times as long as adding it, so only those are that may add up to too much.
-            # Spark's abs and unary minus round to 34 digits, and are not used here.
+            # Splitting a number takes ten times as long as adding it, so only large numbers are split. Spark's abs and
+            # unary minus round to 34 digits, and are not used here.
             is_small = f"{value} between 0 - {_power(_SMALL - scale)} and {_power(_SMALL - scale)}"
             low = f"sum(case when {is_small} then {value} else {value} % {split} end)"
             high = f"sum(case when not {is_small} then cast({value} div {split} as decimal(18,0)) end)"
@@ -78,7 +75,7 @@ class ExactSum:
             return _added(self._low, low, 0), _added(self._high, high, 0)
         made = f"sum({value})"
         if self.kind == "bigint":
-            # Of halves, no sum of a batch is beyond a bigint; decimals would take twice as long.
+            # The sum of halves in a batch fits in a bigint; decimals would take twice as long.
             made = f"cast(sum({value} >> 32) as {WIDEST}) * 4294967296L + sum({value} & 4294967295L)"
         return (_added(self._low, made, scale),)
 
@@ -87,10 +84,10 @@ class ExactSum:
         if not self.is_wide:
             return quote_name(self._low)
         sign, high, low = self._digits()
-        return self._if_any(f"concat({sign}, {high}, lpad({low}, {_LOW}, '0'), 'E-{self.scale}')")
+        return self._unless_null(f"concat({sign}, {high}, lpad({low}, {_LOW}, '0'), 'E-{self.scale}')")
 
     def mean(self, number: str, scale: int) -> str:
-        """Return a wide sum by a `number` of records as text: exact, but cut off a digit behind those of `scale`."""
+        """Return a wide sum divided by `number` as text: exact, cut off one digit after those of `scale`."""
         sign, high, low = self._digits()
         more = scale - self.scale + 1
         number = f"cast({number} as decimal(19,0))"
@@ -98,7 +95,7 @@ class ExactSum:
         middle = f"cast(({rest} - {rest} % {number}) / {number} as {WIDEST})"
         last = f"((({rest} % {number}) * {_power(more)}) div {number})"
         digits = f"lpad({middle}, {_LOW}, '0'), lpad({last}, {more}, '0'), 'E-{self.scale + more}'"
-        return self._if_any(f"concat({sign}, {high} div {number}, {digits})")
+        return self._unless_null(f"concat({sign}, {high} div {number}, {digits})")
 
     @property
     def _low(self) -> str:
@@ -109,18 +106,18 @@ class ExactSum:
         return f"{self.name}$high"
 
     def _digits(self) -> tuple[str, str, str]:
-        """Return the sign, and `high` and `low` of the amount, where low has no more than its 20 digits."""
+        """Return the sign of a wide sum, and `high` and `low` of its absolute value, with at most 20 digits in low."""
         high, low = f"coalesce({quote_name(self._high)}, 0)", quote_name(self._low)
-        negative = f"({_upper(high, low)} < 0)"
+        negative = f"({_carry(high, low)} < 0)"
         high, low = (f"(case when {negative} then 0 - {part} else {part} end)" for part in (high, low))
-        return f"if({negative}, '-', '')", _upper(high, low), f"pmod({low}, {_power(_LOW)})"
+        return f"if({negative}, '-', '')", _carry(high, low), f"pmod({low}, {_power(_LOW)})"
 
-    def _if_any(self, text: str) -> str:
+    def _unless_null(self, text: str) -> str:
         return f"case when {quote_name(self._low)} is not null then {text} end"
 
 
-def _upper(high: str, low: str) -> str:
-    """Return `high` with what `low` has beyond its 20 digits; negative where the whole is."""
+def _carry(high: str, low: str) -> str:
+    """Return `high` plus what `low` has beyond its 20 digits; it is negative if the sum is."""
     return f"({high} + ({low} - pmod({low}, {_power(_LOW)})) div {_power(_LOW)})"
 
 
