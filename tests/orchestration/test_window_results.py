@@ -270,5 +270,5 @@ def test_open_sessions_of_a_key_are_rows_and_no_list_that_has_to_fit_in_one(spar
     kept, runs = spark.createDataFrame(rows[:-1], columns), spark.createDataFrame([rows[0], rows[-1]], columns)
     together = union_sessions(kept, runs, windows, Watermarks(None, at(1)))
     assert "collect_list" not in together._jdf.queryExecution().optimizedPlan().toString()  # type: ignore[operator]
-    counts = Counter((row["k"], row["__kept"]) for row in together.collect())
+    counts = Counter((row["k"], row["__stored"]) for row in together.collect())
     assert counts == {("hot", True): 50, ("hot", False): 1, ("closing", True): 1, ("new", False): 1}

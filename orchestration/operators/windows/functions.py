@@ -69,12 +69,13 @@ def merge_records(stored: DataFrame, new: DataFrame, windows: Windows) -> DataFr
     """Return the stored records and those of the batch, which replace stored ones."""
     key = (*windows.by, POSITION)
     both, keys = join_old_and_new(stored, new, key)
-    others = [quote_name(name) for name in stored_record_schema(windows).names if name not in key]
     is_new = F.col(f"new.{quote_name(POSITION)}").isNotNull()
-    return both.select(
-        *keys,
-        *[F.when(is_new, F.col(f"new.{name}")).otherwise(F.col(f"old.{name}")).alias(name[1:-1]) for name in others],
-    )
+    values = [
+        F.when(is_new, F.col(f"new.{quote_name(name)}")).otherwise(F.col(f"old.{quote_name(name)}")).alias(name)
+        for name in stored_record_schema(windows).names
+        if name not in key
+    ]
+    return both.select(*keys, *values)
 
 
 def assign_sessions(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:

@@ -253,8 +253,8 @@ def build_session_runs(records: DataFrame, windows: Windows) -> DataFrame:
 def union_sessions(stored: DataFrame, runs: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
     """Return the `stored` sessions of keys that have records or a closing session, together with the batch's `runs`.
 
-    Each is a row of its own, which Spark can spill to disk: one key may have most of them. The partitioning of the union
-    is unknown to Spark.
+    Each is a row of its own, which Spark can spill to disk: one key may have most of them. Spark does not know the
+    partitioning of the union.
     """
     from pyspark.sql import Window
 

@@ -151,9 +151,9 @@ def _next_step(made: Aggregation, kind: str) -> str:
     scale = ExactSum("", kind).scale
     fewer = f', or, with fewer digits after the point, "cast({column} as decimal(38,{scale // 2}))"' if scale else ""
     return (
-        f"No decimal with {scale} digits after the point can hold it, and the stored sum has as many. Sum doubles, which "
-        f'are rounded: .with_columns({column}="cast({column} as double)") before the window{fewer}. Do that in an '
-        "application with another name and its own outputs: it fills its windows from the oldest records on."
+        f"No decimal with {scale} digits after the point can hold it, and the stored sum has as many. Sum doubles, "
+        f'which are rounded: .with_columns({column}="cast({column} as double)") before the window{fewer}. Do that in '
+        "an application with another name and its own outputs: it fills its windows from the oldest records on."
     )
 
 
