@@ -40,7 +40,7 @@ from dagster_adjunct.orchestration.operators.records import (
     parse_key_columns,
 )
 from dagster_adjunct.orchestration.operators.sends import SendDeadLetters, SendToStream, build_send_to_local, build_sink
-from dagster_adjunct.orchestration.operators.stream_join import HowStreams, StreamJoin, Within, checked_stream_join
+from dagster_adjunct.orchestration.operators.stream_join import HowStreams, StreamJoin, Within, build_stream_join
 from dagster_adjunct.orchestration.operators.table_updates import (
     Columns,
     SendToDataset,
@@ -188,7 +188,7 @@ class EventTimeOperations(OperatorStream):
                 "join().",
                 operator=operator,
             )
-        spec = checked_stream_join(operator, name, on, within, how, select, prefix, partition_by)
+        spec = build_stream_join(operator, name, on, within, how, select, prefix, partition_by)
         for side in (self, right):
             check_event_times(self.graph, side.operator, operator)
         return self.apply(spec, right, name=name)
