@@ -19,11 +19,12 @@ from dagster_adjunct.orchestration.operators.columns import (
     ORIGIN,
     Columns,
     Types,
+    check_duration,
     tie_breakers,
 )
 from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
-from dagster_adjunct.resources.common import to_microseconds
+from dagster_adjunct.resources.common import argument_error, to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.sql.checking import check_expression, nondeterministic_parts
@@ -61,8 +62,8 @@ class EventTime:
         """The expressions that users gave."""
         return () if self.expression == ARRIVAL else (self.expression,)
 
-    def words(self) -> str:
-        """Return what was declared, as plans show it."""
+    def describe(self) -> str:
+        """Return a description for plans."""
         by = "arrival" if self.expression == ARRIVAL else self.expression
         idle = "" if self.idle_after is None else f", idle after {self.idle_after}"
         return f"by {by}, {self.delay} late at most{idle}"
@@ -76,10 +77,8 @@ class EventTime:
         )
         if kind is not None and kind not in _TIME_TYPES:
             raise self._no_time(operator, kind)
-        others, changing = (
-            other_records_construct(self.expression),
-            nondeterministic_parts(self.expression, types or {}),
-        )
+        others = other_records_construct(self.expression)
+        changing = nondeterministic_parts(self.expression, types or {})
         if others or changing:
             effect = "depend on how records are cut into batches" if others else "change when the record is read again"
             raise PlanningError(
@@ -119,36 +118,22 @@ def build_event_time(
     max_lag: timedelta | None = None,
 ) -> EventTime | None:
     """Return the event time for a user's arguments; None for an input without one."""
+    given = {"delay": delay != _ZERO, "idle_after": idle_after is not None, "max_watermark_lag": max_lag is not None}
     if event_time is None:
-        given = {
-            "delay": delay != _ZERO,
-            "idle_after": idle_after is not None,
-            "max_watermark_lag": max_lag is not None,
-        }
-        if any(given.values()):
-            name = next(name for name, is_given in given.items() if is_given)
+        name = next((name for name, is_given in given.items() if is_given), None)
+        if name is not None:
             problem = f"input stream {stream!r} has {name} without event_time: its records have no times."
             step = f'Declare event_time="a column" or event_time=ARRIVAL, or leave {name} out.'
             raise ConfigurationError(problem, step, argument=name, stream=stream)
         return None
     if not isinstance(event_time, str) or not event_time.strip():
-        problem = f"input stream {stream!r} has event_time={event_time!r}: expected a Spark SQL expression, or ARRIVAL."
-        step = "Name the column with the time of the event."
-        raise ConfigurationError(problem, step, argument="event_time", stream=stream)
-    if not isinstance(delay, timedelta) or delay < _ZERO:
-        problem = f"input stream {stream!r} has delay={delay!r}: expected a timedelta of zero or more."
-        step = "Write how late a record may arrive, for example delay=timedelta(minutes=5)."
-        raise ConfigurationError(problem, step, argument="delay", stream=stream)
-    _check_positive(stream, "idle_after", idle_after)
-    _check_positive(stream, "max_watermark_lag", max_lag)
+        found, expected = f"input stream {stream!r} has event_time={event_time!r}", "a Spark SQL expression, or ARRIVAL"
+        raise argument_error(found, expected, argument="event_time", stream=stream)
+    for name, value in {"delay": delay, "idle_after": idle_after, "max_watermark_lag": max_lag}.items():
+        if given[name]:
+            found = f"input stream {stream!r} has {name}"
+            check_duration(value, found, argument=name, zero=name == "delay", stream=stream)
     return EventTime(event_time, delay, idle_after, max_lag)
-
-
-def _check_positive(stream: str, argument: str, value: timedelta | None) -> None:
-    if value is not None and (not isinstance(value, timedelta) or value <= _ZERO):
-        problem = f"input stream {stream!r} has {argument}={value!r}: expected a timedelta greater than zero."
-        step = f"Write, for example, {argument}=timedelta(minutes=10), or leave it out."
-        raise ConfigurationError(problem, step, argument=argument, stream=stream)
 
 
 _WIDTH = 20
@@ -242,21 +227,15 @@ class LateRecords(Spec):
         return dict(LATE_RECORD_COLUMNS)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        return make_records(
-            batch.diverted_late_records(operator).select(*LATE_RECORD_COLUMNS, "__place", EVENT_TIME, BEHIND),
-            batch,
-            by=(),
-            partitions=1,
-            ordinal=F.col("__place"),
-            event_time=F.col(EVENT_TIME),
-            behind=F.col(BEHIND),
-        )
+        late = batch.diverted_late_records(operator).select(*LATE_RECORD_COLUMNS, "__place", EVENT_TIME, BEHIND)
+        ordinal, time, behind = map(F.col, ("__place", EVENT_TIME, BEHIND))
+        return make_records(late, batch, by=(), partitions=1, ordinal=ordinal, event_time=time, behind=behind)
 
 
 def to_late_records(frame: DataFrame, why: Column, holds_back: timedelta, side: str = "") -> DataFrame:
-    """Return records as they are handed to `BatchContext.leave_out`; `why` says why each was left out.
+    """Return rejected records for `BatchContext.divert_late_records`; `why` is the reason of each.
 
-    `holds_back` is by how much the operator that leaves them out holds watermarks back.
+    `holds_back` is the watermark delay of the operator that rejects them.
     """
     own = [named_column(name) for name in frame.columns if not name.startswith("__")]
     return frame.select(

@@ -32,6 +32,7 @@ from dagster_adjunct.orchestration.operators.columns import (
 from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
 from dagster_adjunct.orchestration.operators.records import WithColumns
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, ColumnSources, LineageContext
+from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -40,7 +41,7 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
-from dagster_adjunct.resources.schemas.schema import Schema, to_exact_array
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, to_exact_array
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
@@ -113,13 +114,13 @@ _ROWS = 10_000
 class RecordCall:
     """How an operator calls a function: with a record, and with the struct in the column `entry` if there is one.
 
-    The function returns a dictionary of the columns `made`, any number of them with `several`, or None for no result.
-    Errors contain the position of the record in its `stream`, but no values of `sensitive` columns.
+    The function returns a dictionary with the columns of `schema`, any number of them with `several`, or None. Errors
+    contain the position of the record in its `stream`, but no values of `sensitive` columns.
     """
 
     operator: str
     function: RecordFunction
-    made: Schema
+    schema: Schema
     several: bool = False
     entry: str | None = None
     stream: str | None = None
@@ -137,7 +138,7 @@ def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> Da
     names = [field.name for field in fields]
     if call.several:
         fields.append(StructField(ORDINAL, StringType()))
-    made = cast("StructType", StructType.fromDDL(call.made.ddl()))
+    made = cast("StructType", StructType.fromDDL(call.schema.ddl()))
     return map_in_arrow(frame, _task(call, names), StructType([*fields, *made.fields]))
 
 
@@ -202,9 +203,9 @@ def check_readable_records(
     hidden = found.column.lower() in {name.lower() for name in sensitive}
     problem = f"{operator}: {found.problem(f'a record for {function}', hidden=hidden)}"
     place = _position(records, found.row, stream)
-    told = operator_failed_error(problem, None, record, sensitive, operator=operator, **place)
+    error = operator_failed_error(problem, None, record, sensitive, operator=operator, **place)
     step = "Replace the value before, or drop the record or the column: with_columns(…), filter(…), select(…)."
-    raise told.reworded(told.problem, step)
+    raise error.reworded(error.problem, step)
 
 
 def _results_or_failure(
@@ -218,15 +219,9 @@ def _results_or_failure(
     except AdjunctError:
         raise
     except Exception as error:  # noqa: BLE001 - it is a user's function
-        raise function_failed_error(
-            call.operator,
-            function_label(call.function),
-            call.function,
-            error,
-            record=arguments[0],
-            sensitive=call.sensitive,
-            **_position(batch, row, call.stream),
-        ) from (None if call.sensitive else error)
+        about = {"record": arguments[0], "sensitive": call.sensitive, **_position(batch, row, call.stream)}
+        failed = function_failed_error(call.operator, function_label(call.function), call.function, error, **about)
+        raise failed from (None if call.sensitive else error)
 
 
 def _position(batch: pa.RecordBatch, row: int, stream: str | None) -> dict[str, Any]:
@@ -239,9 +234,10 @@ def _result_error(
     call: RecordCall, problem: str, step: str, record: Record, batch: pa.RecordBatch, row: int
 ) -> OperatorFailedError:
     """Return the error for a result that does not match the schema, with its source record."""
-    place = definition_line(call.function)
-    about = {"operator": call.operator, **_position(batch, row, call.stream)}
-    error = operator_failed_error(problem.rstrip("."), place, record, call.sensitive, **about)
+    place, position = definition_line(call.function), _position(batch, row, call.stream)
+    error = operator_failed_error(
+        problem.rstrip("."), place, record, call.sensitive, operator=call.operator, **position
+    )
     return error.reworded(error.problem, step)
 
 
@@ -250,24 +246,18 @@ def _call_function(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Rec
     given = call.function(*arguments)
     if given is None:
         return
+    label = function_label(call.function)
     if call.several and (isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__")):
-        raise SchemaMismatchError(
-            f"{call.operator}: {function_label(call.function)} returned {type(given).__name__} for a record: expected "
-            "any number of dictionaries, one for each record that it makes.",
-            "Return a list of dictionaries, or yield them.",
-            operator=call.operator,
-        )
-    names = call.made.names
+        problem = f"{call.operator}: {label} returned {type(given).__name__} for a record: expected dictionaries."
+        raise SchemaMismatchError(problem, "Return a list of dictionaries, or yield them.", operator=call.operator)
+    names = call.schema.names
     for result in given if call.several else (given,):
         if not isinstance(result, Mapping) or set(result) != set(names):
             columns = "other columns" if call.sensitive else f"the columns {', '.join(map(str, result))}"
-            result_columns = columns if isinstance(result, Mapping) and result else repr(type(result))
-            raise SchemaMismatchError(
-                f"{call.operator}: a result of {function_label(call.function)} has {result_columns}; its schema says "
-                f"{', '.join(names)}.",
-                "Return a dictionary of exactly these, None where there is no value; or correct schema=.",
-                operator=call.operator,
-            )
+            found = columns if isinstance(result, Mapping) and result else repr(type(result))
+            problem = f"{call.operator}: a result of {label} has {found}; its schema says {', '.join(names)}."
+            step = "Return a dictionary of exactly these, None where there is no value; or correct schema=."
+            raise SchemaMismatchError(problem, step, operator=call.operator)
         yield dict(result)
 
 
@@ -284,34 +274,32 @@ def _build_batch(
     if call.several:
         arrays.append(pa.array(ordinals, pa.string()))
         names.append(ORDINAL)
-    for field in call.made.to_arrow():
+    for field in call.schema.fields:
+        kind = arrow_type(field.type)
         try:
-            arrays.append(to_exact_array([result[field.name] for result in results], field.type))
-        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            wrong = (at for at, result in enumerate(results) if not _fits(result[field.name], field.type))
-            at = next(wrong, 0)
-            (record,) = (
-                batch.select([name for name in batch.schema.names if not name.startswith("__")])
-                .slice(rows[at], 1)
-                .to_pylist()
-            )
-            raise _result_error(
-                call,
+            arrays.append(to_exact_array([result[field.name] for result in results], kind))
+        except _MISFITS as error:
+            at = next((at for at, result in enumerate(results) if not _fits(result[field.name], kind)), 0)
+            own = batch.select([name for name in batch.schema.names if not name.startswith("__")])
+            (record,) = own.slice(rows[at], 1).to_pylist()
+            problem = (
                 f"{call.operator}: {function_label(call.function)} gave column {field.name!r} a value that is no "
-                f"{call.made.field(field.name).type}{'' if call.sensitive else f': {error}'}",
-                "Return values of this type, or correct schema=.",
-                record,
-                batch,
-                rows[at],
-            ) from (None if call.sensitive else error)
+                f"{field.type}{'' if call.sensitive else f': {error}'}"
+            )
+            step = "Return values of this type, or correct schema=."
+            failure = _result_error(call, problem, step, record, batch, rows[at])
+            raise failure from (None if call.sensitive else error)
         names.append(field.name)
     return pa.RecordBatch.from_arrays(arrays, names)
+
+
+_MISFITS = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
 def _fits(value: object, kind: pa.DataType) -> bool:
     try:
         to_exact_array([value], kind)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+    except _MISFITS:
         return False
     return True
 
@@ -372,15 +360,10 @@ class Explode(Spec):
         exploded = (F.posexplode_outer if self.keep_empty else F.posexplode)(values)
         made = frame.select("*", exploded.alias(_NUMBER, _ELEMENT))
         number = F.coalesce(F.col(_NUMBER), F.lit(0))
-        there = {name.lower() for name in frame.columns}
-        columns = [
-            F.col(_ELEMENT).alias(self.name) if name.lower() == self.name.lower() else named_column(name)
-            for name in frame.columns
-            if name != ORDINAL
-        ]
-        if self.name.lower() not in there:
-            columns.append(F.col(_ELEMENT).alias(self.name))
-        return made.select(*columns, ordinal_column(frame, number).alias(ORDINAL))
+        names = {name.lower(): name for name in frame.columns if name != ORDINAL}
+        element = F.col(_ELEMENT).alias(self.name)
+        columns = {lower: named_column(name) for lower, name in names.items()} | {self.name.lower(): element}
+        return made.select(*columns.values(), ordinal_column(frame, number).alias(ORDINAL))
 
     def _no_elements(self, operator: str, kind: str) -> PlanningError:
         problem = f"{operator}: {self.expression} is {kind}, which has no elements: expected an array or a map."
@@ -409,41 +392,31 @@ class FlatMap(Spec):
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
-        return call_in_tasks(
-            frame,
-            RecordCall(
-                operator,
-                self.function,
-                self.schema,
-                several=True,
-                stream=batch.stream_of(operator),
-                sensitive=batch.sensitive(operator),
-            ),
-            list_hidden_columns(frame),
-        )
+        stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
+        call = RecordCall(operator, self.function, self.schema, several=True, stream=stream, sensitive=sensitive)
+        return call_in_tasks(frame, call, list_hidden_columns(frame))
 
 
 def build_flat_map(
     after: str, what: str | RecordFunction, schema: Schema | None, keep_empty: bool, keeps_partitioning: bool
 ) -> Explode | FlatMap:
     """Return the operator for a user's arguments, after the operator `after`."""
-    called_so = f"flat_map after {after}"
+    place = f"flat_map after {after}"
     if isinstance(what, str):
         if schema is not None or keeps_partitioning:
-            problem = f"{called_so} has an expression, and schema= or keeps_partitioning=, which are for functions."
+            problem = f"{place} has an expression, and schema= or keeps_partitioning=, which are for functions."
             raise ConfigurationError(problem, "Leave them out.", argument="schema")
         expression, alias = split_alias(what)
         name = alias or plain_column(expression)
         if not expression or name is None:
-            problem = f"{called_so} got {what!r}, which gives the element no name."
-            step = "Write, for example, flat_map(\"split(words, ' ') as word\")."
-            raise ConfigurationError(problem, step, argument="what")
-        validate_column_names(called_so, name)
+            expected = "a name for the element, as in \"split(words, ' ') as word\""
+            raise argument_error(f"{place} got {what!r}", expected, argument="what")
+        validate_column_names(place, name)
         return Explode(expression, name, bool(keep_empty))
-    validate_record_function(called_so, what, schema, "record")
+    validate_record_function(place, what, schema, "record")
     assert schema is not None
     if keep_empty:
-        problem = f"{called_so} has a function, and keep_empty=, which is for expressions."
+        problem = f"{place} has a function, and keep_empty=, which is for expressions."
         step = "Leave it out: the function decides itself what it returns for a record."
         raise ConfigurationError(problem, step, argument="keep_empty")
     return FlatMap(what, schema, bool(keeps_partitioning))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dagster_adjunct.orchestration.operators.batch_context import BatchContext
 from dagster_adjunct.orchestration.operators.columns import (
@@ -27,8 +27,8 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     identity_sources,
     require_facts,
 )
-from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.common import argument_error, check_choice, split_stream_name
+from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.column_sql import F
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class Broadcast(Spec):
         return Flow(context.operator, columns, (self.task,), TASK_NUMBER)
 
     def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge:
-        told = "one for each task"
-        return StreamEdge(self.stream, self.role, partitions, (self.task,), TASK_NUMBER, told, context.operator)
+        by, count_from = (self.task,), "one for each task"
+        return StreamEdge(self.stream, self.role, partitions, by, TASK_NUMBER, count_from, context.operator)
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving
@@ -79,11 +79,13 @@ def add_task_column(operator: str, what: str, columns: Columns, task: str, metho
 
 def build_broadcast(after: str, stream: str, task: str) -> Broadcast:
     """Return the broadcast for a user's argument, as the stream of this name, after the operator `after`."""
-    if not isinstance(task, str) or plain_column(task) != task or task.startswith("__"):
-        problem = f"broadcast after {after} has task={task!r}: expected a column name."
-        step = 'Leave it out for the column "task", or choose another plain name.'
-        raise ConfigurationError(problem, step, argument="task")
+    _check_task_column(task, f"broadcast after {after} has task={task!r}", argument="task")
     return Broadcast(stream, task)
+
+
+def _check_task_column(task: str, found: str, **about: Any) -> None:
+    if not isinstance(task, str) or plain_column(task) != task or task.startswith("__"):
+        raise argument_error(found, 'a plain column name, by default "task"', **about)
 
 
 def copy_for_each_task(records: DataFrame, name: str, tasks: int) -> DataFrame:
@@ -186,22 +188,12 @@ def build_input(
 ) -> Input:
     """Return the input for a user's arguments."""
     split_stream_name(stream)
-    if default_offset not in (None, "oldest", "upcoming"):
-        problem = f"input stream {stream!r} has default_offset={default_offset!r}: expected oldest or upcoming."
-        step = "Leave it out to let the stream decide."
-        raise ConfigurationError(problem, step, argument="default_offset", stream=stream)
-    if on_lost not in ("fail", "oldest"):
-        problem = f"input stream {stream!r} has on_lost={on_lost!r}: expected fail or oldest."
-        raise ConfigurationError(problem, "Leave it out to fail.", argument="on_lost", stream=stream)
-    return Input(stream, default_offset, bool(reset_offset), on_lost, _task_column(stream, broadcast), event_time)
-
-
-def _task_column(stream: str, broadcast: bool | str) -> str | None:
-    """Return the name of the column for the task's number; None for an input that is not broadcast."""
-    if isinstance(broadcast, bool):
-        return "task" if broadcast else None
-    if not isinstance(broadcast, str) or plain_column(broadcast) != broadcast or broadcast.startswith("__"):
-        problem = f"input stream {stream!r} has broadcast={broadcast!r}: expected True, or a column name."
-        step = 'Write broadcast=True for the column "task", or a plain name for another one.'
-        raise ConfigurationError(problem, step, argument="broadcast", stream=stream)
-    return broadcast
+    what = f"input stream {stream!r} has"
+    offsets, actions = (None, "oldest", "upcoming"), ("fail", "oldest")
+    found = f"{what} default_offset={default_offset!r}"
+    check_choice(default_offset, found, offsets, argument="default_offset", stream=stream)
+    check_choice(on_lost, f"{what} on_lost={on_lost!r}", actions, argument="on_lost", stream=stream)
+    task = None if broadcast is False else "task" if broadcast is True else broadcast
+    if task is not None:
+        _check_task_column(task, f"{what} broadcast={broadcast!r}", argument="broadcast", stream=stream)
+    return Input(stream, default_offset, bool(reset_offset), on_lost, task, event_time)

@@ -320,7 +320,7 @@ class JoinFunction(Join):
 
     kind: ClassVar[str] = "join"
     function: RecordFunction = field(kw_only=True)
-    made: Schema = field(kw_only=True)
+    schema: Schema = field(kw_only=True)
 
     def summary(self) -> str:
         return f"{Join.summary(self)}, by {function_label(self.function)}"
@@ -328,7 +328,7 @@ class JoinFunction(Join):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         flow = Join.flow(self, context, arriving)
         there = {name.lower() for name in flow.columns or ()}
-        taken = next((name for name in self.made.names if name.lower() in there), None)
+        taken = next((name for name in self.schema.names if name.lower() in there), None)
         if taken is not None:
             raise PlanningError(
                 f"{context.operator}: the stream and {function_label(self.function)} both have a column {taken!r}; "
@@ -337,11 +337,11 @@ class JoinFunction(Join):
                 operator=context.operator,
                 column=taken,
             )
-        return replace(flow, columns=None if flow.columns is None else (*flow.columns, *self.made.names))
+        return replace(flow, columns=None if flow.columns is None else (*flow.columns, *self.schema.names))
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         types = Join.types(self, context, arriving)
-        return None if types is None else types | types_by_name(self.made)
+        return None if types is None else types | types_by_name(self.schema)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
@@ -350,7 +350,7 @@ class JoinFunction(Join):
         entry = F.struct(*[named_column(name) for name in schema.names]).alias(_ENTRY)
         joined = self._joined(operator, frame, entries, [entry], batch)
         stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
-        call = RecordCall(operator, self.function, self.made, entry=_ENTRY, stream=stream, sensitive=sensitive)
+        call = RecordCall(operator, self.function, self.schema, entry=_ENTRY, stream=stream, sensitive=sensitive)
         return call_in_tasks(joined, call, frame.columns)
 
 
@@ -373,4 +373,4 @@ def build_join_function(
     assert function is not None
     assert schema is not None
     join = build_join(operator, dataset, on, how, (), "", min_match_rate)
-    return JoinFunction(join.dataset, join.on, join.how, (), "", join.min_match_rate, function=function, made=schema)
+    return JoinFunction(join.dataset, join.on, join.how, (), "", join.min_match_rate, function=function, schema=schema)

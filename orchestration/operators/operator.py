@@ -128,8 +128,6 @@ class Match:
     @property
     def node(self) -> LineageNode:
         """What the records are looked up in."""
-        from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
-
         return LineageNode("table", self.table or "") if self.dataset is None else LineageNode("dataset", self.dataset)
 
 

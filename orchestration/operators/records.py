@@ -41,6 +41,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     sources_from_expression,
     sources_from_sql,
 )
+from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.sql.checking import check_condition, check_expression, check_expressions
@@ -100,14 +101,13 @@ def _check_columns_unchanged(
     operator: str, function: DataFrameFunction, before: Mapping[str, str], after: Mapping[str, str]
 ) -> None:
     """Raise PlanningError if a filter's function has changed the columns, with which later operators are planned."""
-    changed = [name for name in (*before, *after) if before.get(name) != after.get(name)]
-    if not changed:
+    name = next((name for name in (*before, *after) if before.get(name) != after.get(name)), None)
+    if name is None:
         return
-    name = changed[0]
     was, made = before.get(name), after.get(name)
-    what = f"adds the column {name!r}" if was is None else f"drops the column {name!r}"
-    if was is not None and made is not None:
-        what = f"makes the column {name!r}, which is {was}, {made}"
+    what = f"makes the column {name!r}, which is {was}, {made}"
+    if was is None or made is None:
+        what = f"{'adds' if was is None else 'drops'} the column {name!r}"
     problem = f"{operator}: {function_label(function)} {what}: a filter must not change columns."
     step = "Change columns with map(function), and filter after it."
     raise PlanningError(problem, step, operator=operator, column=name)
@@ -115,18 +115,15 @@ def _check_columns_unchanged(
 
 def build_filter(after: str, condition: str | DataFrameFunction, keeps_partitioning: bool) -> Filter:
     """Return the filter for a user's arguments, after the operator `after`."""
-    if isinstance(condition, str):
-        if not condition.strip():
-            raise ConfigurationError(f"filter after {after} is empty.", "Write a condition.", argument="condition")
-        if keeps_partitioning:
-            problem = f"filter after {after} has keeps_partitioning=True with a condition."
-            step = "Leave it out: a condition always keeps the partitioning."
-            raise ConfigurationError(problem, step, argument="keeps_partitioning")
-    elif not callable(condition):
-        step = "Pass a Spark SQL condition or a function."
-        raise ConfigurationError(f"filter after {after} got {condition!r}.", step, argument="condition")
-    else:
-        check_plain_function(f"filter after {after}", condition, "condition", "frame")
+    what = f"filter after {after}"
+    if callable(condition):
+        check_plain_function(what, condition, "condition", "frame")
+    elif not isinstance(condition, str) or not condition.strip():
+        raise argument_error(f"{what} got {condition!r}", "a Spark SQL condition or a function", argument="condition")
+    elif keeps_partitioning:
+        step = "Leave it out: a condition always keeps the partitioning."
+        problem = f"{what} has keeps_partitioning=True with a condition."
+        raise ConfigurationError(problem, step, argument="keeps_partitioning")
     return Filter(condition, bool(keeps_partitioning))
 
 
@@ -160,18 +157,13 @@ class Map(Spec):
         """Return the columns after it; None if one has no known name."""
         if self.function is not None:
             return None
-        result: list[str] = []
-        known = True
+        result: list[str | None] = []
         for item in check_expressions(operator, self.expressions, columns):
-            if item.expression.star:
-                known = known and columns is not None
-                result.extend(item.expand_star(columns or ()))
-            else:
-                known = known and item.expression.name is not None
-                result.append(item.expression.name or "")
-        named = [name for name in result if name]
+            star = (None,) if columns is None else item.expand_star(columns)
+            result += star if item.expression.star else [item.expression.name]
+        named = [name for name in result if name is not None]
         check_new_names(operator, named, "List the columns to keep instead of '*', or choose another name.")
-        return tuple(result) if known else None
+        return tuple(named) if len(named) == len(result) else None
 
     def _partitioning(self, partitioned_by: tuple[str, ...]) -> tuple[str, ...] | None:
         """Return the names of the partitioning columns after it, None if one is lost.
@@ -191,15 +183,9 @@ class Map(Spec):
                 passed.setdefault(expression.column.lower(), expression.name or expression.column)
             elif expression.alias is not None:
                 lost.add(expression.alias.lower())
-        kept = []
-        for each in partitioned_by:
-            if star and each.lower() not in lost:
-                kept.append(each)
-            elif each.lower() in passed:
-                kept.append(passed[each.lower()])
-            else:
-                return None
-        return tuple(kept)
+        names = [each if star and each.lower() not in lost else passed.get(each.lower()) for each in partitioned_by]
+        kept = tuple(name for name in names if name is not None)
+        return kept if len(kept) == len(partitioned_by) else None
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving
@@ -215,9 +201,8 @@ class Map(Spec):
                 return None
             result[name] = item.type
             if name in (UPDATE, DEFAULT):
-                result |= {
-                    f"{name}.{field}": expression_type(value, types) for field, value in struct_fields(item.expression)
-                }
+                fields = struct_fields(item.expression)
+                result |= {f"{name}.{field}": expression_type(value, types) for field, value in fields}
         return result
 
     def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
@@ -241,31 +226,25 @@ class Map(Spec):
         (frame,) = frames
         if self.function is not None:
             return batch.call(operator, self.function, frame)
-        hidden = (
-            []
-            if any(parse_expression(text).star for text in self.expressions)
-            else [f"`{name}`" for name in list_hidden_columns(frame)]
-        )
+        has_star = any(parse_expression(text).star for text in self.expressions)
+        hidden = [] if has_star else [f"`{name}`" for name in list_hidden_columns(frame)]
         return frame.selectExpr(*hidden, *self.expressions)
 
 
 def build_map(after: str, expressions: Sequence[str | DataFrameFunction], keeps_partitioning: bool) -> Map:
     """Return the map for a user's arguments, after the operator `after`."""
+    what = f"map after {after}"
     functions = [item for item in expressions if callable(item)]
     texts = tuple(item for item in expressions if isinstance(item, str))
-    if functions:
-        if len(expressions) > 1:
-            problem = f"map after {after} mixes a function with other arguments."
-            raise ConfigurationError(problem, "Pass the function alone.", argument="expressions")
-        check_plain_function(f"map after {after}", functions[0], "expressions", "frame")
+    if len(functions) == len(expressions) == 1:
+        check_plain_function(what, functions[0], "expressions", "frame")
         return Map((), functions[0], keeps_partitioning)
     if not texts or len(texts) < len(expressions) or not all(text.strip() for text in texts):
-        problem = f"map after {after} got {expressions!r}: expected Spark SQL expressions or one function."
-        step = 'Write for example map("tailnum", "upper(model) as model").'
-        raise ConfigurationError(problem, step, argument="expressions")
+        expected = 'Spark SQL expressions, such as "tailnum" and "upper(model) as model", or one function'
+        raise argument_error(f"{what} got {expressions!r}", expected, argument="expressions")
     if keeps_partitioning:
-        problem = f"map after {after} has keeps_partitioning=True with expressions."
         step = "Leave it out: the planner knows the effect of expressions."
+        problem = f"{what} has keeps_partitioning=True with expressions."
         raise ConfigurationError(problem, step, argument="keeps_partitioning")
     return Map(texts)
 
@@ -299,16 +278,13 @@ class Merge(Spec):
         more = [name for name in other if name not in first]
         if not missing and not more:
             return
-        lacks = f"has no {', '.join(map(repr, missing))}" if missing else ""
-        has = f"has {', '.join(map(repr, more))}" if more else ""
+        lacks = [f"has no {', '.join(map(repr, missing))}"] if missing else []
+        has = [f"has {', '.join(map(repr, more))}"] if more else []
         kept = ", ".join(f'"{name}"' for name in first if name in other) or '"…"'
-        raise PlanningError(
-            f"{operator}: its inputs have different columns: {source} {' and '.join(filter(None, (lacks, has)))}, "
-            f"unlike {self.inputs[0]}.",
-            f"Give all of them the same: .select({kept}) of each, or .with_columns(…) for what is missing.",
-            operator=operator,
-            column=(missing or more)[0],
-        )
+        differs = f"{source} {' and '.join(lacks + has)}, unlike {self.inputs[0]}"
+        problem = f"{operator}: its inputs have different columns: {differs}."
+        step = f"Give all of them the same: .select({kept}) of each, or .with_columns(…) for what is missing."
+        raise PlanningError(problem, step, operator=operator, column=(missing or more)[0])
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         known = [(source, types) for source, types in zip(self.inputs, arriving, strict=True) if types is not None]
@@ -316,9 +292,7 @@ class Merge(Spec):
             return None
         for source, types in known[1:]:
             self._check_types(context.operator, known[0][1], source, types)
-        return {
-            name: next((types[name] for _, types in known if types.get(name) is not None), None) for name in known[0][1]
-        }
+        return {name: next((types[name] for _, types in known if types.get(name)), None) for name in known[0][1]}
 
     def _check_types(
         self, operator: str, first: Mapping[str, str | None], source: str, other: Mapping[str, str | None]
@@ -398,9 +372,8 @@ class PartitionBy(PassThroughSpec):
         return StreamEdge(self.stream, self.role, partitions, self.columns, SPARK, declared, context.operator)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        return batch.gather_small(frames[0]).repartition(
-            batch.partitions_at(operator), *[named_column(name) for name in self.columns]
-        )
+        partitions = batch.partitions_at(operator)
+        return batch.gather_small(frames[0]).repartition(partitions, *map(named_column, self.columns))
 
 
 def build_partition_by(after: str, stream: str, columns: Sequence[str], partitions: int | None) -> PartitionBy:
@@ -465,9 +438,9 @@ class WithColumns(Spec):
         for _, expression in self.columns:
             check_expression(context.operator, expression, flow.columns)
         moved = replace(flow, columns=self._columns(flow.columns))
-        kept = tuple(self._kept(column) for column in flow.partitioned_by)
-        if all(kept):
-            return replace(moved, partitioned_by=tuple(name for name in kept if name))
+        kept = tuple(filter(None, map(self._kept, flow.partitioned_by)))
+        if len(kept) == len(flow.partitioned_by):
+            return replace(moved, partitioned_by=kept)
         return replace(moved, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
 
     def _columns(self, columns: Columns) -> Columns:
@@ -490,10 +463,8 @@ class WithColumns(Spec):
         (types,) = arriving
         if types is None:
             return None
-        known = {
-            name: check_expression(context.operator, expression, tuple(types), types)
-            for name, expression in self.columns
-        }
+        names = tuple(types)
+        known = {name: check_expression(context.operator, text, names, types) for name, text in self.columns}
         columns = self._columns(tuple(types)) or ()
         if columns[: len(types)] == tuple(types):  # no replaced name changes its case
             return types | known
@@ -514,9 +485,7 @@ def build_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:
     """Return the columns for a user's arguments, after the operator `after`."""
     what = f"with_columns after {after}"
     if not columns:
-        raise ConfigurationError(
-            f"{what} names no column.", 'Write, for example, gross="spent * 1.2".', argument="columns"
-        )
+        raise argument_error(f"{what} names no column", 'for example gross="spent * 1.2"', argument="columns")
     validate_column_names(what, list(columns))
     for name, expression in columns.items():
         if not isinstance(expression, str) or not expression.strip():

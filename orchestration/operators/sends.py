@@ -42,7 +42,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     new_stream_defaults,
     output_partitioner,
 )
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.common import argument_error, check_choice, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.checking import check_condition
@@ -80,16 +80,6 @@ def exchange_before_table(operator: str, table: str, key: tuple[str, ...], flow:
     where = _describe_partitioning(flow, current)
     why = f"records of one {', '.join(key)} must be in one task for table {table}; {where}"
     return Exchange(operator, "remote table", key, current, why)
-
-
-def exchange_before_local_table(
-    operator: str, table: str, by: tuple[str, ...], partitions: int, flow: Flow, current: int
-) -> Exchange | None:
-    """Return the exchange that writing to a local table needs, for records in `current` partitions."""
-    if flow.partitioned_by == by and flow.partitioner == SPARK and current == partitions:
-        return None
-    why = f"local table {table} has {partitions} buckets by ({', '.join(by)}); {_describe_partitioning(flow, current)}"
-    return Exchange(operator, "local table", by, partitions, why)
 
 
 def _has_one_task_per_key(flow: Flow, key: tuple[str, ...]) -> bool:
@@ -230,9 +220,8 @@ class SendToLocal(PassThroughSpec):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
         names = self.schema.names
-        require_columns(
-            context.operator, "the stream", names, flow.columns, f"They are the columns of table {self.table}."
-        )
+        step = f"They are the columns of table {self.table}."
+        require_columns(context.operator, "the stream", names, flow.columns, step)
         if self.deleted is not None:
             check_condition(context.operator, self.deleted, flow.columns)
         return flow
@@ -265,9 +254,12 @@ class SendToLocal(PassThroughSpec):
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         dataset = context.app.dataset(self.table)
         assert dataset.partitions is not None, "a local table has buckets"
-        return exchange_before_local_table(
-            context.operator, self.table, dataset.partition_by, dataset.partitions, flow, partitions
-        )
+        by, buckets = dataset.partition_by, dataset.partitions
+        if flow.partitioned_by == by and flow.partitioner == SPARK and partitions == buckets:
+            return None
+        where = _describe_partitioning(flow, partitions)
+        why = f"local table {self.table} has {buckets} buckets by ({', '.join(by)}); {where}"
+        return Exchange(context.operator, "local table", by, buckets, why)
 
     def written_types(self, arriving: Types) -> Types:
         return None if arriving is None else {name: arriving.get(name) for name in self.schema.names}
@@ -299,14 +291,11 @@ def build_send_to_local(
             dataset=table.name,
             operator=after,
         )
-    if on_null_key not in ("fail", "skip"):
-        raise ConfigurationError(
-            f"send_to after {after} has on_null_key={on_null_key!r}.", "Write fail or skip.", argument="on_null_key"
-        )
+    what = f"send_to after {after}"
+    check_choice(on_null_key, f"{what} has on_null_key={on_null_key!r}", ("fail", "skip"), argument="on_null_key")
     if deleted is not None and (not isinstance(deleted, str) or not deleted.strip()):
-        problem = f"send_to after {after} has deleted={deleted!r}: expected a Spark SQL condition."
-        step = 'Write a condition for entries to delete, for example deleted="visits = 0".'
-        raise ConfigurationError(problem, step, argument="deleted")
+        expected = 'a Spark SQL condition for entries to delete, such as "visits = 0"'
+        raise argument_error(f"{what} has deleted={deleted!r}", expected, argument="deleted")
     return SendToLocal(table.name, owned.schema, deleted, on_null_key)
 
 
@@ -363,22 +352,15 @@ class Sink(Spec):
         return function_label(self.function)
 
     def target(self, app: Declarations) -> LineageNode:
-        return LineageNode("sink", f"{app.name}/{function_label(self.function).removesuffix('()')}")
+        return LineageNode("sink", f"{app.name}/{self.writes.removesuffix('()')}")
 
     def summary(self) -> str:
-        return (
-            function_label(self.function) if self.returns is None else f"what {function_label(self.function)} returns"
-        )
+        return self.writes if self.returns is None else f"the results of {self.writes}"
 
     def call(self, app: Declarations) -> ExternalCall:
-        once = "at least once for each record of a batch"
-        if self.returns is None:
-            return ExternalCall(
-                "sink", function_label(self.function), f"{once}, and again if the batch is repeated", recorded=False
-            )
-        return ExternalCall(
-            "sink", function_label(self.function), f"{once}; not again once its results are recorded", recorded=True
-        )
+        recorded = self.returns is not None
+        again = "; not again once its results are recorded" if recorded else ", and again if the batch is repeated"
+        return ExternalCall("sink", self.writes, f"at least once for each record of a batch{again}", recorded)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
@@ -407,12 +389,11 @@ def build_sink(after: str, function: object, returns: object, keeps_partitioning
     """Return the sink for a user's arguments, after the operator `after`."""
     what = f"sink after {after}"
     if not callable(function):
-        raise ConfigurationError(f"{what} got {function!r}.", "Pass a function.", argument="function")
+        raise argument_error(f"{what} got {function!r}", "a function", argument="function")
     check_plain_function(what, function, "function", "records", "context")
     if returns is not None and (not isinstance(returns, Schema) or not returns.fields):
-        problem = f"{what} has returns={returns!r}: expected the columns of its results."
-        step = 'Declare them: returns=Schema.of(order="bigint", state="string"); or leave it out.'
-        raise ConfigurationError(problem, step, argument="returns")
+        expected = 'the columns of its results, such as Schema.of(order="bigint", state="string")'
+        raise argument_error(f"{what} has returns={returns!r}", expected, argument="returns")
     if keeps_partitioning and returns is None:
         problem = f"{what} has keeps_partitioning=True without returns=: the records continue unchanged."
         raise ConfigurationError(problem, "Leave keeps_partitioning out.", argument="keeps_partitioning")

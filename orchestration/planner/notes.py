@@ -106,7 +106,7 @@ def note_state(app: Application) -> Iterator[str]:
         sources = []
         for stream, span in spans[name].items():
             declared = app.inputs[stream].event_time if stream in app.inputs else None
-            words = "no event time" if declared is None else declared.words()
+            words = "no event time" if declared is None else declared.describe()
             sources.append(f"{stream} ({words}{f', held back by {span}' if span else ''})")
         yield (
             f"{operator.id} keeps state under the name {name} ({tables}), each row until its watermark has passed it: "

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.types as t
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import quote_name
@@ -161,13 +162,10 @@ class Schema:
         """Return a description of how `other` differs, "" if the two are equal."""
         mine = {field.name: field.type for field in self.fields}
         theirs = {field.name: field.type for field in other.fields}
+        both = [name for name in mine if name in theirs]
         parts = [f"{name} is missing" for name in mine if name not in theirs]
         parts += [f"{name} ({theirs[name]}) is not expected" for name in theirs if name not in mine]
-        parts += [
-            f"{name} is {theirs[name]}, expected {mine[name]}"
-            for name in mine
-            if name in theirs and theirs[name] != mine[name]
-        ]
+        parts += [f"{name} is {theirs[name]}, expected {mine[name]}" for name in both if theirs[name] != mine[name]]
         if not parts and self.names != other.names:
             parts.append(f"the order is {', '.join(other.names)}, expected {', '.join(self.names)}")
         return "; ".join(parts)
@@ -253,24 +251,19 @@ def arrow_type(kind: str) -> Any:
 
 
 def _type_from_arrow(field: pa.Field) -> str:
-    kind = field.type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        kind = pa.string()
-    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
-        kind = pa.binary()
-    if pa.types.is_timestamp(kind):
+    kind = field.type.value_type if t.is_dictionary(field.type) else field.type
+    if t.is_large_string(kind) or t.is_string_view(kind):
+        return "string"
+    if t.is_large_binary(kind) or t.is_binary_view(kind):
+        return "binary"
+    if t.is_timestamp(kind):
         if kind.tz is None:
             problem = f"column {field.name!r} is a timestamp without a time zone."
             raise SchemaMismatchError(problem, _time_zone_advice(field.name), column=field.name)
         return "timestamp"
-    if pa.types.is_decimal(kind):
+    if t.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
-    for name in TYPES:
-        if arrow_type(name).equals(kind):
-            return name
-    return str(kind)
+    return next((name for name in TYPES if arrow_type(name).equals(kind)), str(kind))
 
 
 RowLabel: TypeAlias = Callable[[int], tuple[str, dict[str, Any]]]
@@ -288,10 +281,9 @@ def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = 
     changed, and for columns of another kind: strings for numbers (which Arrow would parse), timestamps without a zone
     (which Arrow would take as UTC).
     """
-    given = table.schema.names
+    given = dict.fromkeys(table.schema.names)
     extra = [name for name in given if name not in schema]
-    there = set(given)
-    missing = [name for name in schema.names if name not in there]
+    missing = [name for name in schema.names if name not in given]
     if missing or extra:
         raise SchemaMismatchError(
             f"{what}: columns {missing} are missing and {extra} are not expected; the schema is "
@@ -302,16 +294,15 @@ def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = 
     columns = []
     for field in schema.fields:
         column = table.column(field.name)
-        if not is_same_family(column.type, arrow_type(field.type)):
-            raise SchemaMismatchError(
-                f"{what}: column {field.name!r} is {column.type}, but the schema declares {field.type}.",
-                _time_zone_advice(field.name)
-                if pa.types.is_timestamp(column.type) and field.type == "timestamp"
-                else f"Cast it, as in pandas df[{field.name!r}].astype('Int64'), which keeps missing values."
-                if pa.types.is_floating(column.type) and pa.types.is_integer(arrow_type(field.type))
-                else "Cast the column before you send it.",
-                column=field.name,
-            )
+        kind = arrow_type(field.type)
+        if not is_same_family(column.type, kind):
+            step = "Cast the column before you send it."
+            if t.is_timestamp(column.type) and field.type == "timestamp":
+                step = _time_zone_advice(field.name)
+            elif t.is_floating(column.type) and t.is_integer(kind):
+                step = f"Cast it, as in pandas df[{field.name!r}].astype('Int64'), which keeps missing values."
+            problem = f"{what}: column {field.name!r} is {column.type}, but the schema declares {field.type}."
+            raise SchemaMismatchError(problem, step, column=field.name)
         columns.append(cast_column(column, field.name, field.type, what, place, sensitive=field.sensitive))
     return pa.table(columns, schema=schema.to_arrow())
 
@@ -332,7 +323,7 @@ def _misfit_error(
     column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel, error: Exception, *, sensitive: bool
 ) -> SchemaMismatchError:
     """Return the error for a column with a value that does not fit its declared type."""
-    if pa.types.is_timestamp(column.type) and (found := first_unreadable(pa.table([column], [name]))) is not None:
+    if t.is_timestamp(column.type) and (found := first_unreadable(pa.table([column], [name]))) is not None:
         words, about = place(found.row)
         return found.error(what, words, hidden=sensitive, **about)
     start, count = 0, len(column)
@@ -345,19 +336,19 @@ def _misfit_error(
             count = half
     words, about = place(start)
     reason = "" if sensitive else f" ({str(error).splitlines()[0]})"
-    return SchemaMismatchError(
-        f"{what}: column {name!r} is {column.type}, but the schema declares {kind}, and its value in {words} does not "
-        f"fit{reason}.",
-        _rounding_advice(name) if _is_ns(column.type) else "Cast the column, or correct the record.",
-        column=name,
-        **about,
-    )
+    step = "Cast the column, or correct the record."
+    if t.is_timestamp(column.type) and column.type.unit == "ns":
+        step = (
+            f"Timestamps are stored in microseconds: round first, as in pandas df[{name!r}].dt.floor('us'), or in "
+            f"Arrow pyarrow.compute.floor_temporal(table[{name!r}], unit='microsecond'); or keep nanoseconds in a "
+            "bigint column."
+        )
+    problem = f"{what}: column {name!r} is {column.type}, but the schema declares {kind}, and its value in {words}"
+    return SchemaMismatchError(f"{problem} does not fit{reason}.", step, column=name, **about)
 
 
 def is_same_family(given: pa.DataType, expected: pa.DataType) -> bool:
     """Whether values of the first type may be cast to the second, as long as each of them fits."""
-    import pyarrow.types as t
-
     if t.is_dictionary(given):
         given = given.value_type
     if t.is_null(given):
@@ -375,19 +366,6 @@ def is_same_family(given: pa.DataType, expected: pa.DataType) -> bool:
         if family(expected):
             return bool(family(given))
     return False
-
-
-def _is_ns(kind: pa.DataType) -> bool:
-    import pyarrow.types as t
-
-    return bool(t.is_timestamp(kind) and kind.unit == "ns")
-
-
-def _rounding_advice(name: str) -> str:
-    return (
-        f"Timestamps are stored in microseconds: round first, as in pandas df[{name!r}].dt.floor('us'), or in Arrow "
-        f"pyarrow.compute.floor_temporal(table[{name!r}], unit='microsecond'); or keep nanoseconds in a bigint column."
-    )
 
 
 def _time_zone_advice(name: str) -> str:
@@ -453,18 +431,18 @@ def build_without_missing(make: Callable[[Sequence[Any]], pa.Array], values: Seq
 
 def _without_missing(values: Sequence[object]) -> list[object] | None:
     """Return the values with None for each that is missing, or None if none is."""
-    found = False
+    missing = []
 
     def present(value: object) -> object:
-        nonlocal found
         if isinstance(value, list | tuple):
             return [present(item) for item in value]
-        missing = is_missing(value)
-        found = found or missing
-        return None if missing else value
+        if not is_missing(value):
+            return value
+        missing.append(value)
+        return None
 
     made = [present(value) for value in values]
-    return made if found else None
+    return made if missing else None
 
 
 def is_missing(value: object) -> bool:
@@ -474,8 +452,6 @@ def is_missing(value: object) -> bool:
 
 
 def _exact(values: Sequence[object], kind: pa.DataType) -> pa.Array:
-    import pyarrow.types as t
-
     array = pa.array(values, kind)
     checks = {
         t.is_integer: _check_whole,

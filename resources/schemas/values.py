@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as t
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 
@@ -63,10 +64,8 @@ class UnreadableValue:
 
     def problem(self, place: str = "", *, hidden: bool = False) -> str:
         """Return a description of the problem; `place` is the location of the row, `hidden` masks the value."""
-        value = "***" if hidden else self.text
-        return (
-            f"column {self.column!r}{f' of {place}' if place else ''} is {value}, which Python can't hold: {self.rule}"
-        )
+        value, where = "***" if hidden else self.text, f" of {place}" if place else ""
+        return f"column {self.column!r}{where} is {value}, which Python can't hold: {self.rule}"
 
     def error(self, what: str, place: str, *, hidden: bool = False, **about: Any) -> SchemaMismatchError:
         """Return the error for this value, with `about` as further fields."""
@@ -79,10 +78,10 @@ def first_unreadable(records: pa.Table | pa.RecordBatch, names: Iterable[str] | 
     for place, name in enumerate(records.schema.names) if names is None else ((name, name) for name in names):
         column = records.column(place)
         if _has_unreadable(column):
-            row = next(iter(_unreadable_rows(column)))
-            return UnreadableValue(
-                name, row, _format_value(readable_value(column[row])), _expected_of_arrow_type(column.type)
-            )
+            row, kind = next(iter(_unreadable_rows(column))), column.type
+            kind = kind.value_type if t.is_dictionary(kind) else kind
+            rule = f"{YEARS}, and {UTF8}" if t.is_nested(kind) else YEARS if t.is_temporal(kind) else UTF8
+            return UnreadableValue(name, row, _format_value(readable_value(column[row])), rule)
     return None
 
 
@@ -91,23 +90,11 @@ def expected_values(kind: str) -> str:
     return UTF8 if kind == "string" else YEARS
 
 
-def _expected_of_arrow_type(kind: pa.DataType) -> str:
-    """Return the rule for values of this Arrow type."""
-    import pyarrow.types as t
-
-    kind = kind.value_type if t.is_dictionary(kind) else kind
-    if t.is_nested(kind):
-        return f"{YEARS}, and {UTF8}"
-    return YEARS if t.is_date(kind) or t.is_timestamp(kind) else UTF8
-
-
 def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> Any:
     """Return a value as a Python object; a date or string that Python can't hold as text, also in nested values.
 
     Bytes that are not UTF-8 are escaped, or with "replace" become U+FFFD, as in Java.
     """
-    import pyarrow.types as t
-
     if not scalar.is_valid:
         return None
     kind = scalar.type
@@ -118,7 +105,8 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
     if t.is_nested(kind):
         return [readable_value(item, errors) for item in scalar.values]
     if (t.is_date(kind) or t.is_timestamp(kind)) and _has_unreadable(pa.array([scalar], kind)):
-        return _format_date(scalar.value, "D" if t.is_date32(kind) else "ms" if t.is_date64(kind) else kind.unit)
+        unit: Any = "D" if t.is_date32(kind) else "ms" if t.is_date64(kind) else kind.unit
+        return format_spark_date(str(np.datetime64(scalar.value, unit)))
     if t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind):
         return scalar.as_buffer().to_pybytes().decode(errors=errors)
     return scalar.as_py()
@@ -144,8 +132,6 @@ def format_spark_date(text: str) -> str:
 
 def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
     """Whether the column has a value that Python can't hold."""
-    import pyarrow.types as t
-
     kind = column.type
     if isinstance(column, pa.ChunkedArray):
         return any(map(_has_unreadable, column.chunks))
@@ -171,16 +157,12 @@ def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
 
 
 def _bounds(kind: pa.DataType) -> tuple[int, int]:
-    import pyarrow.types as t
-
     a_day = 1 if t.is_date32(kind) else _A_DAY["ms" if t.is_date64(kind) else kind.unit]
     return DAYS[0] * a_day, (DAYS[1] + 1) * a_day - 1
 
 
 def _unreadable_rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
     """Return the rows of a column whose values Python can't hold."""
-    import pyarrow.types as t
-
     kind = column.type
     if not (t.is_date(kind) or t.is_timestamp(kind)):
         return _search_by_halves(column, 0, len(column))
@@ -201,10 +183,6 @@ def _search_by_halves(column: pa.Array | pa.ChunkedArray, start: int, count: int
     half = count // 2
     yield from _search_by_halves(column, start, half)
     yield from _search_by_halves(column, start + half, count - half)
-
-
-def _format_date(count: int, unit: str) -> str:
-    return format_spark_date(str(np.datetime64(count, unit)))  # type: ignore[call-overload]
 
 
 def _format_value(value: Any) -> str:

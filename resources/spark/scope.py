@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, has_running_session, is_in_process
@@ -33,20 +34,18 @@ def session_scope(
     if is_in_process(master):
         yield IN_PROCESS
         return
-    sessions: list[SparkSession] = []
     owned: list[SparkSession] = []
 
+    @cache
     def spark() -> SparkSession:
-        if not sessions:
-            from dagster_adjunct.resources.spark.session import new_session
+        from dagster_adjunct.resources.spark.session import new_session
 
-            is_running = has_running_session()
-            if not is_running:
-                on_start("starting Spark")
-            sessions.append(new_session(master=master, lake_url=lake_url, quick=quick, keep_classes=not is_running))
-            if not is_running:
-                owned.extend(sessions)
-        return sessions[0]
+        is_new = not has_running_session()
+        if is_new:
+            on_start("starting Spark")
+        session = new_session(master=master, lake_url=lake_url, quick=quick, keep_classes=is_new)
+        owned.extend([session] if is_new else [])
+        return session
 
     try:
         yield spark

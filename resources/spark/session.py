@@ -14,11 +14,11 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 from dagster import ConfigurableResource, InitResourceContext, get_dagster_logger
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_in_process
 from pydantic import Field, PrivateAttr
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.errors import STACK_SIZE, first_message_line
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_in_process
 from dagster_adjunct.resources.spark.tuning import cache_jvm_functions, is_quick, quick_jvm_options, wait_for_workers
 from dagster_adjunct.resources.validation import validated
 
@@ -211,13 +211,12 @@ def prepare_environment() -> None:
 
 def _check_master(master: str) -> None:
     """Raise ConfigurationError for an unknown master or a missing YARN configuration, which crash Spark's launcher."""
-    if not _MASTER.fullmatch(master):
-        problem, step = "Spark has no such master", _MASTER_STEP
-    elif master == "yarn" and not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & os.environ.keys():
+    problem, step = "Spark has no such master", _MASTER_STEP
+    if _MASTER.fullmatch(master):
+        if master != "yarn" or {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & os.environ.keys():
+            return
         problem = "neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"
         step = "Set one of them to the folder with the configuration of your YARN cluster."
-    else:
-        return
     raise ConfigurationError(
         f"Spark could not be started with the master {master!r}: {problem}.", step, setting="spark.master"
     )

@@ -12,8 +12,9 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+
+from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -29,7 +30,7 @@ def prewarm_workers(session: SparkSession) -> None:
     """
     context = session.sparkContext
     if context not in _prewarming and (context.master or "").startswith("local"):
-        _prewarming[context] = Thread(target=_run_one_task, args=(session,), name="early-workers", daemon=True)
+        _prewarming[context] = Thread(target=_run_one_task, args=(session,), name="prewarm-workers", daemon=True)
         _prewarming[context].start()
 
 
@@ -119,9 +120,8 @@ def is_quick(chosen: bool | None = None) -> bool:
         return chosen
     given = os.environ.get(_SETTING, "").lower()
     if given not in ("", "true", "false", "1", "0"):
-        raise ConfigurationError(
-            f"{_SETTING} is {given!r}: expected true or false.", "Leave it out for false.", setting=_SETTING
-        )
+        problem = f"{_SETTING} is {given!r}: expected true or false."
+        raise ConfigurationError(problem, "Leave it out for false.", setting=_SETTING)
     return given in ("true", "1")
 
 
@@ -137,7 +137,7 @@ def quick_jvm_options(java: str, *, keep_classes: bool = False) -> str:
         return f"{_SHORT_LIVED} -XX:SharedArchiveFile={archive} {_QUIETLY}"
     if not keep_classes or not _can_write(archive.parent):
         return _SHORT_LIVED
-    return f"{_SHORT_LIVED} -XX:ArchiveClassesAtExit={_being_written(archive)} {_QUIETLY}"
+    return f"{_SHORT_LIVED} -XX:ArchiveClassesAtExit={archive.with_suffix(f'.{os.getpid()}')} {_QUIETLY}"
 
 
 def stop_jvm(gateway: Any, options: str) -> None:
@@ -162,10 +162,6 @@ def _archive(java: str) -> Path:
     real = Path(java).resolve()
     of = f"{real}|{real.stat().st_mtime_ns}|{pyspark.__version__}|{Path(pyspark.__file__).parent}"
     return cache / f"{hashlib.sha256(of.encode()).hexdigest()[:16]}.jsa"
-
-
-def _being_written(archive: Path) -> Path:
-    return archive.with_suffix(f".{os.getpid()}")
 
 
 def _can_write(folder: Path) -> bool:
