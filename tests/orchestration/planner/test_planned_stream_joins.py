@@ -55,8 +55,9 @@ def test_streams_partitioned_by_part_of_the_key_join_in_place_on_request() -> No
         assert_plannable(joining(**two), given(key="other"))  # of which only the left one lies so
     assert 'partition_by("k", "n")' in caught.value.next_step
     for wrong in ("paid", ["k", "at"], []):
-        with pytest.raises(ConfigurationError, match=r"expected some of this stream's columns in on= \(k, n\)"):
+        with pytest.raises(ConfigurationError) as failure:
             joining(**two, partition_by=wrong)
+        assert failure.value.argument == "partition_by"
 
 
 def test_a_window_of_records_that_lie_by_a_part_of_its_key_is_told_how_to_take_them() -> None:
@@ -147,20 +148,23 @@ def test_one_side_of_merged_streams_that_says_no_time_is_refused_by_its_name() -
     "within", [5, -MINUTE, (MINUTE,), (MINUTE, -MINUTE), None, timedelta.max, (MINUTE, timedelta.max)]
 )
 def test_a_bound_is_a_time_or_two(within: Any) -> None:
-    with pytest.raises(ConfigurationError, match="expected a timedelta, or two"):
+    with pytest.raises(ConfigurationError) as failure:
         joining(within=within)
+    assert failure.value.argument == "within"
 
 
 def test_what_is_longer_than_times_can_be_is_refused_where_it_is_said() -> None:
     for kind in (Tumbling, Session):
-        with pytest.raises(ConfigurationError, match="of 100 years at most"):
+        with pytest.raises(ConfigurationError) as failure:
             kind(timedelta.max)
+        assert failure.value.argument == ("size" if kind is Tumbling else "gap")
     app = Application("app")
     records = app.input_stream("lake.left", event_time="at")
-    with pytest.raises(ConfigurationError, match="of 100 years at most"):
+    with pytest.raises(ConfigurationError) as failure:
         records.window(
             Tumbling(MINUTE), by="k", name="n", aggregates={"n": Count()}, allowed_lateness=timedelta(days=40_000)
         )
+    assert failure.value.argument == "allowed_lateness"
 
 
 def test_no_state_has_the_name_of_another_operators() -> None:
@@ -266,8 +270,9 @@ def test_a_key_of_the_name_of_what_windows_keep_is_refused_where_it_is_planned(n
     app.input_stream("lake.left", event_time="at").window(
         Tumbling(MINUTE), by=["k", name], partition_by="k", name="m", aggregates=total
     )
-    with pytest.raises(PlanningError, match=r"column '.*', and windows keep|two columns would be called"):
+    with pytest.raises(PlanningError) as failure:
         assert_plannable(app, {"lake.left": stream})
+    assert failure.value.column == name
 
 
 @pytest.mark.parametrize("name", ["expires$", "place$", "time$", "behind$"])
@@ -279,5 +284,6 @@ def test_a_function_of_all_columns_is_refused_one_that_is_kept_beside_records(na
     clicks.window(Tumbling(MINUTE), by="k", name="m", aggregates={"n": Aggregate(len, "int", of="at")})
     assert_plannable(app, {"lake.left": stream})
     clicks.window(Tumbling(MINUTE), by="k", name="o", aggregates={"n": Aggregate(len, "int")})
-    with pytest.raises(PlanningError, match=r"the aggregate 'n' takes the column '.*', and windows keep something"):
+    with pytest.raises(PlanningError) as failure:
         assert_plannable(app, {"lake.left": stream})
+    assert (failure.value.operator, failure.value.column) == ("window-3-o", name)
