@@ -26,7 +26,7 @@ from dagster_adjunct.resources.sql.spark_functions import GENERATOR_FUNCTIONS
 from dagster_adjunct.resources.sql.types import expression_type, find_non_boolean_operand, referenced_types
 
 if TYPE_CHECKING:
-    from dagster_adjunct.resources.sql.spark_grammar import SelectParts
+    pass
 
 _NONDETERMINISTIC_FUNCTIONS = frozenset(
     {
@@ -67,7 +67,6 @@ def nondeterministic_parts(text: str, types: Mapping[str, str | None]) -> list[s
     return [f"{name}()" for name in names] + special
 
 
-_HIDDEN = "__"
 # Names that Spark resolves itself: the file of a record, and variables of the session.
 _SPARK_NAMES = frozenset({"_metadata", "session", "system"})
 _CORRECT = "Correct the expression."
@@ -90,52 +89,77 @@ def check_expression(
     PlanningError, with operator and column, for a missing column, a field of a column that has none, a hidden column,
     and a syntax error.
     """
-    expression = parse_expression(text)
+    expression, scope = parse_expression(text), _Scope(operator, columns, types or {}, side, next_step, aliases or {})
     if expression.mistake:
-        raise PlanningError(
-            f"{operator}: {text!r} is not a Spark SQL expression: {expression.mistake}.", next_step, operator=operator
-        )
+        raise scope.error(f"{text!r} is not a Spark SQL expression: {expression.mistake}.", next_step)
     if has_star_argument(expression):
-        raise PlanningError(
-            f"{operator}: {text!r} passes all columns to a function with '*', which would include the hidden columns "
-            "with the record's position and marks.",
-            "Name the columns to pass.",
-            operator=operator,
-        )
-    return check_parsed_expression(
-        operator, expression, columns, types, side=side, next_step=next_step, aliases=aliases
-    )
+        problem = f"{text!r} passes all columns to a function with '*', which would include hidden columns."
+        raise scope.error(problem, "Name the columns to pass.")
+    return scope.check(expression)
 
 
-def check_parsed_expression(
-    operator: str,
-    expression: Expression,
-    columns: Sequence[str] | None,
-    types: Mapping[str, str | None] | None = None,
-    *,
-    side: str,
-    next_step: str = _CORRECT,
-    aliases: Mapping[str, str | None] | None = None,
-) -> str | None:
-    """Return the type of a parsed expression; see `check_expression`."""
-    text, known = expression.text, aliases or {}
-    for name in expression.columns:
-        check_column_reference(operator, expression, name, columns, types or {}, known, side, next_step)
-    for excepted in expression.excepted:
-        if columns is not None and _find_column(excepted.lower(), excepted, columns) is None:
-            raise _missing_column_error(operator, expression, ColumnName((excepted,)), columns or (), side, next_step)
-    known_types = types or {}
-    if known:  # columns take precedence over aliases, ignoring case
-        there = {name.lower() for name in known_types}
-        known_types = {**{name: kind for name, kind in known.items() if name.lower() not in there}, **known_types}
-    wrong, operand = _find_operand_problems(expression, referenced_types(expression, known_types))
-    if wrong is not None:
-        problem = f"{operator}: {text!r} uses {wrong[0]!r} as a boolean, but it is {wrong[1]}."
-        raise PlanningError(problem, f"Compare it with something: {wrong[0]} is not null.", operator=operator)
-    if operand is not None:
-        step = f"Cast it to a type that fits. {next_step}"
-        raise PlanningError(f"{operator}: {text!r} {operand}.", step, operator=operator)
-    return expression_type(resolve_niladic_name(expression, columns), known_types)
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """The names that an expression can reference, and what errors say; see `check_expression`."""
+
+    operator: str
+    columns: Sequence[str] | None
+    types: Mapping[str, str | None]
+    side: str
+    next_step: str
+    aliases: Mapping[str, str | None]
+
+    def error(self, problem: str, next_step: str, column: str | None = None) -> PlanningError:
+        return PlanningError(f"{self.operator}: {problem}", next_step, operator=self.operator, column=column)
+
+    def check(self, expression: Expression) -> str | None:
+        """Return the type of an expression."""
+        text, types = expression.text, self.types
+        for name in expression.columns:
+            self.check_reference(expression, name)
+        for excepted in expression.excepted:
+            if self.columns is not None and self._find_column(excepted) is None:
+                raise self._missing_column(expression, ColumnName((excepted,)))
+        if self.aliases:  # columns take precedence over aliases, ignoring case
+            there = {name.lower() for name in types}
+            types = {**{name: kind for name, kind in self.aliases.items() if name.lower() not in there}, **types}
+        wrong, operand = _find_operand_problems(expression, referenced_types(expression, types))
+        if wrong is not None:
+            problem = f"{text!r} uses {wrong[0]!r} as a boolean, but it is {wrong[1]}."
+            raise self.error(problem, f"Compare it with something: {wrong[0]} is not null.")
+        if operand is not None:
+            raise self.error(f"{text!r} {operand}.", f"Cast it to a type that fits. {self.next_step}")
+        return expression_type(resolve_niladic_name(expression, self.columns), types)
+
+    def check_reference(self, expression: Expression, name: ColumnName) -> None:
+        """Raise PlanningError unless a name is a column, an alias or known to Spark."""
+        lower = name.name.lower()
+        if lower.startswith("__"):
+            problem = f"{expression.text!r} names {name.name!r}: columns that begin with '__' are reserved."
+            raise self.error(problem, "Use the record's own columns, such as a time that it contains.", name.name)
+        if self.columns is None or lower in _SPARK_NAMES or any(lower == alias.lower() for alias in self.aliases):
+            return
+        column = self._find_column(name.name)
+        if column is None:
+            if lower in NILADIC and len(name.parts) == 1:
+                return
+            raise self._missing_column(expression, name)
+        if len(name.parts) > 1 and _has_no_fields(self.types.get(column)):
+            place = f"{self.side}{expression.place(name)}"
+            problem = f"{expression.text!r} takes {str(name)!r} of {place}, but {column!r} is {self.types[column]}"
+            step = f"Write {column!r}, or put a column name that contains a dot in backticks: `{name}`."
+            raise self.error(f"{problem} and has no fields.", step, column)
+
+    def _find_column(self, name: str) -> str | None:
+        """Return the column of this name, ignoring case. An exact match is found faster."""
+        columns, lower = self.columns or (), name.lower()
+        return name if name in columns else next((column for column in columns if column.lower() == lower), None)
+
+    def _missing_column(self, expression: Expression, name: ColumnName) -> PlanningError:
+        columns = self.columns or ()
+        where = "" if expression.column is not None else f" ({expression.text!r}{expression.place(name)})"
+        problem = f"{self.side} has no column {name.name!r}{where}; its columns there are {', '.join(columns)}."
+        return self.error(problem, did_you_mean(name.name, columns) + self.next_step, name.name)
 
 
 @lru_cache(maxsize=65_536)
@@ -151,18 +175,13 @@ def check_single_record(operator: str, text: str) -> None:
     """Raise PlanningError for an expression that calls a generator, or an aggregate without `over (…)`."""
     for name, is_over in multi_record_functions(text):
         if name in GENERATOR_FUNCTIONS:
-            raise PlanningError(
-                f"{operator}: {text!r} returns several records for one with {name}(), and nothing identifies them.",
-                'Use flat_map("an array as its_element"), which numbers them.',
-                operator=operator,
-            )
+            problem = f"{operator}: {text!r} returns several records for one with {name}(), and none has a number."
+            step = 'Use flat_map("an array as its_element"), which numbers them.'
+            raise PlanningError(problem, step, operator=operator)
         if not is_over:
-            raise PlanningError(
-                f"{operator}: {text!r} aggregates several records with {name}(), but the expressions of an operator "
-                "see one record.",
-                "Aggregate records in a window, window(…), or elements of an array with aggregate(…).",
-                operator=operator,
-            )
+            problem = f"{operator}: {text!r} aggregates several records with {name}(): an expression sees one."
+            step = "Aggregate records in a window, window(…), or elements of an array with aggregate(…)."
+            raise PlanningError(problem, step, operator=operator)
 
 
 def check_condition(
@@ -176,12 +195,9 @@ def check_condition(
         raise PlanningError(problem, "Compare one of them with something.", operator=operator)
     windows = [name for name, _ in multi_record_functions(text)]
     if windows:
-        raise PlanningError(
-            f"{operator}: the condition {text!r} uses the window function {windows[0]}(), which Spark does not allow "
-            "in conditions.",
-            "Compute it as a column with with_columns(…), and filter by that column.",
-            operator=operator,
-        )
+        problem = f"{operator}: the condition {text!r} uses {windows[0]}() over a window, which Spark does not allow."
+        step = "Compute it as a column with with_columns(…), and filter by that column."
+        raise PlanningError(problem, step, operator=operator)
     if kind not in (None, "boolean", "void"):
         step = f"Compare it with something: {text} is not null."
         raise PlanningError(f"{operator}: the condition {text!r} is {kind}: expected boolean.", step, operator=operator)
@@ -194,56 +210,6 @@ def resolve_niladic_name(expression: Expression, columns: Iterable[str] | None) 
     if columns is not None and expression.column.lower() in {column.lower() for column in columns}:
         return expression
     return replace(expression, name=expression.alias, column=None, columns=())
-
-
-def check_column_reference(
-    operator: str,
-    expression: Expression,
-    name: ColumnName,
-    columns: Sequence[str] | None,
-    types: Mapping[str, str | None],
-    aliases: Mapping[str, str | None],
-    side: str,
-    next_step: str,
-) -> None:
-    """Raise PlanningError unless a name is a column, an alias or known to Spark; see `check_expression`."""
-    lower = name.name.lower()
-    if lower.startswith(_HIDDEN):
-        raise PlanningError(
-            f"{operator}: {expression.text!r} names {name.name!r}: columns that begin with '__' are reserved for the "
-            "record's position and marks.",
-            "Use the record's own columns, such as a time that it contains.",
-            operator=operator,
-            column=name.name,
-        )
-    if columns is None or lower in _SPARK_NAMES or any(lower == alias.lower() for alias in aliases):
-        return
-    column = _find_column(lower, name.name, columns)
-    if column is None:
-        if lower in NILADIC and len(name.parts) == 1:
-            return
-        raise _missing_column_error(operator, expression, name, columns, side, next_step)
-    if len(name.parts) > 1 and _has_no_fields(types.get(column)):
-        raise PlanningError(
-            f"{operator}: {expression.text!r} takes {str(name)!r} of {side}{expression.place(name)}, but {column!r} is "
-            f"{types[column]} and has no fields.",
-            f"Write {column!r}, or put a column name that contains a dot in backticks: `{name}`.",
-            operator=operator,
-            column=column,
-        )
-
-
-def _find_column(lower: str, name: str, columns: Sequence[str]) -> str | None:
-    """Return the column of this name, ignoring case. An exact match is found faster."""
-    return name if name in columns else next((column for column in columns if column.lower() == lower), None)
-
-
-def _missing_column_error(
-    operator: str, expression: Expression, name: ColumnName, columns: Sequence[str], side: str, next_step: str
-) -> PlanningError:
-    where = "" if expression.column is not None else f" ({expression.text!r}{expression.place(name)})"
-    problem = f"{operator}: {side} has no column {name.name!r}{where}; its columns there are {', '.join(columns)}."
-    return PlanningError(problem, did_you_mean(name.name, columns) + next_step, operator=operator, column=name.name)
 
 
 def _has_no_fields(kind: str | None) -> bool:
@@ -265,26 +231,22 @@ def check_select(
         return
     if select.mistake:
         raise PlanningError(f"{operator}: {text!r} is not valid: {select.mistake}.", next_step, operator=operator)
-    columns = tuple(types)
+    scope = _Scope(operator, tuple(types), types, side, next_step, {})
     for name in select.qualified:
-        check_column_reference(
-            operator, Expression(text, unread="more than one table"), name, columns, types, {}, side, next_step
-        )
+        scope.check_reference(Expression(text, unread="more than one table"), name)
     before: dict[str, str | None] = {}
     for item in select.items:
-        kind = check_parsed_expression(operator, item, columns, types, side=side, next_step=next_step, aliases=before)
+        kind = replace(scope, aliases=before).check(item)
         if item.alias is not None:
             before[item.alias] = kind
-    if select.where is not None:
-        kind = check_parsed_expression(operator, select.where, columns, types, side=side, next_step=next_step)
-        if kind not in (None, "boolean", "void"):
-            problem = f"{operator}: the where clause of {text!r} is {kind}: expected a condition."
-            raise PlanningError(problem, next_step, operator=operator)
-    known = {**types, **_of_either(select, types)}
+    kind = None if select.where is None else scope.check(select.where)
+    if kind not in (None, "boolean", "void"):
+        raise scope.error(f"the where clause of {text!r} is {kind}: expected a condition.", next_step)
+    # After the items a name may mean a column or an item, depending on the clause, so the type of both is unknown.
+    given = {alias.lower() for alias in before}
+    known = {name: None if name.lower() in given else kind for name, kind in types.items()}
     for expression in select.behind:
-        check_parsed_expression(
-            operator, expression, columns, known, side=side, next_step=next_step, aliases=dict.fromkeys(before)
-        )
+        replace(scope, types=known, aliases=dict.fromkeys(before)).check(expression)
 
 
 def needs_spark_analysis(text: str, table: str) -> bool:
@@ -293,15 +255,6 @@ def needs_spark_analysis(text: str, table: str) -> bool:
     if select is None or not select.expressions or select.groups or _names_hidden(select.expressions):
         return True
     return any(expression.unread for expression in select.expressions)
-
-
-def _of_either(select: SelectParts, types: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return columns that share their name with an item, without a type.
-
-    After the items a name may mean either, depending on the clause.
-    """
-    given = {item.alias.lower() for item in select.items if item.alias is not None}
-    return dict.fromkeys(name for name in types if name.lower() in given)
 
 
 def _names_hidden(expressions: tuple[Expression, ...]) -> bool:
