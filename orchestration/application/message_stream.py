@@ -26,8 +26,14 @@ from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, O
 from dagster_adjunct.orchestration.operators.event_time import build_late_records
 from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map
 from dagster_adjunct.orchestration.operators.inputs import Broadcast, build_broadcast
-from dagster_adjunct.orchestration.operators.joins import How, Join, On, build_join, build_join_function
-from dagster_adjunct.orchestration.operators.lookup_join import build_lookup_join
+from dagster_adjunct.orchestration.operators.joins import (
+    How,
+    Join,
+    On,
+    build_join,
+    build_join_function,
+    build_lookup_join,
+)
 from dagster_adjunct.orchestration.operators.operator import BeforeHistory, OnNullTime, Spec
 from dagster_adjunct.orchestration.operators.records import (
     PartitionBy,

@@ -37,7 +37,7 @@ def test_what_spark_may_accept_is_not_refused(text: str) -> None:
         ("* except (sp)", "sp", "no column 'sp'", ""),
         ("transform(address.xs, x -> x + y)", "y", "no column 'y'", ""),
         ("x.y", "x", "no column 'x'", ""),
-        ("__offset > 1", "__offset", "are reserved for the record's position", "the record's own columns"),
+        ("__offset > 1", "__offset", "are reserved", "the record's own columns"),
         ("visitor.name", "visitor", "'visitor' is string and has no fields", "`visitor.name`"),
         ("`a.b`", "a.b", "no column 'a.b'", ""),
     ],
