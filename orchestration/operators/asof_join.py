@@ -138,8 +138,8 @@ class AsOfJoin(Join):
         if self.before_history == "oldest":
             side = side.coalesce(1) if scattered else side
             of_key = Window.partitionBy(*keys)
-            met = F.coalesce(F.min(F.when(F.col(_ENTRY), F.col(_FROM))).over(of_key), F.min(_FROM).over(of_key))
-            begins = F.when(F.col(_FROM) == met, F.min(begins).over(of_key))
+            oldest = F.coalesce(F.min(F.when(F.col(_ENTRY), F.col(_FROM))).over(of_key), F.min(_FROM).over(of_key))
+            begins = F.when(F.col(_FROM) == oldest, F.min(begins).over(of_key))
         return side.withColumn(_BEGINS, begins).drop(_FIRST)
 
     def _pruned(self, row: Column, time: Column, over: TimedRows) -> Column:

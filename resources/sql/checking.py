@@ -245,7 +245,7 @@ def check_select(
     # After the items a name may mean a column or an item, depending on the clause, so the type of both is unknown.
     given = {alias.lower() for alias in before}
     known = {name: None if name.lower() in given else kind for name, kind in types.items()}
-    for expression in select.behind:
+    for expression in select.later:
         replace(scope, types=known, aliases=dict.fromkeys(before)).check(expression)
 
 

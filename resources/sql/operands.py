@@ -255,7 +255,7 @@ def _becomes_a_time(operands: Operands, literal: exp.Expr) -> bool:
     if kind not in _COMPARES.split():
         return kind in _OF_TIMES.split()
     above = parent.parent
-    beside = above if kind == "If" and above is not None and type(above).__name__ == "Case" else parent
-    parts = [beside.this, *(beside.args.get(name) for name in ("expression", "low", "high")), *beside.expressions]
+    owner = above if kind == "If" and above is not None and type(above).__name__ == "Case" else parent
+    parts = [owner.this, *(owner.args.get(name) for name in ("expression", "low", "high")), *owner.expressions]
     groups = [operands.kind(part) and operands.group(part) for part in parts if part is not None and part is not node]
     return any(group in (None, "time") for group in groups)

@@ -262,7 +262,7 @@ _CLAUSES = frozenset({"expressions", "from_", "where", "group", "having", "order
 class SelectParts:
     """The parts of a SELECT from one table, with the table's name removed from its columns.
 
-    `items` are the selected expressions. `where` sees the columns of the table only. `behind` are the expressions of
+    `items` are the selected expressions. `where` sees the columns of the table only. `later` are the expressions of
     group by, having and order by, which also see the aliases of the items. Where other tables are joined, only
     `qualified` is known: the columns with the table's name, `v.city`. `mistake` is an error that Spark is certain to
     raise, whatever columns there are.
@@ -270,14 +270,14 @@ class SelectParts:
 
     items: tuple[Expression, ...] = ()
     where: Expression | None = None
-    behind: tuple[Expression, ...] = ()
+    later: tuple[Expression, ...] = ()
     qualified: tuple[ColumnName, ...] = ()
     groups: bool = False
     mistake: str = ""
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
-        return (*self.items, *(() if self.where is None else (self.where,)), *self.behind)
+        return (*self.items, *(() if self.where is None else (self.where,)), *self.later)
 
 
 def read_select(text: str, table: str) -> SelectParts | None:
@@ -329,16 +329,16 @@ def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts |
         for name in names:
             column.set(name, kept.get(name))
     where, group, having, order = (tree.args.get(name) for name in ("where", "group", "having", "order"))
-    behind = [] if group is None else list(group.expressions)
-    behind += [] if having is None else [having.this]
-    behind += [] if order is None else [item.this for item in order.expressions]
-    trees = [*tree.expressions, *behind, *([] if where is None else [where.this])]
+    later = [] if group is None else list(group.expressions)
+    later += [] if having is None else [having.this]
+    later += [] if order is None else [item.this for item in order.expressions]
+    trees = [*tree.expressions, *later, *([] if where is None else [where.this])]
     expressions = [replace(expression_from_tree(text, one), number=number) for number, one in enumerate(trees)]
     items, others = expressions[: len(tree.expressions)], expressions[len(tree.expressions) :]
     return SelectParts(
         items=tuple(items),
         where=None if where is None else others.pop(),
-        behind=tuple(others),
+        later=tuple(others),
         groups=group is not None or having is not None or tree.find(exp.AggFunc) is not None,
         mistake=find_wrong_call(text),
     )

@@ -225,10 +225,10 @@ class Distinct(Aggregation):
 
 @dataclass(frozen=True, slots=True)
 class Aggregate(Aggregation):
-    """What a function of yours returns for all the records of a window: one value of the type `returns`.
+    """The result of your function for all records of a window: one value of the type `returns`.
 
-    It is called in Spark's tasks with a pyarrow.Table, or a pandas DataFrame with `form="pandas"`, of the `of` columns
-    (all of them unless given), in the order of the records' positions. The records of open windows are kept.
+    Spark tasks call it with a pyarrow.Table, or with `form="pandas"` a pandas DataFrame, of the columns `of` (default:
+    all), in the order of the records' positions. The records of open windows are stored.
     """
 
     function: AggregateFunction
@@ -284,7 +284,7 @@ def _sum_type(kind: str) -> str:
 
 
 def _scale_of_mean(precision: int, scale: int) -> int:
-    """Return how many digits a mean has behind the point: four more, as Spark's own, as far as these are computed."""
+    """Return the number of digits of a mean after the point: four more, like Spark's, as far as they are computed."""
     if scale <= _DIVIDED_APART:
         return scale + 4
     return min(scale + 4, 38 - min(precision + 10, 38) + scale)
@@ -293,8 +293,8 @@ def _scale_of_mean(precision: int, scale: int) -> int:
 def _quotient(total: str, number: str, precision: int, scale: int, returns: str) -> str:
     """Return a sum by a number of records, with all digits of `returns`.
 
-    Spark cuts the scale of a quotient by as many digits as the dividend's type has before the point. So what is whole
-    is divided apart from the rest, which is below the number of records.
+    Spark reduces the scale of a quotient by the number of digits before the point in the dividend's type. So the part
+    that is divisible is divided separately from the remainder, which is less than the number of records.
     """
     rest = f"({total} % {number})"
     whole = f"cast({total} - {rest} as decimal({precision + 10 - scale},0)) / {number}"
@@ -335,21 +335,21 @@ def _as_text(column: str, kind: str) -> str:
 
 _MAX_OVERLAP = 1_000
 _HOURS = (1, 2, 3, 4, 6, 8, 12)
-# Files beside the zones that Python takes for zones, and nothing else does; those in right/ count leap seconds.
+# Files next to the zones that only Python accepts as zones; those in right/ count leap seconds.
 _NOT_A_ZONE = re.compile(r"(posix|right)/|(localtime|posixrules|Factory)$")
 
 
 @validated
 @dataclass(frozen=True, slots=True)
 class Tumbling:
-    """Windows one after the other: each time is in one of them.
+    """Consecutive windows: each time is in exactly one of them.
 
-    Of one `size`, they begin at whole multiples of it since 1970-01-01T00:00Z. Or they are so many `days` or `hours` of
-    a `zone`, such as "America/New_York", by its clocks: days begin at midnight there and have 23 or 25 hours where
-    clocks change; several days are counted from 1970-01-01. Hours (1, 2, 3, 4, 6, 8 or 12) are counted from midnight.
-    With `hours=1`, an hour that clocks show twice is two windows; in longer windows both are in one.
+    Windows of one `size` start at multiples of it since 1970-01-01T00:00Z. Windows of `days` or `hours` follow the
+    clock of a `zone`, such as "America/New_York": days start at midnight there and have 23 or 25 hours when the clock
+    changes; several days are counted from 1970-01-01. Hours (1, 2, 3, 4, 6, 8 or 12) are counted from midnight. With
+    `hours=1`, an hour that the clock shows twice is two windows; longer windows contain both.
 
-    Raises ConfigurationError for anything else.
+    Raises ConfigurationError for other arguments.
     """
 
     size: timedelta | None = None
@@ -366,7 +366,7 @@ class Tumbling:
         if self.size is not None:
             check_duration(self.size, "Tumbling has size", argument="size", most=MAX_DURATION)
         if (self.size is None) != (self.zone is not None):
-            without = "a size is not counted by the clocks of a zone" if self.zone is not None else "it names no zone"
+            without = "a size does not follow the clock of a zone" if self.zone is not None else "it names no zone"
             problem = f"Tumbling has {given[0]}={getattr(self, given[0])!r} and zone={self.zone!r}: {without}."
             step = 'Write days=1 or hours=1 with a zone, such as zone="UTC"; or a timedelta without one.'
             raise ConfigurationError(problem, step, argument="zone")
@@ -375,7 +375,7 @@ class Tumbling:
 
     @property
     def local(self) -> timedelta | None:
-        """How long a window is by the clocks of its zone; None where windows have one size."""
+        """The length of a window by the clock of its zone; None for windows of one size."""
         if self.zone is None:
             return None
         return timedelta(days=self.days or 0, hours=self.hours or 0)
@@ -391,7 +391,7 @@ class Tumbling:
 @validated
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """Windows of one `size`, one beginning `every` so often: each time is in size / every of them."""
+    """Overlapping windows of one `size`, which start at multiples of `every`: each time is in size / every of them."""
 
     size: timedelta
     every: timedelta
@@ -403,7 +403,7 @@ class Sliding:
             raise ConfigurationError(
                 f"Sliding has size={self.size} and every={self.every}: expected a size of 1 to {_MAX_OVERLAP:,} times "
                 "every; each record is counted in that many windows.",
-                "Choose others; windows with gaps between them are a filter behind Tumbling.",
+                "Choose others; for windows with gaps between them, filter the results of Tumbling.",
                 argument="every",
             )
 
@@ -415,9 +415,9 @@ class Sliding:
 @validated
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A window for each run of records of a key of which each follows the one before it in less than `gap`.
+    """A window for each series of records of a key in which each follows the previous one in less than `gap`.
 
-    It ends `gap` after the last of them.
+    It ends `gap` after the last record.
     """
 
     gap: timedelta
@@ -439,9 +439,9 @@ def to_micros(length: timedelta) -> int:
 
 
 def max_duration_after(kind: Kind) -> timedelta:
-    """Return for how long a window takes records after its first: at most its size, or at least the gap of a session.
+    """Return for how long a window accepts records after its first one: its size, or the gap of a session.
 
-    Clocks of a zone were put back by a day at most.
+    A zone's clock has been put back by at most a day.
     """
     if isinstance(kind, Session):
         return kind.gap
@@ -452,7 +452,7 @@ def max_duration_after(kind: Kind) -> timedelta:
 
 
 def _check_calendar(days: int | None, hours: int | None, zone: object) -> None:
-    """Refuse days and hours of a zone that can't be counted, and zones that are none."""
+    """Raise ConfigurationError for an unsupported number of days or hours, and for an unknown zone."""
     argument, count = ("days", days) if days is not None else ("hours", hours)
     possible = range(1, 366) if days is not None else _HOURS
     if isinstance(count, bool) or not isinstance(count, int) or count not in possible:
@@ -461,7 +461,7 @@ def _check_calendar(days: int | None, hours: int | None, zone: object) -> None:
         raise ConfigurationError(f"Tumbling has {argument}={count!r}: expected {wanted}.", step, argument=argument)
     try:
         known = isinstance(zone, str) and not _NOT_A_ZONE.match(zone) and ZoneInfo(zone) is not None
-    except (KeyError, ValueError, OSError):  # a name that is unknown, or none at all
+    except (KeyError, ValueError, OSError):  # an unknown or invalid name
         known = False
     if not known:
         problem = f"Tumbling has zone={zone!r}, which is no time zone that this machine knows."

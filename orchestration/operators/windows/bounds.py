@@ -1,8 +1,8 @@
-"""Where tumbling and sliding windows begin and end, in microseconds since 1970, as expressions of Spark.
+"""The start and end of tumbling and sliding windows in microseconds since 1970, as Spark columns.
 
-Windows by the clocks of a zone begin where its clocks first show the multiple of their length that they begin at. Where
-clocks are put forward over it, that is the moment at which they are. With an hour for the length, a window also begins
-wherever clocks show a whole hour once more.
+Windows by the clock of a time zone start when its clock first shows a multiple of their length. If the clock was put
+forward past that, they start when it was put forward. With a length of one hour, a window also starts whenever the
+clock shows a full hour again.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ _EPOCH = datetime(1970, 1, 1)
 
 
 def window_start(time: Column, kind: Tumbling) -> Column:
-    """Return the begin of the window that a time is in."""
+    """Return the start of the window that a time is in."""
     if kind.zone is None or kind.local is None:
         assert kind.size is not None
         return time - F.pmod(time, F.lit(to_micros(kind.size)))
     zone, length = kind.zone, to_micros(kind.local)
     _check_known_to_spark(zone)
     label = _floor(_utc_to_clock(time, zone), length)
-    # Clocks that are put back show times again, and those that are put forward leave some out: the label may be that
-    # of the window before or after.
+    # A clock that is put back shows times twice, and one that is put forward skips some, so the label may be that of
+    # the window before or after.
     begin, following = _clock_to_utc(label, zone, length), _clock_to_utc(label + length, zone, length)
-    begun = (
+    start = (
         F.when(time < begin, _clock_to_utc(label - length, zone, length))
         .when(time >= following, following)
         .otherwise(begin)
     )
     if length != _HOUR:
-        return begun
+        return start
     again = time - (_utc_to_clock(time, zone) - label)
-    return F.when(_utc_to_clock(again, zone) == label, again).otherwise(begun)
+    return F.when(_utc_to_clock(again, zone) == label, again).otherwise(start)
 
 
 def window_end(start: Column, kind: Tumbling | Sliding) -> Column:
-    """Return the end, exclusive, of the window that begins there."""
+    """Return the exclusive end of the window with this start."""
     if isinstance(kind, Sliding) or kind.zone is None or kind.local is None:
         assert kind.size is not None
         return start + to_micros(kind.size)
@@ -61,13 +61,13 @@ def window_end(start: Column, kind: Tumbling | Sliding) -> Column:
 
 @cache
 def _check_known_to_spark(zone: str) -> None:
-    """Refuse a zone that Java does not know, whose database is another one than Python's, before there is a batch."""
+    """Raise ConfigurationError for a zone that Spark's Java does not know: its database differs from Python's."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    asked = "select from_utc_timestamp(timestamp'1970-01-01 00:00:00', :zone)"
+    query = "select from_utc_timestamp(timestamp'1970-01-01 00:00:00', :zone)"
     try:
-        SparkSession.active().sql(asked, args={"zone": zone}).collect()
+        SparkSession.active().sql(query, args={"zone": zone}).collect()
     except PySparkException as error:
         if "INVALID_TIMEZONE" not in str(error):
             raise
@@ -81,14 +81,14 @@ def _floor(clock: Column, length: int) -> Column:
 
 
 def _utc_to_clock(moment: Column, zone: str) -> Column:
-    """Return what clocks of the zone show, in microseconds since they showed 1970-01-01T00:00."""
+    """Return the local time in the zone, in microseconds since its 1970-01-01T00:00."""
     return F.unix_micros(F.from_utc_timestamp(F.timestamp_micros(moment), zone))
 
 
 def _clock_to_utc(clock: Column, zone: str, length: int) -> Column:
-    """Return when clocks of the zone first show this multiple of `length`, or are put forward over it."""
+    """Return when the clock of the zone first shows this multiple of `length`, or is put forward past it."""
     moment = F.unix_micros(F.to_utc_timestamp(F.timestamp_micros(clock), zone))
-    # Spark adds by how much clocks were put forward; where they were not at such a multiple before, that is too late.
+    # Spark adds the amount by which the clock was put forward, which is too late if it was not at a multiple before.
     for skipped, put_forward in skipped_multiples(zone, length):
         moment = F.when(clock == skipped, put_forward).otherwise(moment)
     return moment
@@ -96,9 +96,9 @@ def _clock_to_utc(clock: Column, zone: str, length: int) -> Column:
 
 @cache
 def skipped_multiples(zone: str, length: int) -> tuple[tuple[int, int], ...]:
-    """Return the multiples of `length` that clocks of the zone jumped over on their way, each with when they did.
+    """Return the multiples of `length` that the clock of the zone skipped, each with the time at which it did.
 
-    In St. John's, say, clocks were put forward at 00:01 until 2011, and never showed 01:00 that day.
+    In St. John's, for example, clocks were put forward at 00:01 until 2011, and never showed 01:00 that day.
     """
     found = []
     for moment, before, after in _clock_changes(zone):
@@ -110,8 +110,8 @@ def skipped_multiples(zone: str, length: int) -> tuple[tuple[int, int], ...]:
 
 @cache
 def _clock_changes(zone: str) -> tuple[tuple[int, int, int], ...]:
-    """Return when clocks of the zone were, or will be, put forward or back, with their offsets before and after it."""
-    clocks, step = ZoneInfo(zone), timedelta(days=3)  # no zone has changed twice in that time
+    """Return when the clock of the zone was or will be changed, with its offsets before and after."""
+    clocks, step = ZoneInfo(zone), timedelta(days=3)  # no zone has changed twice within that
 
     def offset(moment: datetime) -> timedelta:
         return clocks.utcoffset(moment.replace(tzinfo=UTC).astimezone(clocks)) or timedelta(0)

@@ -37,18 +37,18 @@ from dagster_adjunct.resources.user_code import function_failed_error
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-KEPT_TIME, LIMIT = "time$", "behind$"
+RECORD_TIME, LIMIT = "time$", "behind$"
 """Of a stored record: its event time, and the watermark of its partition on arrival, if its time was below that."""
 
 
-_OWN = (POSITION, KEPT_TIME, LIMIT, EXPIRES)
+_OWN = (POSITION, RECORD_TIME, LIMIT, EXPIRES)
 
 
 def stored_record_schema(windows: Windows) -> Schema:
     """Return the columns of the records that are stored for functions."""
     taken = (name for _, made in windows.functions for name in made.of or windows.types)
     columns = {name: windows.types[name] for name in (*windows.by, *taken)}
-    times = dict.fromkeys((KEPT_TIME, LIMIT, EXPIRES), "timestamp")
+    times = dict.fromkeys((RECORD_TIME, LIMIT, EXPIRES), "timestamp")
     return Schema.of(columns | {POSITION: "string"} | times)
 
 
@@ -61,7 +61,11 @@ def prepare_records(records: DataFrame, windows: Windows) -> DataFrame:
         last = F.col(TIME) + to_micros(windows.kind.gap + windows.lateness)
     else:
         last = window_end(F.col("__last_start"), windows.kind) + to_micros(windows.lateness)
-    own = {KEPT_TIME: F.timestamp_micros(TIME), LIMIT: F.timestamp_micros("__limit"), EXPIRES: F.timestamp_micros(last)}
+    own = {
+        RECORD_TIME: F.timestamp_micros(TIME),
+        LIMIT: F.timestamp_micros("__limit"),
+        EXPIRES: F.timestamp_micros(last),
+    }
     return records.withColumns(own).select(*map(named_column, stored_record_schema(windows).names))
 
 
@@ -81,7 +85,7 @@ def merge_records(stored: DataFrame, new: DataFrame, windows: Windows) -> DataFr
 def assign_sessions(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
     """Return the records of the sessions `rows`, with the session's BEGIN, and its EXPIRES instead of their own."""
     sessions = rows.select(*windows.keys, START, END, named_column(EXPIRES), TOUCHED, CLOSING).alias("session")
-    time = F.col(f"record.{quote_name(KEPT_TIME)}")
+    time = F.col(f"record.{quote_name(RECORD_TIME)}")
     within = (time >= F.col(f"session.{START}")) & (time < F.col(f"session.{END}"))
     own = [F.col(f"record.{quote_name(name)}") for name in stored_record_schema(windows).names if name != EXPIRES]
     marks = [F.col(f"session.{quote_name(name)}") for name in (EXPIRES, TOUCHED, CLOSING)]
@@ -92,7 +96,7 @@ def assign_sessions(records: DataFrame, rows: DataFrame, windows: Windows) -> Da
 
 def select_window_records(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
     """Return each record once per window of `rows` that it is in, with the window's BEGIN."""
-    times = {TIME: F.unix_micros(named_column(KEPT_TIME)), "__limit": F.unix_micros(named_column(LIMIT))}
+    times = {TIME: F.unix_micros(named_column(RECORD_TIME)), "__limit": F.unix_micros(named_column(LIMIT))}
     assigned = assign_windows(add_window_starts(records.withColumns(times), windows), windows)
     asked = rows.select(*windows.keys, F.col(START).alias(BEGIN)).alias("asked")
     condition = equal_columns("record", "asked", (*windows.by, BEGIN))

@@ -212,7 +212,7 @@ def add_window_starts(frame: DataFrame, windows: Windows) -> DataFrame:
     return frame.withColumns({_FIRST: first, _LAST: last})
 
 
-def update_fixed_windows(kept: DataFrame, records: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
+def update_fixed_windows(stored: DataFrame, records: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
     """Return the rows of the windows that the batch changes or closes, given the stored rows and the counted records.
 
     If both are partitioned by the same columns of the key, nothing is exchanged.
@@ -220,7 +220,7 @@ def update_fixed_windows(kept: DataFrame, records: DataFrame, windows: Windows, 
     assert not isinstance(windows.kind, Session)
     key = (*windows.by, START)
     new = aggregate_rows(assign_windows(records, windows), (*windows.by, BEGIN), windows, (POSITION,))
-    both, keys = join_old_and_new(kept, new.withColumnRenamed(BEGIN, START), key)
+    both, keys = join_old_and_new(stored, new.withColumnRenamed(BEGIN, START), key)
     added = [
         F.expr(partial.added.format(f"old.{quote_name(partial.name)}", f"new.{quote_name(partial.name)}"))
         .cast(partial.type)

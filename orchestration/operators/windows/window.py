@@ -40,7 +40,7 @@ from dagster_adjunct.orchestration.operators.windows.aggregates import (
     max_duration_after,
 )
 from dagster_adjunct.orchestration.operators.windows.exact_sums import WIDEST, ExactSum
-from dagster_adjunct.orchestration.operators.windows.functions import KEPT_TIME, LIMIT
+from dagster_adjunct.orchestration.operators.windows.functions import LIMIT, RECORD_TIME
 from dagster_adjunct.orchestration.operators.windows.rows import (
     ABSORBED,
     CLOSING,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-_OF_RECORDS = (POSITION, KEPT_TIME, LIMIT, EXPIRES)
+_OF_RECORDS = (POSITION, RECORD_TIME, LIMIT, EXPIRES)
 _OF_WINDOWS = (START, END, RECORDS)
 
 
