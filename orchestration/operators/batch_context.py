@@ -314,30 +314,27 @@ def lookup_column_types(
 ) -> dict[str, str]:
     """Return the Spark types of these columns of the table: from `given`, else from its function."""
     declared = declared_column_types(table)
-    return {column: _lookup_column_type(operator, table, column, given.get(column), declared) for column in columns}
-
-
-def _lookup_column_type(
-    operator: str, table: KeyedTable, column: str, given: str | None, declared: dict[str, str] | None
-) -> str:
-    if declared is None:
-        if given is None:
-            problem = f"{operator}: table {table.name} declares no columns, so the type of {column!r} is not known."
+    types = {}
+    for column in columns:
+        type_given = given.get(column)
+        if declared is not None and column not in declared:
+            raise _no_column(operator, table, column, declared)
+        type_declared = None if declared is None else to_spark_type(declared[column])
+        problem = step = ""
+        if None not in (type_given, type_declared) and type_given != type_declared:
+            problem = f"has {column!r} as {type_declared}, and select= gives it the type {type_given}"
+            step = "Leave the type out, and cast with map() after the join."
+        elif type_given is None and declared is None:
+            problem = f"declares no columns, so the type of {column!r} is not known"
             step = f'Give the type: select={{"{column}": "string"}}; or declare the columns of its function.'
+        elif type_given is None and type_declared is None:
+            problem = f"has {column!r} as {(declared or {})[column]}, which has no Spark type"
+            step = f'Leave it out of select=, or give a type, for example select={{"{column}": "decimal(38,9)"}}.'
+        if problem:
+            problem = f"{operator}: table {table.name} {problem}."
             raise PlanningError(problem, step, column=column, operator=operator)
-        return given
-    if column not in declared:
-        raise _no_column(operator, table, column, declared)
-    there = to_spark_type(declared[column])
-    if None not in (given, there) and given != there:
-        problem = f"{operator}: select= gives {column!r} the type {given}, and table {table.name} has it as {there}."
-        step = "Leave the type out, and cast with map() after the join."
-        raise PlanningError(problem, step, column=column, operator=operator)
-    if given is None and there is None:
-        problem = f"{operator}: table {table.name} has {column!r} as {declared[column]}, which has no Spark type."
-        step = f'Leave it out of select=, or give a type, for example select={{"{column}": "decimal(38,9)"}}.'
-        raise PlanningError(problem, step, column=column, operator=operator)
-    return given or str(there)
+        types[column] = type_given or str(type_declared)
+    return types
 
 
 def _no_column(operator: str, table: KeyedTable, column: str, there: dict[str, str]) -> PlanningError:

@@ -17,7 +17,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     types_by_name,
 )
 from dagster_adjunct.orchestration.operators.event_time import EventTime
-from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Role, Spec, StreamEdge
+from dagster_adjunct.orchestration.operators.operator import Flow, PassThroughSpec, PlanContext, Role, Spec, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import (
     TASK_NUMBER,
     UNKNOWN,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Broadcast(Spec):
+class Broadcast(PassThroughSpec):
     """All records once per task, with the task's number in the column `task`."""
 
     kind: ClassVar[str] = "broadcast"
@@ -58,9 +58,6 @@ class Broadcast(Spec):
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
         (types,) = arriving
         return None if types is None else types | {self.task: "int"}
-
-    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        return arriving[0]
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         return copy_for_each_task(frames[0], self.task, batch.tasks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from dagster_adjunct.orchestration.operators.columns import Columns, validate_partition_count
@@ -69,19 +70,17 @@ def sources_from_expression(
     `aliases` are the earlier aliases of its select list, used for names that are not columns.
     """
     known = {name.lower(): sources for name, sources in (*(aliases or {}).items(), *columns.items())}
-    column_sources: list[Sources] = []
+    result: dict[tuple[LineageNode, str], None] = {}
     for name in read.columns:
-        sources = known.get(str(name).lower()) or known.get(name.name.lower()) or _of_fields(name.name, known)
-        if not sources and name.name.lower() not in NILADIC:
+        column = name.name.lower()
+        sources = known.get(str(name).lower()) or known.get(column)
+        if not sources:  # of a struct, as far as those of its fields are known
+            of_fields = (those for field, those in known.items() if field.startswith(f"{column}."))
+            sources = tuple(chain.from_iterable(of_fields))
+        if not sources and column not in NILADIC:
             return ()
-        column_sources.append(sources or ())
-    return tuple(dict.fromkeys(source for sources in column_sources for source in sources))
-
-
-def _of_fields(name: str, known: Mapping[str, Sources]) -> Sources:
-    """Return the sources of a struct, as far as those of its fields are known."""
-    within = f"{name.lower()}."
-    return tuple(source for field, sources in known.items() if field.startswith(within) for source in sources)
+        result |= dict.fromkeys(sources)
+    return tuple(result)
 
 
 Partitioner = Literal["spark-murmur3", "kafka-murmur2", "task number", "unknown"]
@@ -145,20 +144,16 @@ class StreamCatalog(dict[str, StreamFacts]):
 def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
     """Return the facts of a stream, or raise PlanningError if it does not exist; `what` names its reader."""
     facts = catalog.get(stream)
-    if facts is None:
-        missing = catalog.missing.get(stream) if isinstance(catalog, StreamCatalog) else None
-        there = ", ".join(sorted(catalog)) or "none"
-        problem = f"{what} reads stream {stream!r}, which does not exist: " + (missing or f"streams there: {there}.")
-        raise PlanningError(problem, _how_to_create(stream), stream=stream)
-    return facts
-
-
-def _how_to_create(stream: str) -> str:
+    if facts is not None:
+        return facts
+    missing = catalog.missing.get(stream) if isinstance(catalog, StreamCatalog) else None
+    there = missing or f"streams there: {', '.join(sorted(catalog)) or 'none'}."
     system, name = split_stream_name(stream)
-    if system != LAKE:
-        return "Correct the name, or create the stream first."
-    create = f"LakeStreams(open_lake()).create({name!r}, schema=Schema.of(…), key=[…], partitions=…)"
-    return f"Correct the name, run first what writes the stream, or create it and append to it: {create}."
+    step = "Correct the name, or create the stream first."
+    if system == LAKE:
+        create = f"LakeStreams(open_lake()).create({name!r}, schema=Schema.of(…), key=[…], partitions=…)"
+        step = f"Correct the name, run first what writes the stream, or create it and append to it: {create}."
+    raise PlanningError(f"{what} reads stream {stream!r}, which does not exist: {there}", step, stream=stream)
 
 
 def stream_size(catalog: Catalog, stream: str) -> int | None:
@@ -171,10 +166,7 @@ def stream_size(catalog: Catalog, stream: str) -> int | None:
 
 def output_partitioner(catalog: Catalog, stream: str) -> Partitioner:
     """Return the partitioner of an existing or new output stream."""
-    facts = catalog.get(stream)
-    if facts is not None:
-        return facts.partitioner
-    return new_stream_defaults(catalog, stream).partitioner
+    return (catalog.get(stream) or new_stream_defaults(catalog, stream)).partitioner
 
 
 def new_stream_defaults(catalog: Catalog, stream: str) -> NewStreams:

@@ -102,7 +102,7 @@ def test_lineage_names_the_table_and_its_columns() -> None:
         (table(), {"select": ["seat"]}, ("no column 'seat'", "plane, seats")),
         (table(None), {}, ("declares no columns",)),
         (table(None), {"select": ["seats"]}, ("declares no columns", "'seats'", 'select={"seats": "string"}')),
-        (table(), {"select": {"seats": "string"}}, ("'seats' the type string", "as int")),
+        (table(), {"select": {"seats": "string"}}, ("'seats' as int", "the type string")),
         (table({"plane": "string", "shape": "geometry"}), {}, ("'shape' as geometry",)),
         (table({"plane": "string", "price": "numeric"}), {}, ("'price' as numeric",)),
         (table(), {"on": {"number": "plane"}}, ("'number' is int", "'plane'", "string", "cast(number as string)")),
