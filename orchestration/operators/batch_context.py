@@ -273,13 +273,12 @@ def check_lookup_key_types(operator: str, table: KeyedTable, on: tuple[tuple[str
         if kind is None:
             continue
         if kind not in _KEY_TYPES and not kind.startswith("decimal("):
-            raise PlanningError(
+            problem = (
                 f"{operator}: the stream's {stream!r} is {kind}, which can't be a key: expected a string, an integer, "
-                "a date, a timestamp, a decimal or binary.",
-                f'Cast it first: .map("*", "cast({stream} as string) as {stream}_key").',
-                column=stream,
-                operator=operator,
+                "a date, a timestamp, a decimal or binary."
             )
+            step = f'Cast it first: .map("*", "cast({stream} as string) as {stream}_key").'
+            raise PlanningError(problem, step, column=stream, operator=operator)
         if entry in declared and parse_column(stream, kind).kind is not parse_column(entry, declared[entry]).kind:
             raise PlanningError(
                 f"{operator}: the stream's {stream!r} is {kind} and {entry!r} of table {table.name} is "
@@ -300,13 +299,12 @@ def check_stored_columns(operator: str, table: KeyedTable, lookup: TableLookup, 
             raise _no_column(operator, table, answer.column, stored)
         stored_type = to_spark_type(stored[answer.column])
         if stored_type is not None and parse_column("a", stored_type).kind is not parse_column("b", answer.type).kind:
-            raise PlanningError(
+            problem = (
                 f"{operator}: table {table.name} has {answer.column!r} as {stored_type}, and it is looked up as "
-                f"{answer.type}.",
-                "Correct the table's declared columns, or the type in select=.",
-                column=answer.column,
-                operator=operator,
+                f"{answer.type}."
             )
+            step = "Correct the table's declared columns, or the type in select=."
+            raise PlanningError(problem, step, column=answer.column, operator=operator)
 
 
 def lookup_column_types(

@@ -139,13 +139,12 @@ def append_columns(
     there = {name.lower() for name in columns or ()}
     taken = next((name for name in added if name.lower() in there), None)
     if taken is not None:
-        raise PlanningError(
+        problem = (
             f"{operator}: the stream and {other} both have a column {taken!r}; the stream's columns there are "
-            f"{', '.join(columns or ())}.",
-            f'Rename the added one: select=["… as {prefix}_{taken}"], or prefix="{prefix}_".',
-            operator=operator,
-            **{"column": taken, **about},
+            f"{', '.join(columns or ())}."
         )
+        step = f'Rename the added one: select=["… as {prefix}_{taken}"], or prefix="{prefix}_".'
+        raise PlanningError(problem, step, operator=operator, **{"column": taken, **about})
     check_new_names(operator, added, "Rename one with 'column as name'.")
     return None if columns is None else (*columns, *added)
 

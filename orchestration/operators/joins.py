@@ -284,13 +284,12 @@ class Join(Spec):
         for stream, entry in self.on:
             expected = schema.field(entry, f"dataset {self.dataset}").type
             if types[stream] != expected:
-                raise PlanningError(
+                problem = (
                     f"{operator}: the stream's {stream!r} is {types[stream]} and {entry!r} of dataset "
-                    f"{self.dataset} is {expected}; equal values of different types hash to different buckets.",
-                    f'Cast it first: .map("*", "cast({stream} as {expected}) as {stream}_key").',
-                    dataset=self.dataset,
-                    operator=operator,
+                    f"{self.dataset} is {expected}; equal values of different types hash to different buckets."
                 )
+                step = f'Cast it first: .map("*", "cast({stream} as {expected}) as {stream}_key").'
+                raise PlanningError(problem, step, dataset=self.dataset, operator=operator)
         schema.select([chosen.column for chosen in self.select or ()], f"dataset {self.dataset}")
         self._append(operator, own, schema.names)
 
@@ -340,13 +339,12 @@ class JoinFunction(Join):
         there = {name.lower() for name in flow.columns or ()}
         taken = next((name for name in self.schema.names if name.lower() in there), None)
         if taken is not None:
-            raise PlanningError(
+            problem = (
                 f"{context.operator}: the stream and {function_label(self.function)} both have a column {taken!r}; "
-                f"the stream's columns there are {', '.join(flow.columns or ())}.",
-                "Use another name in schema=, and replace the stream's column with select() after the join.",
-                operator=context.operator,
-                column=taken,
+                f"the stream's columns there are {', '.join(flow.columns or ())}."
             )
+            step = "Use another name in schema=, and replace the stream's column with select() after the join."
+            raise PlanningError(problem, step, operator=context.operator, column=taken)
         return replace(flow, columns=None if flow.columns is None else (*flow.columns, *self.schema.names))
 
     def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:

@@ -300,13 +300,12 @@ class Merge(Spec):
         for name, kind in first.items():
             there = other.get(name)
             if kind is not None and there is not None and types_differ(kind, there):
-                raise PlanningError(
+                problem = (
                     f"{operator}: its inputs have different types of {name!r}: {there} in {source}, {kind} in "
-                    f"{self.inputs[0]}; equal values of different types hash to different partitions.",
-                    f'Cast it in one of them: .with_columns({name}="cast({name} as {kind})").',
-                    operator=operator,
-                    column=name,
+                    f"{self.inputs[0]}; equal values of different types hash to different partitions."
                 )
+                step = f'Cast it in one of them: .with_columns({name}="cast({name} as {kind})").'
+                raise PlanningError(problem, step, operator=operator, column=name)
 
     def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         result: ColumnSources = {}

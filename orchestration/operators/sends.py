@@ -123,13 +123,12 @@ class OutputStreamSpec(Spec):
             )
         needs_key = new_stream_defaults(context.catalog, output.name).needs_key
         if facts is None and needs_key and not output.key and output.partitions > 1:
-            raise PlanningError(
+            problem = (
                 f"{context.operator}: output stream {output.name!r} is declared with {output.partitions} partitions "
-                "and without a key, so the partition of a record is undefined.",
-                'Declare key="…", or partitions=1.',
-                operator=context.operator,
-                stream=output.name,
+                "and without a key, so the partition of a record is undefined."
             )
+            step = 'Declare key="…", or partitions=1.'
+            raise PlanningError(problem, step, operator=context.operator, stream=output.name)
         partitioner = output_partitioner(context.catalog, output.name) if output.key else UNKNOWN
         return Flow(context.operator, columns, output.key, partitioner)
 
@@ -284,13 +283,12 @@ def build_send_to_local(
     owned = table.input
     assert isinstance(owned, OwnedBy), "it is a local table"
     if owned.application != application:
-        raise PlanningError(
+        problem = (
             f"send_to after {after}: local table {table.name!r} belongs to application {owned.application!r}; only "
-            "that application writes it.",
-            "Send to a stream that the other application reads. Joining the table is allowed.",
-            dataset=table.name,
-            operator=after,
+            "that application writes it."
         )
+        step = "Send to a stream that the other application reads. Joining the table is allowed."
+        raise PlanningError(problem, step, dataset=table.name, operator=after)
     what = f"send_to after {after}"
     check_choice(on_null_key, f"{what} has on_null_key={on_null_key!r}", ("fail", "skip"), argument="on_null_key")
     if deleted is not None and (not isinstance(deleted, str) or not deleted.strip()):

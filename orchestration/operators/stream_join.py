@@ -379,13 +379,12 @@ class StreamJoin(Spec):
         types = [dict(frame.dtypes) for frame in frames]
         for a, b in self.on:
             if types[0][a] != types[1][b]:
-                raise PlanningError(
+                problem = (
                     f"{operator}: {a!r} of the left stream is {types[0][a]} and {b!r} of the right one is "
-                    f"{types[1][b]}; equal values of different types hash to different partitions.",
-                    f'Cast one of them before: .with_columns({b}="cast({b} as {types[0][a]})").',
-                    operator=operator,
-                    column=a,
+                    f"{types[1][b]}; equal values of different types hash to different partitions."
                 )
+                step = f'Cast one of them before: .with_columns({b}="cast({b} as {types[0][a]})").'
+                raise PlanningError(problem, step, operator=operator, column=a)
         chosen = self.selection(own[1])
         left_keys, right_keys = tuple(a for a, _ in self.on), tuple(b for _, b in self.on)
         check_state_columns(operator, types[0], own[0], left_keys)

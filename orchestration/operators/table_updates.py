@@ -165,13 +165,12 @@ def check_key_unchanged(what: str, key: Sequence[str], pairs: Pairs) -> None:
     """Raise ConfigurationError for expressions that give a record another key than the record they are made of."""
     for name, expression in pairs:
         if name in key and (parse_expression(expression).column or "").lower() != name.lower():
-            raise ConfigurationError(
+            problem = (
                 f"{what} gives {name!r}, which is in the table's key ({', '.join(key)}), the expression "
-                f"{expression!r}: a record has the key by which it is looked up.",
-                f"Leave {name!r} out: the key is always part of the record. For another key, compute it before.",
-                argument=what.rpartition(" ")[2].rstrip("="),
-                column=name,
+                f"{expression!r}: a record has the key by which it is looked up."
             )
+            step = f"Leave {name!r} out: the key is always part of the record. For another key, compute it before."
+            raise ConfigurationError(problem, step, argument=what.rpartition(" ")[2].rstrip("="), column=name)
 
 
 _WIDENS_TO = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}

@@ -53,12 +53,11 @@ class Field:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or self.name.startswith("__"):
-            raise SchemaMismatchError(
+            problem = (
                 f"column name {self.name!r} can't be used: expected a name that does not begin with '__', "
-                "which is reserved for the record's position and marks.",
-                "Rename the column.",
-                column=self.name,
+                "which is reserved for the record's position and marks."
             )
+            raise SchemaMismatchError(problem, "Rename the column.", column=self.name)
         normal = _ALIASES.get(self.type.strip().lower(), self.type.strip().lower()).replace(" ", "")
         if not is_storable(normal):
             raise SchemaMismatchError(
@@ -228,12 +227,11 @@ def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
     for name in columns:
         kind = schema.field(name, what).type
         if kind not in _KEY_TYPES and not _DECIMAL.fullmatch(kind):
-            raise SchemaMismatchError(
+            problem = (
                 f"{what}: key column {name!r} is {kind}: expected a string, integer, date, timestamp, decimal "
-                "or binary column.",
-                f"Cast {name!r} before it becomes a key.",
-                column=name,
+                "or binary column."
             )
+            raise SchemaMismatchError(problem, f"Cast {name!r} before it becomes a key.", column=name)
 
 
 _ARROW_TYPES = {
@@ -285,12 +283,11 @@ def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = 
     extra = [name for name in given if name not in schema]
     missing = [name for name in schema.names if name not in given]
     if missing or extra:
-        raise SchemaMismatchError(
+        problem = (
             f"{what}: columns {missing} are missing and {extra} are not expected; the schema is "
-            f"{', '.join(f'{f.name} {f.type}' for f in schema.fields)}.",
-            "Send records with exactly these columns.",
-            column=[*missing, *extra][0],
+            f"{', '.join(f'{f.name} {f.type}' for f in schema.fields)}."
         )
+        raise SchemaMismatchError(problem, "Send records with exactly these columns.", column=[*missing, *extra][0])
     columns = []
     for field in schema.fields:
         column = table.column(field.name)
