@@ -14,11 +14,11 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 from dagster import ConfigurableResource, InitResourceContext, get_dagster_logger
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_in_process
 from pydantic import Field, PrivateAttr
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.errors import STACK_SIZE, first_message_line
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_in_process
 from dagster_adjunct.resources.spark.tuning import cache_jvm_functions, is_quick, quick_jvm_options, wait_for_workers
 from dagster_adjunct.resources.validation import validated
 

@@ -12,9 +12,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
