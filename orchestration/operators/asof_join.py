@@ -22,7 +22,7 @@ from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHE
 from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, Flow, Match, OnNullTime, PlanContext
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
-from dagster_adjunct.resources.common import argument_error, check_choice
+from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
@@ -195,15 +195,9 @@ def build_asof_join(
 ) -> AsOfJoin:
     """Return the join for a user's arguments; `operator` is its id."""
     join = build_join(operator, dataset, on, how, select, prefix, min_match_rate)
-    if not isinstance(as_of, str) or not as_of:
+    if not as_of:
         expected = "the name of the stream's column with the record's time, a timestamp or a date"
         raise argument_error(f"{operator} has as_of={as_of!r}", expected, argument="as_of", operator=operator)
-    for argument, value, choices in (
-        ("before_history", before_history, ("null", "oldest", "error")),
-        ("on_null_time", on_null_time, ("null", "fail")),
-    ):
-        found = f"{operator} has {argument}={value!r}"
-        check_choice(value, found, choices, argument=argument, operator=operator)
     _check_history(operator, dataset)
     return AsOfJoin(
         join.dataset, join.on, join.how, join.select, join.prefix, join.min_match_rate,

@@ -126,7 +126,7 @@ def build_event_time(
             step = f'Declare event_time="a column" or event_time=ARRIVAL, or leave {name} out.'
             raise ConfigurationError(problem, step, argument=name, stream=stream)
         return None
-    if not isinstance(event_time, str) or not event_time.strip():
+    if not event_time.strip():
         found, expected = f"input stream {stream!r} has event_time={event_time!r}", "a Spark SQL expression, or ARRIVAL"
         raise argument_error(found, expected, argument="event_time", stream=stream)
     for name, value in {"delay": delay, "idle_after": idle_after, "max_watermark_lag": max_lag}.items():

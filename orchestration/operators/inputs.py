@@ -27,7 +27,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     identity_sources,
     require_facts,
 )
-from dagster_adjunct.resources.common import argument_error, check_choice, split_stream_name
+from dagster_adjunct.resources.common import argument_error, split_stream_name
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.column_sql import F
 
@@ -81,7 +81,7 @@ def build_broadcast(after: str, stream: str, task: str) -> Broadcast:
 
 
 def _check_task_column(task: str, found: str, **about: Any) -> None:
-    if not isinstance(task, str) or plain_column(task) != task or task.startswith("__"):
+    if plain_column(task) != task or task.startswith("__"):
         raise argument_error(found, 'a plain column name, by default "task"', **about)
 
 
@@ -185,12 +185,8 @@ def build_input(
 ) -> Input:
     """Return the input for a user's arguments."""
     split_stream_name(stream)
-    what = f"input stream {stream!r} has"
-    offsets, actions = (None, "oldest", "upcoming"), ("fail", "oldest")
-    found = f"{what} default_offset={default_offset!r}"
-    check_choice(default_offset, found, offsets, argument="default_offset", stream=stream)
-    check_choice(on_lost, f"{what} on_lost={on_lost!r}", actions, argument="on_lost", stream=stream)
     task = None if broadcast is False else "task" if broadcast is True else broadcast
     if task is not None:
-        _check_task_column(task, f"{what} broadcast={broadcast!r}", argument="broadcast", stream=stream)
+        found = f"input stream {stream!r} has broadcast={broadcast!r}"
+        _check_task_column(task, found, argument="broadcast", stream=stream)
     return Input(stream, default_offset, bool(reset_offset), on_lost, task, event_time)

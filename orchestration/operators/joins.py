@@ -76,12 +76,9 @@ class SelectedColumn:
     name: str
 
 
-def check_join_options(operator: str, how: str, rate: float | None) -> None:
-    """Raise an error for an invalid `how=` or `min_match_rate=`."""
-    if how not in ("inner", "left"):
-        problem = f"{operator} has how={how!r}: expected inner or left."
-        raise PlanningError(problem, "Leave it out for an inner join.", operator=operator)
-    if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1):
+def check_match_rate(operator: str, rate: float | None) -> None:
+    """Raise ConfigurationError for an invalid `min_match_rate=`."""
+    if rate is not None and not 0 <= rate <= 1:
         found = f"{operator} has min_match_rate={rate!r}"
         raise argument_error(found, "0 to 1, such as 0.95 for 95 %", argument="min_match_rate", operator=operator)
 
@@ -304,7 +301,7 @@ def build_join(
     min_match_rate: float | None,
 ) -> Join:
     """Return the join for a user's arguments; `operator` is its id."""
-    check_join_options(operator, how, min_match_rate)
+    check_match_rate(operator, min_match_rate)
     pairs = pair_key_columns(operator, "dataset", dataset.name, dataset.key, on)
     return Join(dataset.name, pairs, how, parse_selection(operator, select, prefix), prefix, min_match_rate)
 
@@ -495,7 +492,7 @@ def build_lookup_join(
     min_match_rate: float | None,
 ) -> LookupJoin:
     """Return the lookup for a user's arguments; `operator` is its id."""
-    check_join_options(operator, how, min_match_rate)
+    check_match_rate(operator, min_match_rate)
     pairs = pair_key_columns(operator, "table", table, key, on)
     chosen = parse_selection(operator, list(select) if isinstance(select, Mapping) else select, prefix)
     types: dict[str, str] = {}

@@ -118,7 +118,7 @@ def build_filter(after: str, condition: str | DataFrameFunction, keeps_partition
     what = f"filter after {after}"
     if callable(condition):
         check_plain_function(what, condition, "condition", "frame")
-    elif not isinstance(condition, str) or not condition.strip():
+    elif not condition.strip():
         raise argument_error(f"{what} got {condition!r}", "a Spark SQL condition or a function", argument="condition")
     elif keeps_partitioning:
         step = "Leave it out: a condition always keeps the partitioning."
@@ -239,7 +239,7 @@ def build_map(after: str, expressions: Sequence[str | DataFrameFunction], keeps_
     if len(functions) == len(expressions) == 1:
         check_plain_function(what, functions[0], "expressions", "frame")
         return Map((), functions[0], keeps_partitioning)
-    if not texts or len(texts) < len(expressions) or not all(text.strip() for text in texts):
+    if not texts or functions or not all(text.strip() for text in texts):
         expected = 'Spark SQL expressions, such as "tailnum" and "upper(model) as model", or one function'
         raise argument_error(f"{what} got {expressions!r}", expected, argument="expressions")
     if keeps_partitioning:
@@ -404,9 +404,8 @@ def build_select(after: str, columns: Sequence[str]) -> Select:
     if not columns:
         raise ConfigurationError(f"select after {after} names no column.", "Name those to keep.", argument="columns")
     for item in columns:
-        text = item if isinstance(item, str) else ""
-        what, name = split_alias(text)
-        if not text.strip() or (name is None and plain_column(what) is None):
+        what, name = split_alias(item)
+        if not item.strip() or (name is None and plain_column(what) is None):
             raise ConfigurationError(
                 f"select after {after} got {item!r}: expected a column, 'column as name', or 'expression as name'.",
                 'Give the expression a name, "upper(shop) as shop"; to keep all columns, use with_columns().',
@@ -487,7 +486,7 @@ def build_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:
         raise argument_error(f"{what} names no column", 'for example gross="spent * 1.2"', argument="columns")
     validate_column_names(what, list(columns))
     for name, expression in columns.items():
-        if not isinstance(expression, str) or not expression.strip():
+        if not expression.strip():
             problem = f"{what} got {name}={expression!r}: expected a Spark SQL expression."
             step = f'Write, for example, {name}="spent * 1.2"; a text is {name}="\'text\'".'
             raise ConfigurationError(problem, step, argument=name)
