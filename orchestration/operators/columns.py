@@ -117,10 +117,7 @@ def check_new_names(operator: str, names: list[str], next_step: str) -> None:
     """Raise PlanningError for duplicate names, and for names reserved for hidden columns."""
     hidden = next((name for name in names if name.startswith("__")), None)
     if hidden is not None:
-        problem = (
-            f"{operator}: a column would be called {hidden!r}: names that begin with '__' are reserved for a "
-            "record's position."
-        )
+        problem = f"{operator}: a column would be called {hidden!r}: names that begin with '__' are reserved."
         raise PlanningError(problem, "Choose another name.", operator=operator, column=hidden)
     double = first_duplicate(names)
     if double is not None:
@@ -139,10 +136,8 @@ def append_columns(
     there = {name.lower() for name in columns or ()}
     taken = next((name for name in added if name.lower() in there), None)
     if taken is not None:
-        problem = (
-            f"{operator}: the stream and {other} both have a column {taken!r}; the stream's columns there are "
-            f"{', '.join(columns or ())}."
-        )
+        problem = f"{operator}: the stream and {other} both have a column {taken!r}; the stream's columns there are "
+        problem += f"{', '.join(columns or ())}."
         step = f'Rename the added one: select=["… as {prefix}_{taken}"], or prefix="{prefix}_".'
         raise PlanningError(problem, step, operator=operator, **{"column": taken, **about})
     check_new_names(operator, added, "Rename one with 'column as name'.")

@@ -53,18 +53,13 @@ class Field:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or self.name.startswith("__"):
-            problem = (
-                f"column name {self.name!r} can't be used: expected a name that does not begin with '__', "
-                "which is reserved for the record's position and marks."
-            )
+            problem = f"column name {self.name!r} can't be used: names that begin with '__' are reserved."
             raise SchemaMismatchError(problem, "Rename the column.", column=self.name)
         normal = _ALIASES.get(self.type.strip().lower(), self.type.strip().lower()).replace(" ", "")
         if not is_storable(normal):
-            raise SchemaMismatchError(
-                f"column {self.name!r} has type {self.type!r}: expected one of {', '.join(TYPES)} or decimal(p,s).",
-                "Flatten nested values, or store them as a JSON string.",
-                column=self.name,
-            )
+            problem = f"column {self.name!r} has type {self.type!r}: expected {', '.join(TYPES)} or decimal(p,s)."
+            step = "Flatten nested values, or store them as a JSON string."
+            raise SchemaMismatchError(problem, step, column=self.name)
         object.__setattr__(self, "type", normal)
 
 
@@ -228,8 +223,7 @@ def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
         kind = schema.field(name, what).type
         if kind not in _KEY_TYPES and not _DECIMAL.fullmatch(kind):
             problem = (
-                f"{what}: key column {name!r} is {kind}: expected a string, integer, date, timestamp, decimal "
-                "or binary column."
+                f"{what}: key column {name!r} is {kind}: expected string, integer, date, timestamp, decimal or binary."
             )
             raise SchemaMismatchError(problem, f"Cast {name!r} before it becomes a key.", column=name)
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from dagster_adjunct.orchestration.operators.columns import MAX_DURATION, check_duration, function_label
 from dagster_adjunct.orchestration.operators.windows.exact_sums import ExactSum, Partial
-from dagster_adjunct.resources.common import check_choice
+from dagster_adjunct.resources.common import argument_error, check_choice
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.schemas.schema import Field, decimal_digits
@@ -376,9 +376,7 @@ class Tumbling:
     @property
     def local(self) -> timedelta | None:
         """The length of a window by the clock of its zone; None for windows of one size."""
-        if self.zone is None:
-            return None
-        return timedelta(days=self.days or 0, hours=self.hours or 0)
+        return None if self.zone is None else timedelta(days=self.days or 0, hours=self.hours or 0)
 
     def describe(self) -> str:
         """Return a description for plans."""
@@ -451,19 +449,17 @@ def max_duration_after(kind: Kind) -> timedelta:
     return kind.size
 
 
-def _check_calendar(days: int | None, hours: int | None, zone: object) -> None:
+def _check_calendar(days: int | None, hours: int | None, zone: str) -> None:
     """Raise ConfigurationError for an unsupported number of days or hours, and for an unknown zone."""
-    argument, count = ("days", days) if days is not None else ("hours", hours)
-    possible = range(1, 366) if days is not None else _HOURS
-    if isinstance(count, bool) or not isinstance(count, int) or count not in possible:
-        wanted = "a whole number from 1 to 365" if days is not None else f"one of {', '.join(map(str, _HOURS))}"
-        step = "Days of a zone begin at midnight, and hours are counted from there: choose hours that divide a day."
-        raise ConfigurationError(f"Tumbling has {argument}={count!r}: expected {wanted}.", step, argument=argument)
+    if days is not None and days not in range(1, 366):
+        raise argument_error(f"Tumbling has days={days!r}", "a whole number from 1 to 365", argument="days")
+    if hours is not None and hours not in _HOURS:  # they are counted from midnight
+        expected = f"hours that divide a day: one of {', '.join(map(str, _HOURS))}"
+        raise argument_error(f"Tumbling has hours={hours!r}", expected, argument="hours")
     try:
-        known = isinstance(zone, str) and not _NOT_A_ZONE.match(zone) and ZoneInfo(zone) is not None
+        known = not _NOT_A_ZONE.match(zone) and ZoneInfo(zone) is not None
     except (KeyError, ValueError, OSError):  # an unknown or invalid name
         known = False
     if not known:
-        problem = f"Tumbling has zone={zone!r}, which is no time zone that this machine knows."
-        step = 'Write a name of the IANA database, such as "America/New_York" or "UTC".'
-        raise ConfigurationError(problem, step, argument="zone")
+        expected = 'a time zone that this machine knows, such as "America/New_York" or "UTC"'
+        raise argument_error(f"Tumbling has zone={zone!r}", expected, argument="zone")
