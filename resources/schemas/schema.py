@@ -222,9 +222,8 @@ def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
     for name in columns:
         kind = schema.field(name, what).type
         if kind not in _KEY_TYPES and not _DECIMAL.fullmatch(kind):
-            problem = (
-                f"{what}: key column {name!r} is {kind}: expected string, integer, date, timestamp, decimal or binary."
-            )
+            expected = "a string, integer, date, timestamp, decimal or binary column"
+            problem = f"{what}: key column {name!r} is {kind}: expected {expected}."
             raise SchemaMismatchError(problem, f"Cast {name!r} before it becomes a key.", column=name)
 
 
