@@ -483,7 +483,7 @@ def build_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:
     """Return the columns for a user's arguments, after the operator `after`."""
     what = f"with_columns after {after}"
     if not columns:
-        raise argument_error(f"{what} names no column", 'for example gross="spent * 1.2"', argument="columns")
+        raise argument_error(f"{what} names no column", 'at least one, such as gross="spent * 1.2"', argument="columns")
     validate_column_names(what, list(columns))
     for name, expression in columns.items():
         if not expression.strip():
