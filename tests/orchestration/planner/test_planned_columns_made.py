@@ -84,7 +84,7 @@ REFUSED: dict[str, tuple[Callable[[MessageStream], MessageStream], type[AdjunctE
     "with a hidden name": (lambda s: s.with_columns(__offset="1"), ConfigurationError, "begin with '__'"),
     "with a name in two cases": (lambda s: s.with_columns(n="1", N="2"), ConfigurationError, "twice"),
     "with what is not there": (lambda s: s.with_columns(n="kk"), PlanningError, "with-columns-2.*no column 'kk'"),
-    "elements without a name": (lambda s: s.flat_map("split(words, ' ')"), ConfigurationError, "a name for the element"),
+    "elements without a name": (lambda s: s.flat_map("split(words, ' ')"), ConfigurationError, "name for the element"),
     "elements of what is not there": (lambda s: s.flat_map("wordz"), PlanningError, "flat-map-2.*no column 'wordz'"),
     "elements of a text": (
         lambda s: s.flat_map("words as word"), PlanningError, "flat-map-2: words is string, which has no elements"
