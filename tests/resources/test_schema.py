@@ -34,8 +34,9 @@ def test_a_type_that_can_not_be_stored_is_refused_with_the_choice() -> None:
 
 @pytest.mark.parametrize("name", ["", "__offset"])
 def test_names_kept_for_the_record_itself_are_refused(name: str) -> None:
-    with pytest.raises(SchemaMismatchError, match="can't be used"):
+    with pytest.raises(SchemaMismatchError) as failure:
         Field(name, "int")
+    assert failure.value.column == name
 
 
 def test_names_that_differ_only_in_case_are_refused() -> None:
@@ -51,8 +52,9 @@ def test_an_unknown_column_names_those_there_are() -> None:
 
 
 def test_a_malformed_stored_schema_is_named() -> None:
-    with pytest.raises(MalformedDocumentError, match="a stored schema reads"):
+    with pytest.raises(MalformedDocumentError) as failure:
         Schema.from_json([{"name": "a"}])
+    assert failure.value.document == "a schema"
 
 
 def test_differences_are_told_in_words() -> None:
@@ -112,8 +114,9 @@ def test_conform_widens_and_decodes_without_loss() -> None:
     ],
 )
 def test_conform_refuses_what_would_lose_or_invent_a_value(values: pa.Array, kind: str) -> None:
-    with pytest.raises(SchemaMismatchError, match=r"stream 's': column 'a' is .*, but the schema declares"):
+    with pytest.raises(SchemaMismatchError) as failure:
         fit_to_schema(pa.table({"a": values}), Schema.of(a=kind), "stream 's'")
+    assert failure.value.column == "a"
 
 
 @pytest.mark.parametrize(

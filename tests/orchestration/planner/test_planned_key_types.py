@@ -79,13 +79,15 @@ def test_a_second_join_compares_what_the_first_one_brought() -> None:
     joined = app.input_stream("lake.s").join(app.table(first), on="k", select=["v as name"])
     joined.join(app.table(second), on={"name": "v"}, select=[])
     facts = catalog(keyed("s", ONLY_K), keyed("d", INT), keyed("e", Schema.of(v="int")))
-    with pytest.raises(PlanningError, match="the stream's 'name' is string and 'v' of dataset e is int"):
+    with pytest.raises(PlanningError) as failure:
         build_plan(app, facts)
+    assert failure.value.column == "name"
 
 
 def test_streams_that_are_joined_with_each_other_have_keys_of_one_type() -> None:
     app = application()
     app.input_stream("lake.s").apply(BY_K, app.input_stream("lake.r"))
     build_plan(app, catalog(keyed("s", INT), keyed("r", INT)))
-    with pytest.raises(PlanningError, match="stream-join-3: the stream's 'k' is int and 'k' of input 2 is bigint"):
+    with pytest.raises(PlanningError) as failure:
         build_plan(app, catalog(keyed("s", INT), keyed("r", BIGINT)))
+    assert failure.value.operator == "stream-join-3"

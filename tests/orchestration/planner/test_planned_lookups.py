@@ -122,17 +122,21 @@ def test_arguments_are_refused_where_the_function_has_no_use_for_them() -> None:
 
 
 def test_a_missing_key_column_and_wrong_arguments_are_refused() -> None:
-    with pytest.raises(PlanningError, match=r"join-2-planes: the stream has no column 'tail'"):
+    with pytest.raises(PlanningError) as failure:
         planned(looked_up(table(), on={"tail": "plane"}))
-    with pytest.raises(PlanningError, match=r"lacks 'site' of the key of table 'planes' \(plane, site\)"):
+    assert failure.value.column == "tail"
+    with pytest.raises(PlanningError) as failure:
         looked_up(table(key=("plane", "site")))
+    assert failure.value.operator == "join-2-planes"
     with pytest.raises(ConfigurationError) as failure:
         looked_up(table(), how="right")
     assert failure.value.argument == "how"
-    with pytest.raises(ConfigurationError, match=r"min_match_rate=2"):
+    with pytest.raises(ConfigurationError) as failure:
         looked_up(table(), min_match_rate=2)
+    assert failure.value.argument == "min_match_rate"
     app = Application("app")
     planes = app.table(table())
     once = app.input_stream("lake.flights").join(planes, on="plane", name="a")
-    with pytest.raises(PlanningError, match="two joins are called 'a'"):
+    with pytest.raises(PlanningError) as failure:
         once.join(planes, on="plane", name="a", prefix="b_")
+    assert failure.value.operator == "join-3-a"

@@ -145,13 +145,15 @@ def test_records_need_the_columns_of_the_table_with_their_types() -> None:
     app = application()
     counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
     app.input_stream("lake.s").map("k").send_to(counts)
-    with pytest.raises(PlanningError, match="send-to-table-3-counts: the stream has no column 'n'"):
+    with pytest.raises(PlanningError) as failure:
         build_plan(app, STREAMS)
+    assert failure.value.column == "n"
     app = application()
     counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)
     app.input_stream("lake.s").map("k", "cast(n as int) as n").send_to(counts)
-    with pytest.raises(PlanningError, match="column 'n' is int, and local table counts is declared with bigint"):
+    with pytest.raises(PlanningError) as failure:
         build_plan(app, STREAMS)
+    assert failure.value.column == "n"
 
 
 def test_only_its_owner_writes_a_table_and_others_may_join_it() -> None:
@@ -160,8 +162,9 @@ def test_only_its_owner_writes_a_table_and_others_may_join_it() -> None:
     other = Application("other")
     theirs = other.table(counts.dataset)
     stream = other.input_stream("lake.s")
-    with pytest.raises(PlanningError, match="belongs to application 'app'; only that application"):
+    with pytest.raises(PlanningError) as failure:
         stream.send_to(theirs)
+    assert failure.value.dataset == "counts"
     stream.join(theirs, on="k", select=["n as m"])
     assert build_plan(other, STREAMS).fed_joins == ()
 
@@ -183,8 +186,9 @@ def test_mistakes_in_the_declaration_are_named() -> None:
     with pytest.raises(PlanningError, match="twice"):
         app.local_table("counts", key="k", schema=COUNTS, partitions=2)
     stream = app.input_stream("lake.s")
-    with pytest.raises(ConfigurationError, match="deleted=''"):
+    with pytest.raises(ConfigurationError) as failure:
         stream.send_to(counts, deleted="")
+    assert failure.value.argument == "deleted"
     with pytest.raises(ConfigurationError, match="deleted is for local tables only"):
         stream.send_to(app.output_stream("lake.out", partitions=2), deleted="true")
 
