@@ -207,20 +207,20 @@ class Map(Spec):
 
     def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
         (columns,) = arriving
-        made: ColumnSources = {}
+        result: ColumnSources = {}
         named: ColumnSources = {}
         for expression in map(parse_expression, self.expressions):
             if expression.star:
-                gone = {name.lower() for name in expression.excepted}
-                made |= {name: sources for name, sources in columns.items() if name.lower() not in gone}
+                excepted = {name.lower() for name in expression.excepted}
+                result |= {name: sources for name, sources in columns.items() if name.lower() not in excepted}
                 continue
             fields = struct_fields(expression) if expression.name in (UPDATE, DEFAULT) else ()
             for name, value in fields:
-                made[f"{expression.name}.{name}"] = sources_from_expression(value, columns, named)
+                result[f"{expression.name}.{name}"] = sources_from_expression(value, columns, named)
             if expression.name is not None and not fields:
-                made[expression.name] = sources_from_expression(expression, columns, named)
-                named[expression.name] = made[expression.name]
-        return made
+                result[expression.name] = sources_from_expression(expression, columns, named)
+                named[expression.name] = result[expression.name]
+        return result
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
