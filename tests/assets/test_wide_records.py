@@ -18,7 +18,6 @@ from dagster_adjunct.resources.bucketing.writer import check_readable
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema, fit_to_schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.streams.lake.read import _column_or_nulls
 from tests.assets.conftest import World
 
 FEW, MANY = 100, 400
@@ -98,7 +97,6 @@ class Watched:
     [
         lambda table, schema: fit_to_schema(table, schema, "records"),
         lambda table, schema: check_readable(table, schema, "records", ("k",)),
-        lambda table, schema: [_column_or_nulls(table, name) for name in schema.names],
     ],
 )
 def test_a_tables_names_are_not_asked_for_each_column(do: Callable[[Any, Schema], object]) -> None:
