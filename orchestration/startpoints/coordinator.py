@@ -30,6 +30,8 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
     OffsetState,
+    Replay,
+    ResolvedStartpoint,
     application_state,
     check_not_renamed,
     list_applications,
@@ -49,15 +51,18 @@ from dagster_adjunct.orchestration.startpoints.positions import (
     carry_over_positions,
     check_same_streams,
     choose_first_positions,
+    resolve_request,
 )
 from dagster_adjunct.orchestration.startpoints.request import (
     StartpointRequest,
+    broadcast_task_error,
+    choose_versions,
     dataset_task_name,
     find_reading_tasks,
+    is_broadcast,
     list_rewindable_datasets,
     to_startpoint,
 )
-from dagster_adjunct.orchestration.startpoints.resolve import Unresolved, resolve_handed
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager, open_startpoints
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -72,9 +77,17 @@ from dagster_adjunct.resources.streams.startpoint import resolve_startpoint_to_o
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.startpoints.resolve import Plans
+    from dagster_adjunct.orchestration.startpoints.positions import Plans
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Unresolved:
+    """A startpoint without an offset, whose partition continues from its checkpoint, as the request says."""
+
+    request: StartpointRequest
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +164,7 @@ def apply_dataset_startpoints(
         requests, without = _split_resolvable(runtime.systems, handed.tasks.get(task, {}))
         for gone in without:
             _log.warning(
-                "%s: dataset %s goes on without its startpoint: %s", gone.request.ssp, dataset.name, gone.error
+                "%s: dataset %s continues without its startpoint: %s", gone.request.ssp, dataset.name, gone.error
             )
         if not requests:
             continue
@@ -230,6 +243,110 @@ def fan_out_for_run(runtime: Runtime, app: Application, plan: ExecutionPlan | No
     startpoints = open_startpoints(runtime.lake, app)
     offsets = application_state(runtime.lake, app.name).offsets
     return fan_out_requests(startpoints, runtime.systems, app, plan, offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Where a run's tasks start: `startpoints` by partition, and the `replays` that begin.
+
+    `done` names, by task and partition, what is still fanned out and was applied by an earlier commit, or will be by
+    the commit that stores this. `messages` describe what was resolved now, and what has no offset.
+    """
+
+    startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint]
+    replays: tuple[Replay, ...]
+    done: Mapping[str, Mapping[SystemStreamPartition, str]]
+    messages: tuple[str, ...]
+
+
+def resolve_handed(
+    app: Application,
+    streams: Mapping[str, StreamSnapshot],
+    tasks: Iterable[str],
+    fan_out: FanOut,
+    known: OffsetState,
+    plans: Plans,
+    now: datetime,
+) -> Resolved:
+    """Return the offsets of what these tasks were handed; each is looked up once, in its stream.
+
+    Replays of recorded versions get theirs from `plans`, which has an error for a plan that can't be used. What an
+    earlier start resolved, and no batch has applied, stays. Raises for a request without an offset, unless it continues
+    from the checkpoint.
+    """
+    waiting, alone, done = _sort_requests(app, tasks, fan_out, known)
+    newest: dict[SystemStreamPartition, StartpointRequest] = {}
+    for _, request in waiting:  # all tasks that read a broadcast input are handed the same
+        if request.sequence > newest.setdefault(request.ssp, request).sequence:
+            newest[request.ssp] = request
+    unresolved: list[Unresolved] = []
+    for request in alone:
+        if request.on_unresolved == "fail":
+            raise broadcast_task_error(request)
+        unresolved.append(Unresolved(request, str(broadcast_task_error(request))))
+    startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = {}
+    replays: dict[SystemStreamPartition, Replay] = {}
+    messages: list[str] = []
+    for ssp, request in sorted(newest.items()):
+        stream, before = streams[ssp.qualified_stream], known.resolved.get(ssp)
+        if before is not None and before.id == request.id and before.stream == stream.info.identity:
+            startpoints[ssp] = before
+            continue
+        start = _resolve_or_skip(app, stream, request, plans, now, known.next_epoch(ssp))
+        if isinstance(start, Unresolved):
+            unresolved.append(start)
+            continue
+        if isinstance(start, Replay):
+            replays[ssp], offset = start, start.start
+        else:
+            startpoints[ssp], offset = start, start.offset
+        messages.append(f"{ssp}: starts at {start.position}, which is offset {offset} ({start.by}: {start.reason})")
+    for without in unresolved:
+        asked = without.request
+        messages.append(f"{asked.ssp}: continues from its checkpoint ({asked.by}: {asked.reason}): {without.error}")
+    # Done too: requests that were replaced by a newer one, and those of the replays that begin.
+    for task, request in waiting:
+        if request.ssp in replays or request.sequence < newest[request.ssp].sequence:
+            done.setdefault(task, {})[request.ssp] = request.id
+    return Resolved(startpoints, tuple(replays.values()), done, tuple(messages))
+
+
+def _sort_requests(
+    app: Application, tasks: Iterable[str], fan_out: FanOut, known: OffsetState
+) -> tuple[list[tuple[str, StartpointRequest]], list[StartpointRequest], dict[str, dict[SystemStreamPartition, str]]]:
+    """Return what these tasks were handed: what can be applied, what is for one task of a broadcast input, and what a
+    commit has applied.
+    """
+    waiting: list[tuple[str, StartpointRequest]] = []
+    alone: list[StartpointRequest] = []
+    done: dict[str, dict[SystemStreamPartition, str]] = {}
+    for task in tasks:
+        for ssp, request in fan_out.tasks.get(task, {}).items():
+            if known.has_taken(ssp, request.id):
+                done.setdefault(task, {})[ssp] = request.id
+            elif request.task is not None and is_broadcast(app, ssp):
+                alone.append(request)
+            else:
+                waiting.append((task, request))
+    return waiting, alone, done
+
+
+def _resolve_or_skip(
+    app: Application, stream: StreamSnapshot, request: StartpointRequest, plans: Plans, now: datetime, epoch: int
+) -> ResolvedStartpoint | Replay | Unresolved:
+    """Return the request with its offset, or Unresolved; raise an error that names the requester if it says to fail."""
+    try:
+        versions = choose_versions(app, request)
+        return resolve_request(stream, request, versions=versions, now=now, epoch=epoch, plans=plans)
+    except PermanentError as error:
+        if request.on_unresolved != "fail":
+            return Unresolved(request, str(error))
+        what = "can't be applied" if request.versions is not None else "has no offset"
+        raise error.reworded(
+            f"the startpoint of {request.by} ({request.reason}) at {request.ssp} {what}: {error.problem}",
+            f"{error.next_step} Or take it back: adjunct startpoint clear MODULE:APP {request.ssp} --reason …. With "
+            "--on-unresolved checkpoint it would have continued from the checkpoint.",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ class _Distribution:
     def reassign_orphans(self, owners: Mapping[SystemStreamPartition, Sequence[str]], keep: Collection[str]) -> None:
         """Give what a task no longer reads to the tasks that do; what has no successor stays.
 
-        Heirs that were handed the same before get nothing; what would be lost that way stays at the tasks to `keep`.
+        Successors that were handed the same before get nothing; what would be lost then stays at the tasks to `keep`.
         """
         orphans = []
         for task, orphan in self._orphans:

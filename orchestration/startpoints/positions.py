@@ -1,11 +1,11 @@
-"""The positions of input partitions: snapshots of streams, first positions, and checks that a position can be read."""
+"""Positions of input partitions: of startpoints, first positions, and checks that a position can be read."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
@@ -14,12 +14,21 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     OffsetState,
     Replay,
     ResolvedStartpoint,
+    replay_id,
 )
 from dagster_adjunct.orchestration.operators.inputs import Input
+from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
-from dagster_adjunct.resources.streams.startpoint import check_offset
+from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
+from dagster_adjunct.resources.streams.startpoint import check_offset, describe_startpoint, resolve_startpoint_to_offset
 from dagster_adjunct.resources.streams.system import OffsetRange, StreamInfo, StreamSystem, SystemStreamPartition
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan
+
+    # By id; an error instead of a plan that can't be used any more.
+    Plans = Mapping[str, RecordedPlan | PermanentError]
 
 
 def choose_first_positions(
@@ -436,3 +445,82 @@ def snapshot_stream(systems: Mapping[str, StreamSystem], stream: str) -> StreamS
 def snapshot_streams(systems: Mapping[str, StreamSystem], streams: Iterable[str]) -> dict[str, StreamSnapshot]:
     """Return these streams as they are now, by name."""
     return {name: snapshot_stream(systems, name) for name in streams}
+
+
+def resolve_request(
+    stream: StreamSnapshot,
+    request: StartpointRequest,
+    *,
+    versions: JoinVersions,
+    now: datetime,
+    epoch: int = 0,
+    plans: Plans | None = None,
+) -> ResolvedStartpoint | Replay:
+    """Return the request with its start offset as of `now`; a bounded one as a replay, which opens this epoch.
+
+    A replay is joined with these `versions`; one of recorded versions gets its offsets from its plan (without `plans`,
+    in a preview, from the stream). Start and end of a replay are equal if there are no records in between. Raises the
+    errors of `resolve_startpoint_to_offset`, OffsetOutOfRangeError for an end before the start, and the error of a
+    plan.
+    """
+    ssp, system = request.ssp, stream.system
+    plan = None if plans is None or versions != RECORDED else _find_plan(stream, request, plans)
+    position = describe_startpoint(request.startpoint)
+    start = resolve_startpoint_to_offset(system, ssp, request.startpoint) if plan is None else plan.spans[ssp].start
+    if request.until is None:
+        return ResolvedStartpoint(
+            id=request.id,
+            ssp=ssp,
+            stream=stream.info.identity,
+            position=position,
+            offset=start,
+            by=request.by,
+            reason=request.reason,
+            resolved_at=now,
+        )
+    end = resolve_startpoint_to_offset(system, ssp, request.until) if plan is None else plan.spans[ssp].end
+    order = system.compare(start, end)
+    if order > 0:
+        raise offset_error(
+            ssp,
+            f"{ssp}: a replay from {position} (offset {start}) until "
+            f"{describe_startpoint(request.until)} (offset {end}) would end before it begins.",
+            "Choose an end after the start.",
+            offset=start,
+        )
+    return Replay(
+        id=replay_id(ssp, request.id),
+        ssp=ssp,
+        stream=stream.info.identity,
+        epoch=epoch,
+        position=position,
+        start=start,
+        next=start,
+        # The same text as the start, by which an empty replay is recognized.
+        until=start if order == 0 else end,
+        by=request.by,
+        reason=request.reason,
+        began_at=now,
+        versions=versions,
+        recorded=None if plan is None else plan.id,
+    )
+
+
+def _find_plan(stream: StreamSnapshot, request: StartpointRequest, plans: Plans) -> RecordedPlan:
+    """Return the plan of a request for recorded versions, which has the offsets of its partition."""
+    ssp, plan = request.ssp, plans.get(request.recorded or "")
+    if isinstance(plan, PermanentError):
+        raise plan
+    if plan is None or ssp not in plan.spans or request.until is None:
+        raise ConfigurationError(
+            f"the request for {ssp} has no plan of recorded versions: it was written without one.",
+            "Request it with Startpoints(…).request(…), the command or the job, which write the plan.",
+            argument="versions",
+        )
+    if stream.info.was_recreated(plan.streams.get(ssp.qualified_stream)):
+        raise offset_error(
+            ssp,
+            f"{ssp} is of a recreated stream; the recorded versions were requested for the former one.",
+            "Request a replay with versions=as-of or current.",
+        )
+    return plan

@@ -13,7 +13,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, JoinVersions
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
+from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, resolve_request
 from dagster_adjunct.orchestration.startpoints.request import (
     ReadingTasks,
     StartpointRequest,
@@ -25,7 +25,6 @@ from dagster_adjunct.orchestration.startpoints.request import (
     is_broadcast,
     to_startpoint,
 )
-from dagster_adjunct.orchestration.startpoints.resolve import resolve_request
 from dagster_adjunct.orchestration.startpoints.store import PendingStartpoint, request_key
 from dagster_adjunct.resources.errors import ConfigurationError, PermanentError
 from dagster_adjunct.resources.objects.lake import Lake
