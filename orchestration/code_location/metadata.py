@@ -482,7 +482,7 @@ def dataset_columns(dataset: AdjunctDataset, stored: Iterable[str], records: Ite
     return {name: sources_from_sql(computed.get(name, f"`{name}`"), taken) for name in stored}
 
 
-def trace_origins(outputs: Mapping[LineageNode, ColumnSources]) -> dict[LineageNode, ColumnSources]:
+def trace_sources(outputs: Mapping[LineageNode, ColumnSources]) -> dict[LineageNode, ColumnSources]:
     """Replace columns of other outputs by their own sources."""
     traced: dict[LineageNode, ColumnSources] = {}
     for node, made in outputs.items():

@@ -203,7 +203,7 @@ def _describe_outputs(
         return outputs[node].key if node in outputs else read.get(node.name)
 
     made = metadata.output_columns(written.app, planned)
-    whence = metadata.trace_origins(made)
+    whence = metadata.trace_sources(made)
     return {
         node: NODE_KINDS[node.kind].written(written, node.name, whence.get(node, {}))
         | metadata.lineage_metadata(made.get(node, {}), key_of)

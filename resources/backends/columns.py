@@ -175,7 +175,7 @@ def make_checker(column: Column, bits: int | None = None) -> Callable[[Any], Any
     """
     if column.kind is Kind.INTEGER:
         return _integer_checker(bits or integer_bits(column))
-    if column.kind is Kind.DECIMAL and (digits := decimal_digits(column)) is not None:
+    if column.kind is Kind.DECIMAL and (digits := declared_digits(column)) is not None:
         return _decimal_checker(*digits)
     if column.kind is Kind.LIST:
         assert column.element is not None
@@ -188,7 +188,7 @@ def integer_bits(column: Column) -> int:
     return _BITS.get(column.type, 64)
 
 
-def decimal_digits(column: Column) -> tuple[int, int] | None:
+def declared_digits(column: Column) -> tuple[int, int] | None:
     """The declared digits of a decimal column and how many of them are after the point; None if not declared."""
     if not column.size:
         return None
@@ -201,7 +201,7 @@ def number_bounds(column: Column) -> tuple[Decimal, Decimal] | None:
     if column.kind is Kind.INTEGER:
         most = Decimal(2 ** (integer_bits(column) - 1) - 1)
         return -most - 1, most
-    digits = decimal_digits(column) if column.kind is Kind.DECIMAL else None
+    digits = declared_digits(column) if column.kind is Kind.DECIMAL else None
     if digits is None:
         return None
     precision, scale = digits

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_adjunct.resources.backends.columns import Column, Kind, decimal_digits
+from dagster_adjunct.resources.backends.columns import Column, Kind, declared_digits
 from dagster_adjunct.resources.backends.write_plan import RowCodec
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.operation import Conditions, Operation, OperationKind
@@ -204,7 +204,7 @@ def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
     if pa.types.is_null(type_):
         return None if adding else array.cast(pa.string())
     if pa.types.is_integer(type_):
-        whole = kind is Kind.DECIMAL and decimal_digits(column) is None
+        whole = kind is Kind.DECIMAL and declared_digits(column) is None
         return array if whole or kind in (Kind.INTEGER, Kind.FLOAT) else None
     if pa.types.is_floating(type_):
         if kind is not Kind.FLOAT or pc.all(pc.is_finite(array)).as_py() is False:
@@ -233,7 +233,7 @@ def _holds_decimals(column: Column, type_: Any) -> bool:
     """Whether the column can hold all decimals of an Arrow type exactly."""
     if not pa.types.is_decimal(type_):
         return False
-    digits = decimal_digits(column)
+    digits = declared_digits(column)
     return digits is None or (type_.scale <= digits[1] and type_.precision - type_.scale <= digits[0] - digits[1])
 
 

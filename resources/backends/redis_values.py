@@ -21,7 +21,7 @@ from decimal import Context, Decimal
 from functools import lru_cache
 from typing import Any
 
-from dagster_adjunct.resources.backends.columns import Column, Kind, decimal_digits, integer_bits
+from dagster_adjunct.resources.backends.columns import Column, Kind, declared_digits, integer_bits
 
 NULL = b"\0"
 _EXACT = Context(prec=2100)
@@ -85,7 +85,7 @@ def _items(element: Column) -> tuple[Callable[[Any], Any] | None, Callable[[Any]
 
 
 def _decimal_column(column: Column) -> RedisColumn:
-    digits = decimal_digits(column)
+    digits = declared_digits(column)
     if digits is None:
 
         def any_scale(number: Decimal) -> bytes:

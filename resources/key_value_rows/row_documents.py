@@ -19,7 +19,7 @@ from decimal import Context, Decimal
 from functools import partial
 from typing import Any
 
-from dagster_adjunct.resources.backends.columns import Column, Kind, decimal_digits
+from dagster_adjunct.resources.backends.columns import Column, Kind, declared_digits
 from dagster_adjunct.resources.backends.write_plan import (
     Applied,
     CheckedChanges,
@@ -87,7 +87,7 @@ def _of_items(item: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
 
 
 def _decimals_to_text(column: Column) -> Callable[[Decimal], str]:
-    digits = decimal_digits(column)
+    digits = declared_digits(column)
     unit = None if digits is None else Decimal(1).scaleb(-digits[1])
 
     def text(number: Decimal) -> str:
@@ -357,7 +357,7 @@ class RowKeys:
                 argument="family",
             )
         for column in key:
-            if column.kind is Kind.FLOAT or (column.kind is Kind.DECIMAL and decimal_digits(column) is None):
+            if column.kind is Kind.FLOAT or (column.kind is Kind.DECIMAL and declared_digits(column) is None):
                 raise SchemaMismatchError(
                     f"{label}: its key column {column.name!r} is {column.type}, in which equal values may be written "
                     "in several ways.",

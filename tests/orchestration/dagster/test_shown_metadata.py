@@ -22,7 +22,7 @@ from dagster_adjunct import (
 )
 from dagster_adjunct.changes import Projection
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
-from dagster_adjunct.orchestration.code_location.metadata import dataset_columns, output_columns, trace_origins
+from dagster_adjunct.orchestration.code_location.metadata import dataset_columns, output_columns, trace_sources
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.step.progress import StepReport
@@ -85,7 +85,7 @@ def test_each_column_of_an_output_names_the_columns_that_it_is_made_of(lab: Lab,
             "title": ((COPY, "title"),),
         },
     }
-    assert trace_origins(made)[LineageNode("table", "state")]["spent"] == ((ORDERS, "price"), (STOCK, "price"))
+    assert trace_sources(made)[LineageNode("table", "state")]["spent"] == ((ORDERS, "price"), (STOCK, "price"))
 
 
 def test_what_a_function_returns_is_of_unknown_columns(lab: Lab) -> None:
