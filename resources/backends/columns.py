@@ -88,10 +88,12 @@ _SPELLED = re.compile(r"\s*([a-z][a-z0-9_ ]*?)\s*(?:(\(\s*\d+\s*(?:,\s*\d+\s*)?\
 # Spark's array<int>, PostgreSQL's integer[], and the words that SQLite stores for it.
 _LIST = re.compile(r"\s*(?:array\s*<(.+)>|(.+)\[\]|text array (.+))\s*", re.IGNORECASE)
 _NOT_IN_LISTS = (Kind.BINARY, Kind.JSON, Kind.LIST, Kind.OTHER)
-_BITS = {
-    **dict.fromkeys(("tinyint", "byte"), 16),  # PostgreSQL has no 8-bit integers
-    **dict.fromkeys(("smallint", "short", "int2"), 16),
-    **dict.fromkeys(("int", "integer", "int4"), 32),
+# The type in Spark, and the width in bits; PostgreSQL has no 8-bit integers.
+_INTEGERS = {
+    **dict.fromkeys(("tinyint", "byte"), ("tinyint", 16)),
+    **dict.fromkeys(("smallint", "short", "int2"), ("smallint", 16)),
+    **dict.fromkeys(("int", "integer", "int4"), ("int", 32)),
+    **dict.fromkeys(("bigint", "long", "int8"), ("bigint", 64)),
 }
 
 
@@ -185,7 +187,7 @@ def make_checker(column: Column, bits: int | None = None) -> Callable[[Any], Any
 
 def integer_bits(column: Column) -> int:
     """The width of the column's integers in bits."""
-    return _BITS.get(column.type, 64)
+    return _INTEGERS[column.type][1] if column.type in _INTEGERS else 64
 
 
 def declared_digits(column: Column) -> tuple[int, int] | None:
@@ -374,32 +376,23 @@ _SIMPLE = {
     Kind.BINARY: "binary",
     Kind.JSON: "string",
 }
-_INTEGERS = {
-    **dict.fromkeys(("tinyint", "byte"), "tinyint"),
-    **dict.fromkeys(("smallint", "short", "int2"), "smallint"),
-    **dict.fromkeys(("int", "integer", "int4"), "int"),
-    **dict.fromkeys(("bigint", "long", "int8"), "bigint"),
-}
 _FLOATS = {"float": "float", "real": "float", "float4": "float"}
 
 
-def to_spark_type(declared: str) -> str | None:
+def to_spark_type(declared: str | Column) -> str | None:
     """Return the Spark type of a declared column; None if it is not certain.
 
     JSON becomes text. A decimal needs its digits: "decimal(10,2)".
     """
-    return _spark_type_of_column(parse_column("column", declared))
-
-
-def _spark_type_of_column(column: Column) -> str | None:
+    column = parse_column("column", declared) if isinstance(declared, str) else declared
     if column.kind is Kind.INTEGER:
-        return _INTEGERS.get(column.type)
+        return _INTEGERS[column.type][0]
     if column.kind is Kind.FLOAT:
         return _FLOATS.get(column.type, "double")
     if column.kind is Kind.DECIMAL:
         return f"decimal{column.size}" if "," in column.size else None
     if column.kind is Kind.LIST and column.element is not None:
-        element = _spark_type_of_column(column.element)
+        element = to_spark_type(column.element)
         return None if element is None else f"array<{element}>"
     return _SIMPLE.get(column.kind)
 

@@ -144,22 +144,38 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
     if isinstance(error, AdjunctError):
         state = State.FAILED if isinstance(error, TableUnavailableError) else State.REFUSED
         return Problem(state, error, getattr(error, "retry_after", None))
+    kind: type[AdjunctError]
+    state, kind, pause = State.REFUSED, TableError, None
+    what, step = f"a request failed ({type(error).__name__}: {error})", ""
+    access = "Check table, region and endpoint_url, and that the credentials may describe, read and write the table."
     if isinstance(error, boto.ClientError):
-        return _problem_from_answer(error, label)
-    if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.TokenRetrievalError):
-        return Problem(State.REFUSED, _with_cause(_access_error(label, str(error)), error))
-    if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ProxyConnectionError):
-        sent = False  # no connection was made
-    if isinstance(error, boto.HTTPClientError | boto.ConnectionError | OSError):
+        code, text = error_code(error), str(error.response.get("Error", {}).get("Message", ""))
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        what, step = f"DynamoDB rejected the request ({code}: {text})", "Correct the data or the table."
+        if code in _THROTTLED or status == 429:
+            throttled = throttled_problem(label, code, _retry_after(error))
+            assert throttled.error is not None
+            throttled.error.__cause__ = error
+            return throttled
+        if code in _NO_EFFECT or status >= 500:
+            # A failed server may have failed after writing.
+            state, kind = State.FAILED if code in _NO_EFFECT else State.UNKNOWN, TableUnavailableError
+            pause, what = _retry_after(error), f"DynamoDB answered {code} ({text})"
+            step = "The request is retried; if it keeps failing, contact AWS."
+        elif code in _NO_ACCESS:
+            kind, what, step = TableAccessError, f"it can't be accessed ({code}: {text})", access
+    elif isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.TokenRetrievalError):
+        kind, what, step = TableAccessError, f"it can't be accessed ({error})", access
+    elif isinstance(error, boto.HTTPClientError | boto.ConnectionError | OSError):
+        unconnected = boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ProxyConnectionError
+        sent = sent and not isinstance(error, unconnected)
+        state, kind = State.UNKNOWN if sent else State.FAILED, TableUnavailableError
         lost = "was sent, and no answer came" if sent else "got no answer"
-        gone = TableUnavailableError(
-            f"{label}: a request {lost} ({type(error).__name__}).",
-            "The request is retried; if it keeps failing, check the network and DynamoDB's status.",
-            table=label,
-        )
-        return Problem(State.UNKNOWN if sent else State.FAILED, _with_cause(gone, error))
-    refused = TableError(f"{label}: a request failed ({type(error).__name__}: {error}).", table=label)
-    return Problem(State.REFUSED, _with_cause(refused, error))
+        what = f"a request {lost} ({type(error).__name__})"
+        step = "The request is retried; if it keeps failing, check the network and DynamoDB's status."
+    known = kind(f"{label}: {what}.", step, table=label)
+    known.__cause__ = error
+    return Problem(state, known, pause)
 
 
 def throttled_problem(label: str, what: str, retry_after: float | None = None) -> Problem:
@@ -178,31 +194,6 @@ def error_code(error: BaseException) -> str:
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, Mapping) else ""
 
 
-def _problem_from_answer(error: Any, label: str) -> Problem:
-    code, text = error_code(error), str(error.response.get("Error", {}).get("Message", ""))
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    if code in _THROTTLED or status == 429:
-        slowed = throttled_problem(label, code, _retry_after(error))
-        assert slowed.error is not None
-        slowed.error.__cause__ = error
-        return slowed
-    if code in _NO_EFFECT or status >= 500:
-        # A failed server may have failed after writing.
-        again = TableUnavailableError(
-            f"{label}: DynamoDB answered {code} ({text}).",
-            "The request is retried; if it keeps failing, contact AWS.",
-            table=label,
-        )
-        state = State.FAILED if code in _NO_EFFECT else State.UNKNOWN
-        return Problem(state, _with_cause(again, error), _retry_after(error))
-    if code in _NO_ACCESS:
-        return Problem(State.REFUSED, _with_cause(_access_error(label, f"{code}: {text}"), error))
-    refused = TableError(
-        f"{label}: DynamoDB rejected the request ({code}: {text}).", "Correct the data or the table.", table=label
-    )
-    return Problem(State.REFUSED, _with_cause(refused, error))
-
-
 def _retry_after(error: Any) -> float | None:
     headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     try:
@@ -214,14 +205,3 @@ def _retry_after(error: Any) -> float | None:
 def _client_error(label: str, error: Exception) -> ConfigurationError:
     problem = f"{label}: boto3 can't create a client ({type(error).__name__}: {error})."
     return ConfigurationError(problem, "Pass region=… or set AWS_REGION, and check boto3's configuration.", table=label)
-
-
-def _access_error(label: str, why: str) -> TableAccessError:
-    problem = f"{label} can't be accessed ({why})."
-    step = "Check the table's name, region and endpoint_url, and that the credentials may describe, read and write it."
-    return TableAccessError(problem, step, table=label)
-
-
-def _with_cause(error: AdjunctError, cause: BaseException) -> AdjunctError:
-    error.__cause__ = cause
-    return error

@@ -114,11 +114,6 @@ def _decimal_of(text: bytes) -> Decimal:
     return Decimal(text.decode())
 
 
-def _string(value: str) -> bytes:
-    text = value.encode()
-    return NULL + text if text[:1] == NULL else text
-
-
 def _escaped(text: bytes) -> bytes:
     return NULL + text if text[:1] == NULL else text
 
@@ -132,19 +127,15 @@ def _moment(moment: datetime) -> bytes:
     return moment.isoformat("T", "microseconds")[:-6].encode() + b"Z"  # it is in UTC, and ends in +00:00
 
 
-def _moment_of(text: bytes) -> datetime:
-    return datetime.fromisoformat(text.decode()).astimezone(UTC)
-
-
 def _dump_json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 _TEXTS: dict[Kind, tuple[Callable[[Any], bytes], Callable[[bytes], Any]]] = {
-    Kind.STRING: (_string, lambda text: _unescaped(text).decode()),
+    Kind.STRING: (lambda value: _escaped(value.encode()), lambda text: _unescaped(text).decode()),
     Kind.FLOAT: (lambda value: float.__repr__(value).encode(), float),
     Kind.BOOLEAN: (lambda value: b"true" if value else b"false", lambda text: text == b"true"),
-    Kind.TIMESTAMP: (_moment, _moment_of),
+    Kind.TIMESTAMP: (_moment, lambda text: datetime.fromisoformat(text.decode()).astimezone(UTC)),
     Kind.DATE: (lambda day: day.isoformat().encode(), lambda text: date.fromisoformat(text.decode())),
     Kind.BINARY: (_escaped, _unescaped),
     Kind.JSON: (_dump_json, json.loads),
