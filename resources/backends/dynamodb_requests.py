@@ -412,8 +412,7 @@ class TableRequests:
             if problem is not None:
                 problems[entry.place] = problem
                 if problem.may_pass:
-                    left = Problem(State.FAILED, problem.error, problem.retry_after)
-                    problems.update({later.place: left for later in entries[done + 1 :]})
+                    problems.update({later.place: problem.unsent for later in entries[done + 1 :]})
                     break
         return put
 

@@ -183,8 +183,7 @@ class PostgresTable(StoreTable):
                 batch = stage_batch(requests.codec, part)
                 later = None if batch is None else await self._write_batch(requests, part, batch)
                 later = later or await self._write_rows(requests, part)
-                may_pass = (problem for problem in later.problems.values() if problem.may_pass)
-                unsent = next((Problem(State.FAILED, p.error, p.retry_after) for p in may_pass), None)
+                unsent = next((problem.unsent for problem in later.problems.values() if problem.may_pass), None)
             else:
                 later = Outcomes.all(len(part), unsent)  # it would overtake the retry
             outcomes = later if places is None else outcomes.with_retried(places, later)

@@ -592,8 +592,7 @@ class BisectRejected:
             return
         self.problems.update({entry.place: problem for entry in part})
         if not by_data:
-            unsent = problem if problem.state is not State.UNKNOWN else Problem(State.FAILED, problem.error)
-            self.problems.update({entry.place: unsent for rest in self._parts for entry in rest})
+            self.problems.update({entry.place: problem.unsent for rest in self._parts for entry in rest})
             self._parts = []
 
     def outcomes(self, count: int) -> Outcomes:

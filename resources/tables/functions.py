@@ -389,9 +389,7 @@ async def _send_one_by_one(
                     problem = attempt.late(keys[place]) if late and attempt else problem_from_error(function, error)
                     problems[place] = problem
                     # Later entries of the key are not sent: another writer's new record would miss this entry.
-                    left = problem
-                    if problem.state is not State.MISSING:
-                        left = replace(problem, state=State.FAILED if problem.may_pass else State.REFUSED)
+                    left = problem if problem.state is State.MISSING else problem.unsent
                     problems.update(dict.fromkeys(places[done + 1 :], left))
                     return
 

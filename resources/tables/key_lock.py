@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from dagster_adjunct.resources.tables.functions import is_retryable
 from dagster_adjunct.resources.tables.layers import Layer, send_without_problems
-from dagster_adjunct.resources.tables.operation import Operation, Outcomes, Problem, State
+from dagster_adjunct.resources.tables.operation import Operation, Outcomes, Problem
 
 
 class _HasKeys(Protocol):
@@ -185,11 +184,7 @@ def _lines(operation: Operation[Any]) -> Sequence[_Line]:
 async def _send_unblocked(operation: Operation[Any], held: Mapping[_Line, Problem], below: Layer) -> Outcomes:
     """Send the entries whose lines are not blocked; the others are FAILED, as nothing of them was sent."""
     lines = _lines(operation)
-    problems = {
-        place: replace(held[line], state=State.FAILED if held[line].may_pass else State.REFUSED)
-        for place, line in enumerate(lines)
-        if line in held
-    }
+    problems = {place: held[line].unsent for place, line in enumerate(lines) if line in held}
     return await send_without_problems(operation, problems, below.send)
 
 

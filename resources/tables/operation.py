@@ -441,6 +441,11 @@ class Problem:
         return self.state in (State.FAILED, State.UNKNOWN)
 
     @property
+    def unsent(self) -> Problem:
+        """The problem of later entries, which are not sent because of this one."""
+        return replace(self, state=State.FAILED if self.may_pass else State.REFUSED)
+
+    @property
     def is_answer(self) -> bool:
         """Whether this is the store's answer (skipped or missing) and no failure."""
         return self.state in (State.SKIPPED, State.MISSING)

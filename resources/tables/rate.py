@@ -369,8 +369,7 @@ class RateLayer:
             sent.append(outcomes)
             for place, problem in outcomes.problems.items() if operation.kind.writes else ():
                 if is_retryable(problem):
-                    unsent = replace(problem, state=State.FAILED if problem.may_pass else State.REFUSED)
-                    blocked.setdefault(keys[place], unsent)
+                    blocked.setdefault(keys[place], problem.unsent)
         return concatenate_outcomes(sent)
 
     def _parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Iterator[tuple[Operation[Any], float]]:
