@@ -296,19 +296,20 @@ async def read_shape(
     TableNotFoundError if the table does not exist; SchemaMismatchError if it does not fit.
     """
     cursor = await connection.execute(
-        """SELECT a.attname, format_type(a.atttypid, a.atttypmod), format_type(a.atttypid, -1)
+        """SELECT a.attname, format_type(a.atttypid, a.atttypmod), format_type(a.atttypid, -1),
+             coalesce(o.collisdeterministic, true), o.collname
            FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+           LEFT JOIN pg_collation o ON o.oid = a.attcollation
            WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
            ORDER BY a.attnum""",
         (schema, table),
     )
-    rows = await cursor.fetchall()
+    rows, where = await cursor.fetchall(), f"{label} at {place}"
     if not rows:
-        problem = f"{label} at {place}: the table does not exist."
         step = "Correct schema and name, or declare the table with create=True."
-        raise TableNotFoundError(problem, step, table=label)
-    names = [name for name, _, _ in rows]
-    check_declared_columns(f"{label} at {place}", names, declared)
+        raise TableNotFoundError(f"{where}: the table does not exist.", step, table=label)
+    names = [name for name, *_ in rows]
+    check_declared_columns(where, names, declared)
     cursor = await connection.execute(
         """SELECT array_agg(a.attname::text)
            FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -318,30 +319,19 @@ async def read_shape(
         (schema, table),
     )
     if set(key) not in [set(columns) for (columns,) in await cursor.fetchall()]:
-        raise not_unique_error(f"{label} at {place}", key)
-    cursor = await connection.execute(
-        """SELECT a.attname, format_type(a.atttypid, -1), coalesce(o.collisdeterministic, true), o.collname
-           FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-           LEFT JOIN pg_collation o ON o.oid = a.attcollation
-           WHERE n.nspname = %s AND c.relname = %s AND a.attname = ANY (%s)""",
-        (schema, table, list(key)),
-    )
-    for name, type_, exact, collation in await cursor.fetchall():
-        if type_ in _UNEQUAL:
-            raise loose_key_error(f"{label} at {place}", name, f"{type_}, {_UNEQUAL[type_]}", "text")
-        if not exact:
-            raise loose_key_error(
-                f"{label} at {place}",
-                name,
-                f"{type_} with the collation {collation}, which is not deterministic",
-                "text",
-            )
+        raise not_unique_error(where, key)
+    for name, _, type_, exact, collation in rows:
+        if name in key and type_ in _UNEQUAL:
+            raise loose_key_error(where, name, f"{type_}, {_UNEQUAL[type_]}", "text")
+        if name in key and not exact:
+            kind = f"{type_} with the collation {collation}, which is not deterministic"
+            raise loose_key_error(where, name, kind, "text")
     wanted = {column.name for column in declared} or set(names)
     return TableShape(
         schema,
         table,
-        tuple(parse_column(name, type_) for name, type_, _ in rows if name in wanted),
-        {name: cast for name, _, cast in rows},
+        tuple(parse_column(name, type_) for name, type_, *_ in rows if name in wanted),
+        {name: cast for name, _, cast, *_ in rows},
     )
 
 
