@@ -201,8 +201,7 @@ class SqliteRequests:
             # The write lock is held from here on, so what is read stays true until the commit.
             stored = self._read_state(operation, asked) if needs_read(operation) else StoredState()
             plan = plan_writes(codec, operation, asked, stored)
-            self._write(plan)
-            self._remember(operation, plan)
+            self._write(plan, operation.conditions.newest_by)
         return plan
 
     def forget(self, older_than: float) -> int:
@@ -234,7 +233,7 @@ class SqliteRequests:
                     applied[key] = applied_from_texts(self.codec, newest_by, texts)
         return StoredState(records, applied)
 
-    def _write(self, plan: WritePlan) -> None:
+    def _write(self, plan: WritePlan, newest_by: str | None) -> None:
         codec, run = self.codec, self.connection.executemany
         for records in (plan.puts, plan.begins):
             if records:
@@ -248,20 +247,13 @@ class SqliteRequests:
                 f"{quote_sqlite_name(name)} = adjunct_appended({quote_sqlite_name(name)}, ?)" for name in group.append
             ]
             names = (*group.sets, *group.append, *codec.key)
-            run(
-                f"UPDATE {self._table} SET {', '.join(changes)} WHERE {self._is_key}",
-                self._rows(names, group.rows),
-            )
-
-    def _remember(self, operation: Operation[Any], plan: WritePlan) -> None:
-        if not plan.applied:
-            return
-        assert self._idempotency is not None
-        now, newest_by = time.time(), operation.conditions.newest_by
-        keys = self._kept_keys(list(plan.applied))
-        texts = [applied_to_texts(self.codec, newest_by, applied) for applied in plan.applied.values()]
-        rows = [(*key, *text, now) for key, text in zip(keys, texts, strict=True)]
-        self.connection.executemany(self._upsert(self._idempotency, (*self.codec.key, *COLUMNS, "at")), rows)
+            run(f"UPDATE {self._table} SET {', '.join(changes)} WHERE {self._is_key}", self._rows(names, group.rows))
+        if plan.applied:
+            assert self._idempotency is not None
+            keys = self._kept_keys(list(plan.applied))
+            texts = [applied_to_texts(codec, newest_by, applied) for applied in plan.applied.values()]
+            marks = [(*key, *text, time.time()) for key, text in zip(keys, texts, strict=True)]
+            run(self._upsert(self._idempotency, (*codec.key, *COLUMNS, "at")), marks)
 
     def _upsert(self, table: str, names: Sequence[str]) -> str:
         rest = [name for name in names if name not in self.codec.key]

@@ -31,7 +31,6 @@ class KeyLock:
         self._last: dict[Hashable, Ticket] = {}  # the last open ticket of each key
         self._alone: Ticket | None = None  # the only open ticket, if its keys are not in `_last`
         self._open: set[Ticket] = set()
-        self._flushes: list[tuple[set[Ticket], asyncio.Future[None]]] = []
 
     def take(self, entries: _HasKeys) -> Ticket:
         """Return a ticket for a request on these keys."""
@@ -67,18 +66,20 @@ class KeyLock:
 
     async def wait_for_open(self) -> None:
         """Return when all tickets taken before are released."""
-        if self._open:
-            over = asyncio.get_running_loop().create_future()
-            self._flushes.append((set(self._open), over))
-            await over
+        loop, waiting = asyncio.get_running_loop(), list[asyncio.Future[None]]()
+        for ticket in self._open:
+            ticket.over = ticket.over or loop.create_future()
+            waiting.append(ticket.over)
+        if waiting:
+            await asyncio.wait(waiting)
 
     def _finish(self, ticket: Ticket) -> None:
         over = [ticket]
         while over:
             ticket = over.pop()
             self._open.discard(ticket)
-            if self._flushes:
-                self._notify_flushes(ticket)
+            if ticket.over is not None:
+                ticket.over.set_result(None)
             if not self._open:
                 self._last.clear()
                 self._alone = None
@@ -94,18 +95,11 @@ class KeyLock:
                     elif other.waiting is not None and not other.waiting.done():
                         other.waiting.set_result(None)
 
-    def _notify_flushes(self, ticket: Ticket) -> None:
-        for before, over in self._flushes:
-            before.discard(ticket)
-            if not before and not over.done():
-                over.set_result(None)
-        self._flushes = [flush for flush in self._flushes if flush[0]]
-
 
 class Ticket:
     """A request's place in the order of its keys; always `release` it, repeatedly if need be."""
 
-    __slots__ = ("__weakref__", "_entries", "_order", "ahead", "behind", "released", "waiting")
+    __slots__ = ("__weakref__", "_entries", "_order", "ahead", "behind", "over", "released", "waiting")
 
     def __init__(self, order: KeyLock, entries: _HasKeys) -> None:
         self._order = order
@@ -114,6 +108,7 @@ class Ticket:
         self.behind: list[Ticket] = []
         self.released = False
         self.waiting: asyncio.Future[None] | None = None
+        self.over: asyncio.Future[None] | None = None  # if somebody waits for its release
 
     @property
     def keys(self) -> Sequence[Hashable]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import json
 import pickle
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -150,38 +151,29 @@ class _UncachedTable:
 def _reading_task(
     table: RemoteTable[Any, Any, Any], args: tuple[object, ...], key: tuple[str, ...]
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    async def ask(keys: Sequence[Hashable]) -> tuple[bytes | None, dict[str, Any]]:
+        # Errors are reported, not raised, since the table's retries are over.
+        before, records, error = table.metrics, None, None
+        gets = Operation(OperationKind.GET, RowEntries(keys), args, key=key)
+        try:
+            async with table:
+                outcomes = await table.send(gets)
+            error = error_from_outcomes(table.name, gets, outcomes) if outcomes.problems else None
+            records = pickle.dumps(list(outcomes.records or ())) if error is None else None
+        except AdjunctError as raised:
+            error = raised
+        metrics = (table.metrics - before).to_document()
+        return records, {"metrics": metrics, "error": None if error is None else error_to_json(error)}
+
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             for part in batch.column("keys").to_pylist():
-                keys = pickle.loads(part)
-                records, report = asyncio.run(
-                    _ask_table(table, Operation(OperationKind.GET, RowEntries(keys), args, key=key))
-                )
-                yield pa.RecordBatch.from_pydict(
-                    {
-                        "keys": pa.array([part], pa.binary()),
-                        "records": pa.array([None if records is None else pickle.dumps(records)], pa.binary()),
-                        "report": pa.array([json.dumps(report)], pa.string()),
-                    }
-                )
+                records, report = asyncio.run(ask(pickle.loads(part)))
+                columns = [pa.array([part], pa.binary()), pa.array([records], pa.binary())]
+                columns.append(pa.array([json.dumps(report)], pa.string()))
+                yield pa.RecordBatch.from_arrays(columns, ["keys", "records", "report"])
 
     return read
-
-
-async def _ask_table(
-    table: RemoteTable[Any, Any, Any], gets: Operation[Any]
-) -> tuple[Sequence[Any] | None, dict[str, Any]]:
-    """Return the records and a task's report; errors are reported, not raised, since the table's retries are over."""
-    before = table.metrics
-    try:
-        async with table:
-            outcomes = await table.send(gets)
-        error: AdjunctError | None = error_from_outcomes(table.name, gets, outcomes) if outcomes.problems else None
-        records = list(outcomes.records or ()) if error is None else None
-    except AdjunctError as raised:
-        records, error = None, raised
-    metrics = (table.metrics - before).to_document()
-    return records, {"metrics": metrics, "error": None if error is None else error_to_json(error)}
 
 
 MAX_BATCHES_IN_FLIGHT = 4
@@ -527,10 +519,7 @@ def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]
     """Return the rows without a null in their key, and how many others there are."""
     if not any(batch.column(name).null_count for name in write.table.key):
         return batch, 0
-    valid = None
-    for name in write.table.key:
-        present = pc.is_valid(batch.column(name))
-        valid = present if valid is None else pc.and_(valid, present)
+    valid = functools.reduce(pc.and_, (pc.is_valid(batch.column(name)) for name in write.table.key))
     kept = batch.filter(valid)
     nulls = batch.num_rows - kept.num_rows
     if nulls and write.on_null_key == "fail":
