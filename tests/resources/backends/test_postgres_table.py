@@ -184,7 +184,7 @@ def test_an_error_quotes_no_row_of_the_table(postgres_server):
             assert not any(quoted in str(raised.value) for quoted in ("@example.com", "DETAIL", "CONTEXT"))
 
 
-def test_a_server_that_is_down_for_longer_than_the_retries_is_a_transient_error_that_names_the_address(monkeypatch):
+def test_a_server_down_for_longer_than_the_retries_is_a_transient_error(monkeypatch):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]

@@ -584,7 +584,7 @@ def test_another_type_under_the_key_refuses_that_entry_alone(new_table, redis_se
         assert "Another type is stored under the key" in str(outcomes.problems[0].error)
 
 
-def test_a_server_without_memory_or_that_is_no_master_fails_writes_for_now_and_still_deletes(new_table):
+def test_a_server_without_memory_or_that_is_no_master_fails_writes_for_now(new_table):
     with running_redis() as server:
         table = new_table(url=server.url())
         put = Operation(PUT, RowEntries(["a"], [{"n": 1}]))

@@ -195,7 +195,7 @@ def test_what_was_applied_can_be_forgotten_after_a_horizon(table_of):
     assert used(table_of("forgetful", forget_after=0.01), opened) == 0, "forgotten when it was opened"
 
 
-def test_tasks_that_connect_one_after_the_other_do_not_all_look_for_what_may_be_forgotten(table_of, monkeypatch):
+def test_tasks_that_connect_one_after_another_do_not_all_purge(table_of, monkeypatch):
     forgot = []
     requests = SqliteRequests if isinstance(table_of("counted"), SqliteTable) else PostgresRequests
     forget = requests.forget
@@ -284,7 +284,7 @@ def _count(declaration: bytes, writer: int) -> int:
     return used(store, body)
 
 
-def test_several_processes_that_add_to_the_same_keys_at_once_and_repeat_themselves_count_exactly(table_of):
+def test_processes_that_add_to_the_same_keys_at_once_and_retry_count_exactly(table_of):
     store = table_of("counted")
     used(store, lambda s: s.get("k0"))
     with multiprocessing.get_context("spawn").Pool(WRITERS) as pool:
@@ -329,7 +329,7 @@ def test_columns_may_have_the_names_of_what_conditions_keep(table_of):
 
 
 @pytest.mark.parametrize("name", ["at", "applied"])
-def test_a_key_with_a_name_of_what_conditions_keep_is_refused_under_them_and_well_without(table_of, name):
+def test_a_key_column_named_as_in_the_idempotency_table_rejects_conditions(table_of, name):
     store = table_of(f"key_{name}", ["id", name], columns={"id": "string", name: "bigint", "n": "bigint"})
     record = {"id": "k", name: 1, "n": 2}
     with BlockingTable(RemoteTable("t", key=["id", name], read_function=store, write_function=store)) as table:

@@ -228,7 +228,7 @@ def test_eight_processes_that_write_one_file_lose_nothing(tmp_path):
     hammer.check(*hammer.run_all(store))
 
 
-def test_of_forty_thousand_updates_each_is_applied_and_each_key_gets_its_defaults_once(tmp_path):
+def test_forty_thousand_updates_are_applied_and_put_each_default_once(tmp_path):
     columns = {"id": "string", "n": "int", "at": "timestamp", "profile": "string"}
     at = datetime(2013, 7, 1, tzinfo=UTC)
     messages = [(f"N{n % 4000}", UpdateMessage({"n": n, "at": at}, {"profile": "new"})) for n in range(40_000)]

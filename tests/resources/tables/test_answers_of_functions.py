@@ -107,7 +107,7 @@ def test_what_a_store_raises_from_its_send_is_told_with_table_operation_and_key(
         assert (told.value.__cause__, function.attempts) == (error, 1)
 
 
-def test_what_a_store_says_may_pass_is_sent_again_and_increments_only_where_the_policy_says_so():
+def test_transient_problems_are_retried_and_increments_as_the_policy_says():
     class Restarting(Raising):
         passes = (RuntimeError,)
 

@@ -156,7 +156,7 @@ def test_conditions_travel_with_the_table(store):
 
 
 @pytest.mark.parametrize("conditions", [Conditions(idempotent=True), Conditions(newest_by="at")])
-def test_conditions_of_a_request_that_its_store_can_not_check_are_refused_and_not_left_out(conditions):
+def test_conditions_that_a_store_can_not_check_are_rejected_and_not_dropped(conditions):
     store = SlowStore()
     entries = RowEntries(["a"], [{"at": 1}], marks=[Mark("s.0", position_of(0, 1))], newest=[1])
     with pytest.raises(ConfigurationError, match="SlowStore can't check"):

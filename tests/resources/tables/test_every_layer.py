@@ -288,7 +288,7 @@ def test_a_default_never_erases_what_another_writer_began_meanwhile(made):
     assert function.records == {"a": {"n": 8, "by": "another"}}
 
 
-def test_defaults_for_a_function_without_put_if_absent_are_refused_before_anything_is_sent(made):
+def test_defaults_without_put_if_absent_are_rejected_before_anything_is_sent(made):
     function = WithoutPutIfAbsent()
     with pytest.raises(ConfigurationError, match=r"state"):
         run(made(function).update_messages([("a", UpdateMessage({"n": 1}, {"n": 0}))], DEFAULTS))
@@ -385,7 +385,7 @@ def test_a_function_without_use_for_arguments_refuses_them(made):
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-def test_calls_for_one_key_take_effect_in_their_order_though_some_fail_and_are_sent_again(made, layers):
+def test_calls_for_one_key_take_effect_in_order_though_some_are_retried(made, layers):
     function = UserFunction()
     passing = 1 if "retry" in layers else 0
     for number in range(30):
@@ -596,7 +596,7 @@ class FailsFirst(TroubledFunction):
         return await self.inner.send(operation)
 
 
-def test_what_waits_behind_a_message_that_was_given_up_is_not_applied_so_sending_all_again_loses_nothing(made, layers):
+def test_messages_waiting_behind_a_given_up_one_are_not_applied(made, layers):
     """Applied, the later one would make the earlier one look old, and it would be skipped when it comes again."""
     store = MemoryTable("behind")
     store.clear()

@@ -62,7 +62,7 @@ class FirstOfAFails(MemoryTable):
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("a mistake in the function")])
-def test_what_comes_after_a_message_that_was_given_up_is_not_applied_though_the_rest_of_its_batch_is_under_way(error):
+def test_nothing_after_a_given_up_message_is_applied_while_its_batch_is_under_way(error):
     """Its task knows of the failure only when the whole batch is answered; a message of a later one would hide it."""
     store = FirstOfAFails("rest under way")
     store.clear()

@@ -217,12 +217,12 @@ def test_requests_over_a_function_that_fails_by_chance_leave_what_a_dict_holds(e
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
-def test_requests_whose_answers_are_lost_leave_what_a_dict_holds_where_they_may_be_repeated(examples):
+def test_retried_requests_with_lost_answers_leave_what_a_dict_holds(examples):
     run_it(lambda seed, chance: TroubledFunction(twin(), seed, chance), examples, REPEATABLE)
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
-def test_requests_over_a_function_that_needs_a_step_for_each_default_leave_what_a_dict_holds(examples):
+def test_defaults_put_in_requests_of_their_own_leave_what_a_dict_holds(examples):
     run_it(lambda seed, chance: OneStepEach(twin(), seed, chance, forgets=False), examples)
 
 

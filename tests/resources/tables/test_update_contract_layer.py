@@ -106,7 +106,7 @@ def in_a_group_with_others(key):
 
 @pytest.mark.parametrize("wrapped", [from_another, while_handling, in_a_group, in_a_group_with_others])
 @pytest.mark.parametrize("batch_size", [1, 100])
-def test_a_missing_record_is_found_anywhere_among_an_errors_causes_through_every_layer(wrapped, batch_size):
+def test_a_missing_record_is_found_among_an_errors_causes_through_every_layer(wrapped, batch_size):
     function = OneAtATime(wrapped)
     table = table_over(function, batch_size=batch_size, retry=RetryPolicy(attempts=5))
     asyncio.run(table.update_messages([("a", UpdateMessage({"n": 1}, {"m": 0}))], WITH_DEFAULTS))
@@ -171,7 +171,7 @@ def test_a_function_that_cannot_put_if_absent_gets_no_defaults_in_silence():
     assert function.records == {"a": {"m": 0, "n": 2}}
 
 
-def test_a_default_that_is_refused_is_told_with_its_cause_and_no_advice_to_do_what_was_done():
+def test_a_rejected_default_is_reported_with_its_cause():
     class ReadOnly(OneAtATime):
         async def put_if_absent(self, key, value, *args):
             raise TableError("the store is read-only.", "Ask for write access.")
