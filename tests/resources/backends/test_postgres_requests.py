@@ -161,9 +161,7 @@ def test_a_table_that_two_close_at_once_is_closed(table_of):
     assert asyncio.run(body()) is None
 
 
-def test_a_mark_purged_during_the_next_write_does_not_take_that_writes_mark(
-    postgres_server, table_of, monkeypatch
-):
+def test_a_mark_purged_during_the_next_write_does_not_take_that_writes_mark(postgres_server, table_of, monkeypatch):
     store = table_of("forgotten_meanwhile")
     execute, written = psycopg.AsyncConnection.execute, 0
 
