@@ -13,7 +13,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from dagster_adjunct.resources.common import check_bool, check_seconds, check_whole_number
+from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
 from dagster_adjunct.resources.tables.key_lock import BlockedKeys, KeyLock, Ticket, group_preserving_key_order
 from dagster_adjunct.resources.tables.layers import Layer
@@ -56,7 +56,6 @@ class BatchProvider:
         if self.bytes is not None:
             check_whole_number(self.bytes, f"a batch of {self.bytes!r} bytes", whole, argument="bytes")
         check_seconds(self.delay, f"BatchProvider(delay={self.delay!r})", argument="delay", zero=True)
-        check_bool(self.compact, f"BatchProvider(compact={self.compact!r})", argument="compact")
 
     def can_gather(self, operation: Operation[Any], size: int) -> bool:
         """Whether the operation can be sent with others: its entries are Python values and leave room."""

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, Literal
 from uuid import UUID
 
-from dagster_adjunct.resources.common import check_choice, check_seconds, check_whole_number
+from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.tables.layers import Layer
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import Clock, Operation, OperationKind, Outcomes, SystemClock
@@ -43,9 +43,6 @@ class Cache:
         for name in ("seconds_after_write", "seconds_after_read"):
             seconds = getattr(self, name)
             check_seconds(seconds, f"{name}={seconds!r} of a cache", argument=name, none=True)
-        check_choice(
-            self.on_write, f"on_write={self.on_write!r} of a cache", ("through", "around"), argument="on_write"
-        )
 
 
 # Immutable types; a record of only these needs no deep copy.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from dagster_adjunct.resources.common import argument_error, check_bool
+from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
 from dagster_adjunct.resources.tables.layers import Capabilities
 from dagster_adjunct.resources.tables.operation import (
@@ -46,13 +46,12 @@ class DeclaredConditions:
                     table=self.table,
                 )
         what, table = f"table {self.table}", self.table
-        if self.newest_by is not None and (not isinstance(self.newest_by, str) or not self.newest_by):
+        if self.newest_by == "":
             found = f"{what}: newest_by={self.newest_by!r}"
             raise argument_error(
                 found, "the name of the column with each record's time", argument="newest_by", table=table
             )
-        check_bool(self.idempotent, f"{what}: idempotent={self.idempotent!r}", argument="idempotent", table=table)
-        if self.on_replay not in ("apply", "skip") or (self.on_replay == "skip" and not self.idempotent):
+        if self.on_replay == "skip" and not self.idempotent:
             found = f"{what}: on_replay={self.on_replay!r} with idempotent={self.idempotent}"
             expected = '"apply", or "skip" together with idempotent=True'
             raise argument_error(found, expected, argument="on_replay", table=table)

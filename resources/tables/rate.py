@@ -217,9 +217,8 @@ class RateLimit:
 
     def __post_init__(self) -> None:
         for name in ("reads_per_second", "writes_per_second"):
-            rate: object = getattr(self, name)
-            number = isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate <= _MAX_CREDITS
-            if rate is not None and not number:
+            rate = getattr(self, name)
+            if rate is not None and not 0 < rate <= _MAX_CREDITS:
                 raise argument_error(f"{name} is {rate!r:.60}", "a number above 0, or None for no limit", argument=name)
         if self.budget is not None:
             check_name("budget", self.budget)

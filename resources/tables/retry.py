@@ -13,7 +13,7 @@ from math import isfinite
 from time import perf_counter
 from typing import Any, Literal
 
-from dagster_adjunct.resources.common import check_choice, check_seconds
+from dagster_adjunct.resources.common import check_seconds
 from dagster_adjunct.resources.errors import ConfigurationError, TableError, TableUnavailableError
 from dagster_adjunct.resources.tables.layers import ATTEMPT, Layer, TimedAttempt
 from dagster_adjunct.resources.tables.metrics import Meter
@@ -131,9 +131,6 @@ class Backoff:
         return least + random.random() * min(self.jitter, self.most - least)
 
 
-_UNKNOWN = ("retry", "fail")
-
-
 @validated
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -178,7 +175,6 @@ class RetryPolicy:
             raise ConfigurationError(found, step, argument="max_total")
         what = f"timeout={self.timeout!r} of a retry policy"
         check_seconds(self.timeout, what, argument="timeout", none=True)
-        check_choice(self.unknown, f"unknown={self.unknown!r} of a retry policy", _UNKNOWN, argument="unknown")
 
     def passes(self, problem: Problem) -> bool:
         """Whether an entry with this problem may be retried. TableError if `retry_if` raises."""
