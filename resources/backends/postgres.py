@@ -100,7 +100,7 @@ class PostgresTable(StoreTable):
         """Connect; a table to be created is created by the first write."""
         require_driver(self._label)
         pool = self._open.here()
-        if not pool.met:
+        if not pool.is_connected:
             try:
                 async with pool.one():
                     pass

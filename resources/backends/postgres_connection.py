@@ -230,7 +230,7 @@ class Pool(Generic[R]):
         self._places = asyncio.Semaphore(size)
         self._closing = asyncio.Lock()
         self._idle: list[R] = []
-        self.met = False  # whether a connection was made since the last one was lost
+        self.is_connected = False  # whether a connection was made since the last one was lost
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[R]:
@@ -252,7 +252,7 @@ class Pool(Generic[R]):
         except BaseException:
             self._places.release()
             raise
-        self.met = True
+        self.is_connected = True
         return requests
 
     async def take_again(self, requests: R) -> bool:
@@ -268,7 +268,7 @@ class Pool(Generic[R]):
         try:
             if requests.connection.closed or requests.connection.broken:
                 await self._drop()
-                self.met = False
+                self.is_connected = False
             else:
                 self._idle.append(requests)
         finally:

@@ -287,7 +287,7 @@ class Applied:
 
     newest: tuple[Any, str] | None = None
     positions: dict[str, str] = field(default_factory=dict)
-    stands: tuple[str | None, ...] = (None, None, None)  # the first three texts as they were read
+    stored_texts: tuple[str | None, ...] = (None, None, None)  # the first three texts as they were read
     of_record: tuple[Any, str] | None = None  # of a record written without conditions; not stored
 
     def was_applied(self, conditions: Conditions, mark: Mark) -> bool:
@@ -317,7 +317,7 @@ def check_newest_by(codec: RowCodec, newest_by: str | None) -> None:
 def applied_to_texts(codec: RowCodec, newest_by: str | None, applied: Applied) -> tuple[str | None, ...]:
     """The values of `COLUMNS` for what was applied."""
     if applied.newest is None or newest_by is None:
-        return (*applied.stands, json.dumps(applied.positions))
+        return (*applied.stored_texts, json.dumps(applied.positions))
     time, tie = applied.newest
     write = _WRITTEN.get(codec.columns[newest_by].kind)
     return (newest_by, write(time) if write else time.isoformat(), tie, json.dumps(applied.positions))

@@ -154,21 +154,21 @@ class LeaseRequest:
 
 
 def lease_credits(
-    timeline: SharedTimeline, run: str, now: float, wish: LeaseRequest, rate: float | None = None
+    timeline: SharedTimeline, run: str, now: float, request: LeaseRequest, rate: float | None = None
 ) -> tuple[SharedTimeline, LeaseInterval | None]:
     """Return the budget after a lease, and the leased interval; None if others hold everything that may be leased.
 
     If not all requests can be met, a run gets its share of what may be leased.
     """
     now = max(now, timeline.now)
-    heard = {name: other for name, other in timeline.runs.items() if other.at > now - _ACTIVE_SECONDS and name != run}
-    runs = {**heard, run: RunShare(at=now, share=wish.share, rate=rate)}
-    wished = max(wish.seconds, _MIN_LEASE_SECONDS)
+    active = {name: other for name, other in timeline.runs.items() if other.at > now - _ACTIVE_SECONDS and name != run}
+    runs = {**active, run: RunShare(at=now, share=request.share, rate=rate)}
+    wanted = max(request.seconds, _MIN_LEASE_SECONDS)
     # The latest of what has arrived: older credits expire before a small lease is used.
-    start = max(timeline.through, now - min(wished, KEPT_SECONDS))
+    start = max(timeline.through, now - min(wanted, KEPT_SECONDS))
     shares = divide_fairly({name: other.share for name, other in runs.items()})
     part = shares[run] / total if (total := sum(shares.values())) else 0.0
-    seconds = min(wished, (now + MAX_AHEAD_SECONDS - start) * part)
+    seconds = min(wanted, (now + MAX_AHEAD_SECONDS - start) * part)
     if seconds < _MIN_LEASE_SECONDS:
         # A waiting run is recorded, or the others would never leave it anything.
         return timeline.model_copy(update={"now": now, "runs": runs}), None
@@ -220,39 +220,39 @@ class LeasedCredits:
     """A run's leased credits of one budget, in the order in which they arrive."""
 
     def __init__(self) -> None:
-        self._stretches: deque[_CreditInterval] = deque()
+        self._intervals: deque[_CreditInterval] = deque()
 
     def add(self, start: float, end: float, credits: float) -> None:
-        self._stretches.append(_CreditInterval(start, end, credits))
+        self._intervals.append(_CreditInterval(start, end, credits))
 
     def give_back(self, now: float, credits: float) -> None:
         """Return unused credits, as if they arrived now."""
-        self._stretches.appendleft(_CreditInterval(now, now, credits))
+        self._intervals.appendleft(_CreditInterval(now, now, credits))
 
     def take(self, now: float, at_most: float) -> float:
         """Take credits that have arrived and not expired, up to `at_most`; return how many."""
         taken = 0.0
-        for stretch in self._stretches:
-            stretch.drop(stretch.until(now - KEPT_SECONDS))
-            part = min(at_most - taken, stretch.until(now))
+        for interval in self._intervals:
+            interval.drop(interval.until(now - KEPT_SECONDS))
+            part = min(at_most - taken, interval.until(now))
             if part > 0:
-                stretch.drop(part)
+                interval.drop(part)
                 taken += part
-        while self._stretches and self._stretches[0].credits <= _EPSILON:
-            self._stretches.popleft()
+        while self._intervals and self._intervals[0].credits <= _EPSILON:
+            self._intervals.popleft()
         return taken
 
-    def held(self, now: float) -> float:
+    def unexpired(self, now: float) -> float:
         """How many credits have not expired, including those yet to arrive."""
-        return sum(stretch.credits - stretch.until(now - KEPT_SECONDS) for stretch in self._stretches)
+        return sum(interval.credits - interval.until(now - KEPT_SECONDS) for interval in self._intervals)
 
     def ready_at(self, now: float, credits: float) -> float | None:
         """When this many credits will have arrived; None if fewer are leased."""
-        for stretch in self._stretches:
-            if stretch.credits >= credits:
-                length = stretch.end - stretch.start
-                return max(now, stretch.start + length * credits / stretch.credits)
-            credits -= stretch.credits
+        for interval in self._intervals:
+            if interval.credits >= credits:
+                length = interval.end - interval.start
+                return max(now, interval.start + length * credits / interval.credits)
+            credits -= interval.credits
         return None
 
 
@@ -277,13 +277,13 @@ class Demands:
         self.lease_takes = 0.0  # seconds, of the last one
         self._waiting: deque[Demand] = deque()
         self._spent = 0.0
-        self._wished_at = float("-inf")
+        self._requested_at = float("-inf")
         self._used_before = 0.0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def ask(self, credits: float) -> Demand:
+    def add(self, credits: float) -> Demand:
         demand = Demand(credits, credits)
         self._waiting.append(demand)
         return demand
@@ -313,30 +313,30 @@ class Demands:
         """When the first demand will be paid in full; None if there is none, or a lease is needed first."""
         return self.leased.ready_at(now, self._waiting[0].missing) if self._waiting else None
 
-    def wish(self, now: float) -> LeaseRequest | None:
+    def next_lease(self, now: float) -> LeaseRequest | None:
         """Return the lease to request now; None if none is needed, or the last one was just now."""
-        since = now - self._wished_at
+        since = now - self._requested_at
         waiting = sum(demand.missing for demand in self._waiting)
         if since < PAUSE_SECONDS or (waiting <= 0 and self._spent <= _EPSILON):
             return None
         used = (self._spent + waiting) / (max(PAUSE_SECONDS, min(since, 1.0)) * self.rate)
         share = min(1.0, _HEADROOM * max(used, self._used_before))
         target = max(waiting, share * MAX_AHEAD_SECONDS * self.rate)
-        held = self.leased.held(now + self.lease_takes)  # when the lease arrives
+        held = self.leased.unexpired(now + self.lease_takes)  # when the lease arrives
         if held >= max(waiting, target * 2 / 3):
             return None
-        self._wished_at, self._spent, self._used_before = now, 0.0, used
+        self._requested_at, self._spent, self._used_before = now, 0.0, used
         return LeaseRequest(min(MAX_AHEAD_SECONDS + KEPT_SECONDS, (target - held) / self.rate), share)
 
     def next_event_at(self, now: float) -> float | None:
         """When there will be something to do; None until there is a demand."""
         if not self._waiting and self._spent <= _EPSILON:
             return None
-        next_wish = self._wished_at + PAUSE_SECONDS
-        if next_wish <= now:  # nothing to request now: the leases suffice for a while
-            next_wish = now + PAUSE_SECONDS
+        next_request = self._requested_at + PAUSE_SECONDS
+        if next_request <= now:  # nothing to request now: the leases suffice for a while
+            next_request = now + PAUSE_SECONDS
         ready = self.next_paid_at(now)
-        return next_wish if ready is None else min(ready, next_wish)
+        return next_request if ready is None else min(ready, next_request)
 
 
 _log = logging.getLogger("adjunct.tables")
@@ -349,7 +349,7 @@ _STORE_SECONDS = 60.0
 class Leases(Protocol):
     """Leases the credits of one budget."""
 
-    def lease(self, wish: LeaseRequest) -> LeaseInterval | None: ...
+    def lease(self, request: LeaseRequest) -> LeaseInterval | None: ...
 
 
 class CreditServer:
@@ -361,7 +361,7 @@ class CreditServer:
     def __init__(self, leases: Callable[[Budget], Leases], *, host: str = "127.0.0.1", bind: str | None = None) -> None:
         self._leases, self._host, self._bind = leases, host, bind or host
         self._secret = secrets.token_bytes(32)
-        self._taps: dict[tuple[str, str], _BudgetServer] = {}
+        self._budgets: dict[tuple[str, str], _BudgetServer] = {}
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: asyncio.Server | None = None
@@ -373,8 +373,8 @@ class CreditServer:
 
         async def add() -> None:
             for budget in budgets:
-                if (budget.name, budget.tag) not in self._taps:
-                    self._taps[budget.name, budget.tag] = _BudgetServer(Demands(budget.rate), self._leases(budget))
+                if (budget.name, budget.tag) not in self._budgets:
+                    self._budgets[budget.name, budget.tag] = _BudgetServer(Demands(budget.rate), self._leases(budget))
 
         asyncio.run_coroutine_threadsafe(add(), loop).result()
         return CreditAddress(self._host, self._port, self._secret)
@@ -419,11 +419,11 @@ class CreditServer:
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-        tap = self._taps.get((str(message.get("budget")), str(message.get("tag"))))
+        server = self._budgets.get((str(message.get("budget")), str(message.get("tag"))))
         credits = message.get("credits")
         if not isinstance(credits, int | float) or not 0 < credits < float("inf"):
             raise HandshakeError(f"a demand of {credits!r} credits")
-        if tap is None:
+        if server is None:
             unknown = TableError(
                 f"budget {message.get('budget')!r} ({message.get('tag')}) is not served by this run.",
                 "Declare the table, with its rate, in the application.",
@@ -431,7 +431,7 @@ class CreditServer:
             )
             await send_message(writer, {"error": error_to_json(unknown)})
             return
-        demand, granted = tap.ask(credits)
+        demand, granted = server.add(credits)
         # A waiting task sends nothing: whatever arrives ends its demand.
         gone = asyncio.ensure_future(reader.read(1))
         either: set[asyncio.Future[Any]] = {granted, gone}
@@ -447,7 +447,7 @@ class CreditServer:
             gone.cancel()
             with suppress(asyncio.CancelledError, OSError):
                 await gone
-            tap.forget(demand)
+            server.forget(demand)
         await send_message(writer, granted.result())
 
 
@@ -475,8 +475,8 @@ class _BudgetServer:
         self._leased_at = time.monotonic()
         self._pump = asyncio.get_running_loop().create_task(self._pay_demands())
 
-    def ask(self, credits: float) -> tuple[Demand, asyncio.Future[dict[str, Any]]]:
-        demand = self._demands.ask(credits)
+    def add(self, credits: float) -> tuple[Demand, asyncio.Future[dict[str, Any]]]:
+        demand = self._demands.add(credits)
         answer = self._waiting[demand] = asyncio.get_running_loop().create_future()
         self._changed.set()
         return demand, answer
@@ -493,17 +493,17 @@ class _BudgetServer:
             self._changed.clear()
             for demand in self._demands.pay(now):
                 self._waiting.pop(demand).set_result({"granted": demand.credits})
-            if self._leasing is None and (wish := self._demands.wish(now)) is not None:
-                self._leasing = asyncio.create_task(self._lease(wish))
+            if self._leasing is None and (request := self._demands.next_lease(now)) is not None:
+                self._leasing = asyncio.create_task(self._lease(request))
             at = self._demands.next_event_at(now)
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if at is None else max(0.001, at - now)):
                     await self._changed.wait()
 
-    async def _lease(self, wish: LeaseRequest) -> None:
+    async def _lease(self, request: LeaseRequest) -> None:
         began = time.monotonic()
         try:
-            got = await asyncio.to_thread(self._leases.lease, wish)
+            got = await asyncio.to_thread(self._leases.lease, request)
         except (TransientError, CommitConflictError) as error:
             _log.warning("credits: nothing could be leased: %s", error)
             if began - self._leased_at > _STORE_SECONDS:
@@ -542,7 +542,7 @@ class BudgetLeases:
         self._run, self._clock = run, clock
         self._ahead = time.time() - clock()  # of the budget's timeline, by which its runs agree
 
-    def lease(self, wish: LeaseRequest) -> LeaseInterval | None:
+    def lease(self, request: LeaseRequest) -> LeaseInterval | None:
         """Return the leased interval by `clock`; None if others hold everything that may be leased.
 
         Raises StoreUnavailableError (what was leased then expires), CommitConflictError after many conflicts, and
@@ -555,7 +555,7 @@ class BudgetLeases:
             timeline = SharedTimeline() if data is None else self._parse(data)
             here = self._clock()
             self._ahead = max(self._ahead, timeline.now - here)
-            after, got = lease_credits(timeline, self._run, here + self._ahead, wish, self._rate)
+            after, got = lease_credits(timeline, self._run, here + self._ahead, request, self._rate)
             others = len(after.runs) > 1
             rates = {run.rate for run in after.runs.values() if run.rate is not None} - {self._rate}
             document = after.model_copy(update={"nonce": uuid.uuid4().hex}).model_dump_json().encode()

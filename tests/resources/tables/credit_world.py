@@ -77,7 +77,7 @@ class World:
     def _step(self, run: Run) -> None:
         for task in run.tasks:
             if task.demand is None and task.free_at <= self.now:
-                task.demand = run.demands.ask(task.request)
+                task.demand = run.demands.add(task.request)
         for demand in run.demands.pay(self.now):
             self.spent.append((self.now, demand.credits))
             self.spent_by[run.name] = self.spent_by.get(run.name, 0.0) + demand.credits
@@ -87,7 +87,7 @@ class World:
         if run.pending is not None and run.pending[0] <= self.now:
             run.pending[1]()
             run.pending = None
-        if run.pending is None and (wish := run.demands.wish(self.now)) is not None:
+        if run.pending is None and (wish := run.demands.next_lease(self.now)) is not None:
             asked = wish
 
             def decide() -> None:
