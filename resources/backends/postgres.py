@@ -150,9 +150,9 @@ class PostgresTable(StoreTable):
     async def _get(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
         import psycopg
 
-        asked = validate_entries(requests.codec, operation)
+        valid = validate_entries(requests.codec, operation)
         try:
-            return asked.outcomes(len(operation), await requests.get([entry.key for entry in asked.entries]))
+            return valid.outcomes(len(operation), await requests.get([entry.key for entry in valid.entries]))
         except psycopg.Error as error:
             return Outcomes.all(len(operation), self._problem(error))
 
@@ -192,14 +192,14 @@ class PostgresTable(StoreTable):
     async def _write_rows(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
         import psycopg
 
-        halving = BisectRejected(validate_entries(requests.codec, operation))
-        while (part := halving.next()) is not None:
+        bisect = BisectRejected(validate_entries(requests.codec, operation))
+        while (part := bisect.next()) is not None:
             try:
-                halving.done(await requests.write(operation, part))
+                bisect.done(await requests.write(operation, part))
             except (psycopg.Error, AdjunctError) as error:
                 problem = self._problem(error, committing=requests.committing)
-                halving.failed(problem, by_data=isinstance(error, psycopg.Error) and is_data_error(error))
-        return halving.outcomes(len(operation))
+                bisect.failed(problem, by_data=isinstance(error, psycopg.Error) and is_data_error(error))
+        return bisect.outcomes(len(operation))
 
     async def _write_batch(
         self, requests: PostgresRequests, operation: Operation[Any], batch: StagedBatch

@@ -92,7 +92,7 @@ class PostgresRequests:
             records[place - 1] = self.codec.read(names, row)
         return records
 
-    async def write(self, operation: Operation[Any], asked: ValidEntries) -> WritePlan:
+    async def write(self, operation: Operation[Any], valid: ValidEntries) -> WritePlan:
         """Apply everything or, on an error, nothing; while `committing` that is unknown."""
         self.committing = False
         if operation.conditions:
@@ -100,8 +100,8 @@ class PostgresRequests:
         for _ in range(_ROUNDS):
             try:
                 async with self.connection.transaction():
-                    stored = await self._stored(operation, asked) if needs_read(operation) else StoredState()
-                    plan = plan_writes(self.codec, operation, asked, stored)
+                    stored = await self._stored(operation, valid) if needs_read(operation) else StoredState()
+                    plan = plan_writes(self.codec, operation, valid, stored)
                     await self._write(operation, plan)
                     self.committing = True
             except ConcurrentChangeError:
@@ -175,8 +175,8 @@ class PostgresRequests:
         check_idempotency_columns(self.codec.table, name, list(key), columns)
         self._has_idempotency_table = True
 
-    async def _stored(self, operation: Operation[Any], asked: ValidEntries) -> StoredState:
-        statements, codec, keys = self._statements, self.codec, asked.keys
+    async def _stored(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
+        statements, codec, keys = self._statements, self.codec, valid.keys
         arrays = statements.arrays(codec.key, keys)
         applied: dict[Row, Applied] = {}
         if operation.conditions:
@@ -187,7 +187,7 @@ class PostgresRequests:
                 applied[keys[place - 1]] = applied_from_texts(codec, newest_by, tuple(texts))
             if len(applied) < len(keys):  # purged after it was claimed: storing the mark now would lose it
                 raise ConcurrentChangeError
-        names = columns_to_read(operation, asked.entries)
+        names = columns_to_read(operation, valid.entries)
         cursor = await self.connection.execute(statements.lock(names), arrays, binary=True)
         records = {keys[row[0] - 1]: codec.read(names, row[1:]) for row in await cursor.fetchall()}
         return StoredState(records, applied)

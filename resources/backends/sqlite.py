@@ -192,15 +192,15 @@ class SqliteRequests:
         with sqlite_transaction(self.connection, "DEFERRED"):
             return [self._record(self.codec.names, key) for key in self._kept_keys(keys)]
 
-    def write(self, operation: Operation[Any], asked: ValidEntries) -> WritePlan:
+    def write(self, operation: Operation[Any], valid: ValidEntries) -> WritePlan:
         """Apply everything or, on an error, nothing."""
         codec = self.codec
         if operation.conditions:
             self._open_idempotency_table()
         with sqlite_transaction(self.connection, "IMMEDIATE"):
             # The write lock is held from here on, so what is read stays true until the commit.
-            stored = self._read_state(operation, asked) if needs_read(operation) else StoredState()
-            plan = plan_writes(codec, operation, asked, stored)
+            stored = self._read_state(operation, valid) if needs_read(operation) else StoredState()
+            plan = plan_writes(codec, operation, valid, stored)
             self._write(plan, operation.conditions.newest_by)
         return plan
 
@@ -217,9 +217,9 @@ class SqliteRequests:
         row = self.connection.execute(query, key).fetchone()
         return None if row is None else self.codec.read(names, row[: len(names)])
 
-    def _read_state(self, operation: Operation[Any], asked: ValidEntries) -> StoredState:
-        names, newest_by = columns_to_read(operation, asked.entries), operation.conditions.newest_by
-        keys = asked.keys
+    def _read_state(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
+        names, newest_by = columns_to_read(operation, valid.entries), operation.conditions.newest_by
+        keys = valid.keys
         records: dict[Row, dict[str, Any]] = {}
         applied: dict[Row, Applied] = {}
         for key, kept in zip(keys, self._kept_keys(keys), strict=True):
@@ -492,9 +492,9 @@ class SqliteTable(StoreTable):
             return Outcomes.all(count, self._problem(error))
         if requests is None:
             return Outcomes(count, [None] * count)
-        asked = validate_entries(requests.codec, operation)
+        valid = validate_entries(requests.codec, operation)
         try:
-            return asked.outcomes(count, requests.get([entry.key for entry in asked.entries]))
+            return valid.outcomes(count, requests.get([entry.key for entry in valid.entries]))
         except sqlite3.Error as error:
             return Outcomes.all(count, self._problem(error))
 
@@ -505,14 +505,14 @@ class SqliteTable(StoreTable):
         except (sqlite3.Error, AdjunctError) as error:
             return Outcomes.all(count, self._problem(error))
         assert requests is not None
-        halving = BisectRejected(validate_entries(requests.codec, operation))
-        while (part := halving.next()) is not None:
+        bisect = BisectRejected(validate_entries(requests.codec, operation))
+        while (part := bisect.next()) is not None:
             try:
-                halving.done(requests.write(operation, part))
+                bisect.done(requests.write(operation, part))
             except (sqlite3.Error, AdjunctError, CommitFailedError) as error:
                 by_data = isinstance(error, sqlite3.IntegrityError | sqlite3.DataError)
-                halving.failed(self._problem(error), by_data=by_data)
-        return halving.outcomes(count)
+                bisect.failed(self._problem(error), by_data=by_data)
+        return bisect.outcomes(count)
 
     def _problem(self, error: BaseException) -> Problem:
         """The problem of an error's entries; the transaction is rolled back, so they may be retried."""
@@ -597,7 +597,7 @@ class SqliteTable(StoreTable):
 def _file_identity(path: str) -> tuple[int, int] | None:
     """The identity of the file at the path; None if there is none."""
     try:
-        status = os.stat(path)  # noqa: PTH116 - it is asked for each request, and a Path takes thrice as long
+        status = os.stat(path)  # noqa: PTH116 - it is valid for each request, and a Path takes thrice as long
     except OSError:
         return None
     return status.st_dev, status.st_ino

@@ -441,11 +441,11 @@ def needs_read(operation: Operation[Any]) -> bool:
     return bool(operation.conditions) or operation.kind in (OperationKind.UPDATE, OperationKind.PUT_IF_ABSENT)
 
 
-def plan_writes(codec: RowCodec, operation: Operation[Any], asked: ValidEntries, stored: StoredState) -> WritePlan:
+def plan_writes(codec: RowCodec, operation: Operation[Any], valid: ValidEntries, stored: StoredState) -> WritePlan:
     """Plan the writes, entry by entry in order."""
-    planner = _Planner(codec, operation, stored, WritePlan(problems=dict(asked.problems)))
+    planner = _Planner(codec, operation, stored, WritePlan(problems=dict(valid.problems)))
     plan, conditions, marks = planner.plan, operation.conditions, operation.entries.marks
-    for entry in asked.entries:
+    for entry in valid.entries:
         if not conditions:
             problem = planner.write(entry)
         else:
@@ -568,10 +568,10 @@ class BisectRejected:
     overtake the retry.
     """
 
-    def __init__(self, asked: ValidEntries) -> None:
-        self.problems: dict[int, Problem] = dict(asked.problems)
+    def __init__(self, valid: ValidEntries) -> None:
+        self.problems: dict[int, Problem] = dict(valid.problems)
         self.defaults_put = 0
-        self._parts = [asked.entries] if asked.entries else []
+        self._parts = [valid.entries] if valid.entries else []
 
     def next(self) -> ValidEntries | None:
         """The next part to send; None when done."""
