@@ -177,12 +177,12 @@ def put_item(item: Item, guard: Guard) -> Request:
 
 
 def put_columns(key: KeyItem, columns: Item, others: Iterable[str], guard: Guard) -> Request:
-    """UpdateItem: make `columns` the record, removing `others` of its table's columns; all marks stay."""
+    """UpdateItem: make `columns` the record or tombstone, removing `others` of its table's columns; all marks stay."""
     expression = _Expression()
     clauses = expression.guard(guard)
     sets = expression.set({**columns, **guard.attributes})
-    left = [name for name in others if name not in columns and name not in key]
-    return {"Key": key, **expression.request(clauses, sets, [*left, *_NO_LONGER_DELETED])}
+    removed = [name for name in (*others, *_NO_LONGER_DELETED) if name not in columns and name not in key]
+    return {"Key": key, **expression.request(clauses, sets, removed)}
 
 
 def begin_item(key: KeyItem, columns: Item, guard: Guard) -> Request:
@@ -226,14 +226,6 @@ def keep_mark(key: KeyItem, guard: Guard) -> Request:
     expression = _Expression()
     clauses = [f"attribute_exists({expression.name(DELETED)})", *expression.guard(guard)]
     return {"Key": key, **expression.request(clauses, expression.set(guard.attributes), ())}
-
-
-def remove_columns(key: KeyItem, kept: Item, columns: Iterable[str], guard: Guard) -> Request:
-    """UpdateItem: remove the record's `columns`; all marks stay."""
-    expression = _Expression()
-    clauses = expression.guard(guard)
-    sets = expression.set({**kept, **guard.attributes})
-    return {"Key": key, **expression.request(clauses, sets, [name for name in columns if name not in key])}
 
 
 def tombstone_attributes(now: float, horizon: float | None) -> Item:
@@ -430,10 +422,8 @@ class TableRequests:
             # There are no marks of sources to keep: they need declared columns.
             whole = {**key, **left} if left else codec.item(key, entry.value)
             request = put_item(whole, guard)
-        elif left:
-            request = remove_columns(key, left, codec.names, guard)
         else:
-            request = put_columns(key, codec.columns_of(key, entry.value), codec.names, guard)
+            request = put_columns(key, left or codec.columns_of(key, entry.value), codec.names, guard)
         return False, _skipped(self._send(request), guard)
 
     def _update(self, key: KeyItem, entry: PlacedEntry, guard: Guard) -> tuple[bool, Problem | None]:
