@@ -211,13 +211,10 @@ def number_bounds(column: Column) -> tuple[Decimal, Decimal] | None:
     return most.copy_negate(), most  # keeps any precision, which arithmetic would round
 
 
-def _type_checker(expected: type, word: str) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if isinstance(value, expected):
-            return value
-        raise TypeError(f"expected {word}")
-
-    return check
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise TypeError("expected a bool")
 
 
 def _string(value: Any) -> str:
@@ -358,7 +355,7 @@ def _check_json(value: Any) -> Any:
 _CHECKERS: dict[Kind, Callable[[Any], Any]] = {
     Kind.STRING: _string,
     Kind.FLOAT: _float,
-    Kind.BOOLEAN: _type_checker(bool, "a bool"),
+    Kind.BOOLEAN: _boolean,
     Kind.TIMESTAMP: _timestamp,
     Kind.DATE: _date,
     Kind.DECIMAL: _decimal,
