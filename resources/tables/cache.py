@@ -53,14 +53,6 @@ _is_fixed = _FIXED.issuperset
 _copy_of_dict = dict.copy
 
 
-def _copier(record: Any) -> Callable[[Any], Any] | None:
-    """The function that copies a mutable record; None if the record itself can be shared."""
-    kind = type(record)
-    if kind is dict:
-        return _copy_of_dict if _is_fixed(map(type, record.values())) else deepcopy
-    return None if kind in _FIXED else deepcopy
-
-
 @dataclass(frozen=True, slots=True)
 class _Variant:
     """A key read with arguments; arguments of different types differ, as 1, True and 1.0 would be equal."""
@@ -133,7 +125,7 @@ class CachedRecords:
             if type(record) is dict and _is_fixed(map(type, record.values())):  # the usual case, without a call
                 kept[at] = (record.copy(), written_until, read_until, _copy_of_dict)
                 continue
-            copy = _copier(record)  # callers may change their own
+            copy = None if type(record) in _FIXED else deepcopy  # callers may change their own
             try:
                 kept[at] = (record if copy is None else copy(record), written_until, read_until, copy)
             except Exception:  # noqa: BLE001 - what can't be copied is not kept: its owner may change it
