@@ -347,6 +347,8 @@ def _cancel_startpoints(
     taken = startpoints.take_back(config.partitions, task=config.task or None, by=by, reason=config.reason)
     for line in taken.describe():
         context.log.info(line)
+    if taken.not_removed:
+        context.log.warning(f"{len(taken.not_removed)} of the requests were not removed.")
     context.add_output_metadata({"adjunct/startpoints": dg.MetadataValue.json(taken.to_json())})
 
 
