@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -172,68 +172,55 @@ class StepResources:
 
 @dataclass(frozen=True, slots=True)
 class StepState:
-    """How far a run of the step has come: the batch log as it last committed it, and the figures of its report.
+    """How far a run of the step has come: the batch log as it last committed it, and its report so far.
 
     Partitions in `held` are not read in this run; None before its start. `shapes` are the columns of inputs and
     datasets and the buckets of datasets that the last dry run checked; None before the first.
     """
 
     logged: LoggedState
+    report: StepReport
     held: frozenset[SystemStreamPartition] | None = None
     shapes: Mapping[str, object] | None = None
-    batches: int = 0
-    few_batches: int = 0
-    counters: Counters = field(default_factory=dict)
-    versions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    measured: Mapping[str, TableMetrics] = field(default_factory=dict)
-    startpoints: tuple[str, ...] = ()
 
-    def with_messages(self, context: StepContext, texts: Iterable[str]) -> StepState:
+    def with_messages(self, context: StepContext, texts: Sequence[str]) -> StepState:
         """Send an event for each message about startpoints; return the state with these messages."""
-        lines = tuple(texts)
-        for text in lines:
+        for text in texts:
             context.on_event(StepEvent("startpoint", self.logged.state.batch, {"text": text}))
-        return replace(self, startpoints=(*self.startpoints, *lines))
+        return replace(self, report=replace(self.report, startpoints=(*self.report.startpoints, *texts)))
 
     def with_batch(
         self, done: ClosedBatch, commit_seconds: float, measured: Mapping[str, TableMetrics], *, few: bool
     ) -> StepState:
         """Return the state after one more batch, with its counters and table metrics."""
-        versions, seconds = dict(self.versions), dict(self.seconds)
+        before, took = self.report, {**done.seconds, "commit": commit_seconds}
+        versions = {name: before.versions.get(name, []) for name in {**before.versions, **done.intent.versions}}
         for name, version in done.intent.versions.items():
-            met = versions.setdefault(name, ())
-            if version is not None and version not in met:
-                versions[name] = (*met, version)
-        for stage, value in {**done.seconds, "commit": commit_seconds}.items():
-            seconds[stage] = seconds.get(stage, 0.0) + value
-        counters = add_counters(self.counters, done.counters)
-        tables = {name: self.measured.get(name, TableMetrics()) + metrics for name, metrics in measured.items()}
-        return replace(
-            self,
-            batches=self.batches + 1,
-            few_batches=self.few_batches + few,
-            counters=counters,
+            if version is not None and version not in versions[name]:
+                versions[name] = [*versions[name], version]
+        report = replace(
+            before,
+            batches=before.batches + 1,
+            few_batches=before.few_batches + few,
+            counters=add_counters(before.counters, done.counters),
             versions=versions,
-            seconds=seconds,
-            measured={**self.measured, **tables},
+            seconds={
+                stage: before.seconds.get(stage, 0.0) + took.get(stage, 0.0) for stage in {**before.seconds, **took}
+            },
+            measured=before.measured
+            | {name: before.measured.get(name, TableMetrics()) + metrics for name, metrics in measured.items()},
         )
+        return replace(self, report=report)
 
-    def report(self, context: StepContext, *, caught_up: bool) -> StepReport:
+    def finish(self, context: StepContext, *, caught_up: bool) -> StepReport:
         """Return the report of the run; send a "caught-up" event if it has caught up."""
         state = self.logged.state
         if caught_up:
             context.on_event(StepEvent("caught-up", state.batch))
-        return StepReport(
-            batches=self.batches,
+        return replace(
+            self.report,
             caught_up=caught_up,
-            counters=self.counters,
-            versions={name: list(met) for name, met in self.versions.items()},
-            seconds=dict(self.seconds),
             state=state,
-            startpoints=self.startpoints,
-            measured=dict(self.measured),
-            few_batches=self.few_batches,
             watermarks=measure_input_times(context.app, state.times, context.lake.now()),
             state_sizes=measure_state_sizes(context.lake, iter_state_names(context)),
         )

@@ -64,13 +64,13 @@ class Failure:
         """Whether an expression failed in Spark itself: the names of its conditions are in capitals."""
         return self.kind.isupper()
 
-    def problem(self, what: str, *, told: bool) -> str:
-        """Return the failure as a sentence; the error's own text is included only if it may be `told`."""
+    def problem(self, what: str, *, show_text: bool) -> str:
+        """Return the failure as a sentence; the error's own text is included only if it may be `show_text`."""
         if self.part is not None:
-            return f"{what}: {truncate_text(self.part)}: {self.message if told else self.kind}"
+            return f"{what}: {truncate_text(self.part)}: {self.message if show_text else self.kind}"
         if f"[{self.kind}]" in self.message:  # Spark's own text, which ends with what to do
-            return f"{what}: {self.message if told else self.kind}"
-        return f"{what} raised {self.kind}{f': {truncate_text(self.message)}' if told and self.message else ''}"
+            return f"{what}: {self.message if show_text else self.kind}"
+        return f"{what} raised {self.kind}{f': {truncate_text(self.message)}' if show_text and self.message else ''}"
 
 
 def parse_failure(error: Exception) -> Failure | None:
@@ -319,7 +319,9 @@ def explain_failure(batch: BatchOutputs, operator: str, error: Exception) -> Ope
     else:
         names = " or ".join(suspect.id for suspect in suspects) or operator
         about: dict[str, Any] = {"operator": suspects[0].id if suspects else operator}
-        explained = operator_failed_error(failure.problem(names, told=not hidden), failure.place, None, hidden, **about)
+        explained = operator_failed_error(
+            failure.problem(names, show_text=not hidden), failure.place, None, hidden, **about
+        )
     explained.__cause__ = None if hidden else error
     return explained
 
@@ -405,10 +407,10 @@ def _explain_with_sample(
         sample = _run_with_timeout(arriving[0], lambda ends: _bisect_records(arriving[0], probe, same, ends))
     about: dict[str, Any] = {"operator": failed.id}
     if sample is None:
-        problem, record = failure.problem(what, told=not hidden), None
+        problem, record = failure.problem(what, show_text=not hidden), None
     else:
         partition, offset, record = sample
-        problem = seen[-1].problem(what, told=not hidden)
+        problem = seen[-1].problem(what, show_text=not hidden)
         about |= {"stream": batch.stream_of(failed.inputs[0]), "partition": partition, "offset": str(offset)}
     return operator_failed_error(problem, failure.place or failed.declared_at, record, hidden, **about)
 

@@ -190,17 +190,19 @@ def _call_on_batches(
                 raise _result_error(operator, name, what)
             yield pa.RecordBatch.from_pydict({"rows": pa.array([count], pa.int64())})
             continue
-        made = cast_result(operator, name, result, count, returns, told=not call.sensitive)
+        made = cast_result(operator, name, result, count, returns, show_values=not call.sensitive)
         own = [pa.array([value] * count, pa.int32()) for value in (partition, number)]
         yield pa.RecordBatch.from_arrays(
             [*(records.column(column) for column in kept), *made, *own], [*kept, *returns.names, PLACE, _CALL]
         )
 
 
-def cast_result(operator: str, name: str, result: Any, rows: int, returns: Schema, *, told: bool = True) -> list[Any]:
+def cast_result(
+    operator: str, name: str, result: Any, rows: int, returns: Schema, *, show_values: bool = True
+) -> list[Any]:
     """Return the declared columns of a function's result for so many records; OperatorFailedError for anything else.
 
-    `told` says whether errors may quote values.
+    `show_values` says whether errors may quote values.
     """
 
     def wrong(what: str) -> OperatorFailedError:
@@ -222,11 +224,11 @@ def cast_result(operator: str, name: str, result: Any, rows: int, returns: Schem
         try:
             columns.append(result.column(each.name).cast(each.type))
         except pa.ArrowException as error:
-            reason = f": {error}" if told else ""
+            reason = f": {error}" if show_values else ""
             what = f"{each.name!r} as {given}, which is no {returns.field(each.name).type}{reason}"
-            raise wrong(what) from (error if told else None)
+            raise wrong(what) from (error if show_values else None)
     if (found := first_unreadable(pa.table(columns, names=list(returns.names)))) is not None:
-        raise wrong(f"a result whose {found.problem(hidden=not told)}")
+        raise wrong(f"a result whose {found.problem(hidden=not show_values)}")
     return columns
 
 

@@ -138,11 +138,11 @@ def run_step(context: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepRe
         with _open_step(context, engine) as (step, begun):
             run = begun
             try:
-                while context.max_batches is None or run.batches < context.max_batches:
+                while context.max_batches is None or run.report.batches < context.max_batches:
                     began = time.monotonic()
                     run, batch = _prepare_batch(step, run)
                     if isinstance(batch, NothingToRead):
-                        return _commit_positions(step, run, batch).report(context, caught_up=True)
+                        return _commit_positions(step, run, batch).finish(context, caught_up=True)
                     opened = _commit_intent(step, run, batch, began)
                     run = opened.run
                     try:
@@ -152,7 +152,7 @@ def run_step(context: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepRe
                             raise
                         continue  # retention was faster: resume it as a batch that was left open
                     run = _close_batch(step, opened, outputs)
-                return run.report(context, caught_up=False)
+                return run.finish(context, caught_up=False)
             except CommitConflictError as conflict:
                 if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _MAX_STARTS:
                     raise
@@ -166,7 +166,8 @@ def run_step(context: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepRe
 def _open_step(context: StepContext, engine: BatchEngine) -> Iterator[tuple[StepResources, StepState]]:
     """Yield the resources of a run of the step and its initial state; release the resources at the end."""
     app, log = context.app, BatchLog(context.lake, context.app.name)
-    run = StepState(log.read())
+    logged = log.read()
+    run = StepState(logged, StepReport(0, False, {}, {}, {}, logged.state))
     context = replace(context, writes_as=run.logged.state.writes_as)
     # Answers of an abandoned batch, or of an operator that was removed.
     purge_answers(context.lake, app.name, run.logged.state.batch)
@@ -198,7 +199,7 @@ def _prepare_batch(step: StepResources, run: StepState) -> tuple[StepState, Plan
     step.context.check()
     if run.logged.state.open is not None:
         return run, resume_open_batch(step, run, run.logged.state.open)
-    if run.batches:
+    if run.report.batches:
         step.context.between_batches()
     maintain_local_tables(step, run)
     for attempt in range(1, _MAX_SNAPSHOTS + 1):
@@ -426,7 +427,8 @@ def _commit_positions(step: StepResources, run: StepState, nothing: NothingToRea
     step.startpoints.remove_applied(step.tasks, applied)
     after = logged.state.offsets.applied
     texts = [f"{after[ssp].describe(ssp)} applied; there is nothing to read yet" for ssp in applied]
-    run = replace(run, logged=logged, counters=add_counters(run.counters, lost)).with_messages(context, texts)
+    report = replace(run.report, counters=add_counters(run.report.counters, lost))
+    run = replace(run, logged=logged, report=report).with_messages(context, texts)
     for text in nothing.losses:
         context.on_event(StepEvent("lost", logged.state.batch, {"text": text}))
     return run

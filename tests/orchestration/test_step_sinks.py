@@ -164,7 +164,7 @@ def test_results_that_name_no_moment_are_refused(returned: pa.Array, problem: st
 def test_values_that_are_not_as_declared_are_not_told_where_columns_are_sensitive() -> None:
     value = "x" * 9
     with pytest.raises(OperatorFailedError) as caught:
-        cast_result("sink-2", "score()", pa.table({"k": ["a"], "score": [value]}), 1, SCORES, told=False)
+        cast_result("sink-2", "score()", pa.table({"k": ["a"], "score": [value]}), 1, SCORES, show_values=False)
     assert value not in "".join(traceback.format_exception(caught.value))
     assert caught.value.problem == "sink-2: score() returned 'score' as string, which is no bigint."
 
