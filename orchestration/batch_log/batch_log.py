@@ -315,7 +315,7 @@ class Intent(StoredDocument):
     cut: bool = False
 
     @property
-    def met(self) -> dict[str, tuple[str, ...]]:
+    def all_versions(self) -> dict[str, tuple[str, ...]]:
         """All versions that it reads, by dataset; () for one without a version."""
         return {
             name: tuple(dict.fromkeys([*([] if version is None else [version]), *self.over_time.get(name, ())]))

@@ -80,7 +80,7 @@ def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:
                     needed[dataset][written.before] = why
         if state.open is not None:
             why = f"open batch {state.open.batch} of application {application}"
-            for dataset, versions in state.open.met.items():
+            for dataset, versions in state.open.all_versions.items():
                 needed[dataset] |= {version: why for version in versions if not is_transient(version)}
     return {dataset: versions for dataset, versions in needed.items() if versions}
 

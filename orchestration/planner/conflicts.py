@@ -125,14 +125,14 @@ def describe_mismatch(needed: Requirement, flow: Flow) -> str:
 def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> dict[str, int]:
     """Return the count that most first joins after each intermediate stream need; the earliest on a tie."""
     votes: dict[str, Counter[int]] = {}
-    met: set[str] = set()  # operators whose records were joined with a partitioned dataset since their stream began
+    joined: set[str] = set()  # operators whose records were joined with a partitioned dataset since their stream began
     for operator in app.operators:
         if operator.begins_stream:
             if operator.spec.role == "intermediate":
                 votes[operator.id] = Counter()
             continue
-        if not met.isdisjoint(operator.inputs):
-            met.add(operator.id)
+        if not joined.isdisjoint(operator.inputs):
+            joined.add(operator.id)
             continue
         for needed, flow in zip(needs.get(operator.id, ()), flows.arriving[operator.id], strict=False):
             if needed is None or needed.partitions is None:
@@ -140,7 +140,7 @@ def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> di
             if flow.stream in votes and not describe_mismatch(needed, flow):
                 votes[flow.stream][needed.partitions] += 1
             if not needed.feeds:
-                met.add(operator.id)
+                joined.add(operator.id)
     return {stream: count.most_common(1)[0][0] for stream, count in votes.items() if count}
 
 

@@ -58,12 +58,12 @@ def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
     for operator in app.operators:
         match, feeds = operator.spec.match, operator.spec.feeds
         if match is not None and match.dataset in last:
-            met = sent.get(match.dataset) if app.dataset(match.dataset).is_local else None
-            if met is None:
+            last_sent = sent.get(match.dataset) if app.dataset(match.dataset).is_local else None
+            if last_sent is None:
                 joins.append(FedJoin(operator.id, match.dataset, "next batch", None))
             else:
-                whole = met == last[match.dataset]
-                joins.append(FedJoin(operator.id, match.dataset, "this batch" if whole else "both", met))
+                whole = last_sent == last[match.dataset]
+                joins.append(FedJoin(operator.id, match.dataset, "this batch" if whole else "both", last_sent))
         if feeds is not None:
             sent[feeds] = operator.id
     return tuple(joins)

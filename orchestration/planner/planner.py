@@ -238,11 +238,11 @@ def _iter_join_groups(
 ) -> Iterator[JoinGroup]:
     for join, asked in needs.items():
         both = zip(asked, flows.arriving[join], strict=True)
-        met = [(needed, flow) for needed, flow in both if needed is not None and not needed.feeds]
-        if met:
-            nodes = dict.fromkeys(flow.stream for _, flow in met)
-            nodes |= {dataset_node(needed.dataset): None for needed, _ in met if needed.dataset}
-            needed, flow = met[0]
+        joined = [(needed, flow) for needed, flow in both if needed is not None and not needed.feeds]
+        if joined:
+            nodes = dict.fromkeys(flow.stream for _, flow in joined)
+            nodes |= {dataset_node(needed.dataset): None for needed, _ in joined if needed.dataset}
+            needed, flow = joined[0]
             names = tuple(_stream_label(node, edges) for node in nodes)
             yield JoinGroup(join, needed.dataset, names, counts[flow.stream], needed.columns or ())
 

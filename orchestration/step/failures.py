@@ -65,7 +65,7 @@ class Failure:
         return self.kind.isupper()
 
     def problem(self, what: str, *, show_text: bool) -> str:
-        """Return the failure as a sentence; the error's own text is included only if it may be `show_text`."""
+        """Return the failure as a sentence; with the error's own text only if `show_text`."""
         if self.part is not None:
             return f"{what}: {truncate_text(self.part)}: {self.message if show_text else self.kind}"
         if f"[{self.kind}]" in self.message:  # Spark's own text, which ends with what to do

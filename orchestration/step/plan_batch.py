@@ -443,11 +443,11 @@ def _lease_recorded(step: StepResources, intent: Intent, seen: BatchSnapshot) ->
             application=step.context.app.name,
             dataset=lacking[0],
         )
-    met = {name: intent.versions[name] for name in names}
+    versions = {name: intent.versions[name] for name in names}
     # Versions that a discard spared for the plan may be read, although they can't be leased.
-    for name in step.leases.take(met, intent.over_time, reopened=True):
+    for name in step.leases.take(versions, intent.over_time, reopened=True):
         manifest = step.versions.stored(name).require_manifest()
-        for version in intent.met[name]:
+        for version in intent.all_versions[name]:
             if not is_readable(step.context.lake, manifest, version):
                 raise VersionDiscardedError(
                     f"a recorded replay can't continue: dataset {name!r}: version {version} is gone, maybe erased.",
@@ -457,7 +457,7 @@ def _lease_recorded(step: StepResources, intent: Intent, seen: BatchSnapshot) ->
                 )
     states = {name: seen.versions[name] for name in step.states}
     step.leases.take(states)
-    return intent.model_copy(update={"versions": met | states})
+    return intent.model_copy(update={"versions": versions | states})
 
 
 class VersionCache:

@@ -124,7 +124,7 @@ SPARK_ENGINE: Final = BatchEngine()
 
 
 def run_step(context: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepReport:
-    """Run batches until the inputs are read to the offsets that were upcoming, or the limit is met.
+    """Run batches until the inputs are read to the offsets that were upcoming, or the limit is opened.
 
     A batch that a crash left open comes first. Then the startpoints that the tasks were handed are resolved, once a
     run. Bounded replays take turns with the main input. `engine` computes what a batch does.
@@ -233,17 +233,17 @@ def _commit_intent(step: StepResources, run: StepState, batch: PlannedBatch, beg
     `began` is when its planning began, by the monotonic clock.
     """
     context, app, intent, state = step.context, step.context.app, batch.intent, run.logged.state
-    met = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
+    opened = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
     # A resumed batch reads the versions of per-run tables that are left after retention.
-    rebuilt = {name: view.version for name, view in met.items() if isinstance(view, TransientVersion)}
+    rebuilt = {name: view.version for name, view in opened.items() if isinstance(view, TransientVersion)}
     rebuilt = {name: version for name, version in rebuilt.items() if version != intent.versions[name]}
     for name, version in rebuilt.items():
         text = f"dataset {name!r}: retention has deleted changes that batch {intent.batch} had read; it reads {version}"
         context.on_event(StepEvent("lost", intent.batch, {"text": text}))
     if rebuilt:
         intent = intent.model_copy(update={"versions": {**intent.versions, **rebuilt}, "cut": True})
-    views = {name: view for name, view in met.items() if name not in step.states}
-    states = {name: view for name, view in met.items() if isinstance(view, VersionReader) and name not in views}
+    views = {name: view for name, view in opened.items() if name not in step.states}
+    states = {name: view for name, view in opened.items() if isinstance(view, VersionReader) and name not in views}
     # Local tables are read with the columns and buckets that they are declared with, whatever is stored. Spark's plans
     # depend on the columns and buckets of all others.
     own = {dataset.name for dataset in app.datasets if dataset.is_owned_by(app.name)}
@@ -260,7 +260,7 @@ def _commit_intent(step: StepResources, run: StepState, batch: PlannedBatch, beg
     spans = intent.ranges.items()
     records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)
     broadcast = {dataset.name for dataset in app.datasets if dataset.broadcast}
-    sizes = [measure_version(view, broadcast=name in broadcast) for name, view in met.items()]
+    sizes = [measure_version(view, broadcast=name in broadcast) for name, view in opened.items()]
     few = is_small_batch(records, intent.tasks, app.few_records, sizes)
     detail = {"records": records, "unit": context.unit, "versions": intent.versions, "few": few}
     context.on_event(StepEvent("intent", intent.batch, detail))
@@ -274,7 +274,7 @@ def _commit_intent(step: StepResources, run: StepState, batch: PlannedBatch, beg
         tasks=intent.tasks,
         few=few,
         interpreted=few and not intent.over_time and should_interpret(sizes),
-        over_time={name: step.versions.over_time(name, met) for name, met in intent.over_time.items()},
+        over_time={name: step.versions.over_time(name, ids) for name, ids in intent.over_time.items()},
         reading=intent.reading,
         states=states,
         clock=intent.clock,
@@ -310,20 +310,20 @@ def measure_version(view: View, *, broadcast: bool = False) -> VersionSize:
     return VersionSize(sum(part.rows for part in generations), sum(part.size for part in generations), broadcast)
 
 
-def is_small_batch(records: int, tasks: int | None, limit: int, met: Iterable[VersionSize]) -> bool:
+def is_small_batch(records: int, tasks: int | None, limit: int, sizes: Iterable[VersionSize]) -> bool:
     """Return whether a batch of so many records, joined with versions of these sizes, runs best in one task per stage.
 
     `limit` is the largest number of records of a small batch. `tasks` is how many tasks read each record of a broadcast
     input; None if there is none.
     """
-    read = [size for size in met if not size.broadcast]
+    read = [size for size in sizes if not size.broadcast]
     rows, size = sum(size.rows for size in read), sum(size.bytes for size in read)
     return records * (tasks or 1) <= limit and rows <= MAX_ROWS and size <= _MAX_BYTES
 
 
-def should_interpret(met: Iterable[VersionSize]) -> bool:
+def should_interpret(sizes: Iterable[VersionSize]) -> bool:
     """Return whether Spark should interpret the plans over these versions instead of compiling them."""
-    return sum(size.rows for size in met) <= FEW_ROWS
+    return sum(size.rows for size in sizes) <= FEW_ROWS
 
 
 def _write_outputs(step: StepResources, opened: OpenBatch) -> BatchMetrics:
