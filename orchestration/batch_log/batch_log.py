@@ -171,11 +171,11 @@ class OffsetState(StoredDocument):
 
     def with_replays(self, replays: Sequence[Replay]) -> OffsetState:
         """Return the state with more replays, whose epochs are opened; a replay of no offsets has ended already."""
-        going = {replay.id: replay for replay in replays if replay.start != replay.until}
+        under_way = {replay.id: replay for replay in replays if replay.start != replay.until}
         return self.model_copy(
             update={
-                "replays": {**self.replays, **going},
-                "opened": {**self.opened, **{replay.ssp: replay.epoch for replay in going.values()}},
+                "replays": {**self.replays, **under_way},
+                "opened": {**self.opened, **{replay.ssp: replay.epoch for replay in under_way.values()}},
                 "begun": self.begun | {replay.id for replay in replays},
                 "taken": self._remembering(
                     {replay.ssp: replay.id.removesuffix(f"@{replay.ssp}") for replay in replays}
@@ -191,7 +191,7 @@ class OffsetState(StoredDocument):
         Outputs may have its results already, which the epochs distinguish from the repeated ones. `replays` are the ids
         of the replays that it read, by partition.
         """
-        now, opened, going = dict(self.epochs), dict(self.opened), dict(self.replays)
+        now, opened, under_way = dict(self.epochs), dict(self.opened), dict(self.replays)
         for ssp, epoch in epochs.items():
             opened[ssp] = max(self.opened.get(ssp, 0), epoch)
             if ssp in self.resolved and ssp not in replays:
@@ -199,9 +199,9 @@ class OffsetState(StoredDocument):
             opened[ssp] += 1
             if ssp not in replays:
                 now[ssp] = opened[ssp]
-            elif replays[ssp] in going:
-                going[replays[ssp]] = going[replays[ssp]].model_copy(update={"epoch": opened[ssp]})
-        return self.model_copy(update={"epochs": now, "opened": opened, "replays": going})
+            elif replays[ssp] in under_way:
+                under_way[replays[ssp]] = under_way[replays[ssp]].model_copy(update={"epoch": opened[ssp]})
+        return self.model_copy(update={"epochs": now, "opened": opened, "replays": under_way})
 
     def _remembering(self, ids: Mapping[SystemStreamPartition, str]) -> dict[SystemStreamPartition, tuple[str, ...]]:
         return {**self.taken, **{ssp: (*self.taken.get(ssp, ()), newest)[-_MAX_TAKEN:] for ssp, newest in ids.items()}}
@@ -256,9 +256,9 @@ class TimeState(StoredDocument):
 
     def without_streams(self, streams: Iterable[str]) -> TimeState:
         """Return the state without these streams, which were recreated, so that their former offsets mean nothing."""
-        gone = {*streams}
-        left = {ssp: times for ssp, times in self.partitions.items() if ssp.qualified_stream not in gone}
-        return self if len(left) == len(self.partitions) else self.model_copy(update={"partitions": left})
+        recreated = {*streams}
+        remaining = {ssp: times for ssp, times in self.partitions.items() if ssp.qualified_stream not in recreated}
+        return self if len(remaining) == len(self.partitions) else self.model_copy(update={"partitions": remaining})
 
     def carry_over(self, stream: str, went_on: Mapping[SystemStreamPartition, str]) -> TimeState:
         """Return the state after the stream was repartitioned into partitions that continue at these offsets.
@@ -495,8 +495,8 @@ class BatchLog:
     def clear(self, logged: LoggedState, *, by: str) -> LoggedState:
         """Commit that the log of this former name is empty except for the new name."""
         state = logged.state
-        left = ApplicationState(batch=state.batch, renamed_to=state.renamed_to, note=state.note)
-        return self._commit(logged, left, by)
+        remaining = ApplicationState(batch=state.batch, renamed_to=state.renamed_to, note=state.note)
+        return self._commit(logged, remaining, by)
 
     def continue_from(self, old: str, *, by: str, note: str) -> None:
         """Begin with the history and the state of the application formerly called `old`.
@@ -586,9 +586,9 @@ def sum_counters(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str
     return {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}
 
 
-def add_counters(left: dict[str, dict[str, int]], right: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+def add_counters(before: dict[str, dict[str, int]], more: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     """Return the sums of two sets of counters, by output or join and counter."""
-    return {name: sum_counters(left.get(name, {}), right.get(name, {})) for name in {**left, **right}}
+    return {name: sum_counters(before.get(name, {}), more.get(name, {})) for name in {**before, **more}}
 
 
 @validated

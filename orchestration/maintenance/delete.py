@@ -138,8 +138,8 @@ class DeletionReport:
         """Return the report in one line."""
         verb = "would be deleted" if self.dry_run else "deleted"
         if self.repeated:
-            left = f"{self.objects:,} objects that it had left {verb}" if self.objects else "nothing is left of it"
-            return f"{self.kind} {self.name} was deleted before: {left}"
+            rest = f"{self.objects:,} objects that it had left {verb}" if self.objects else "nothing is left of it"
+            return f"{self.kind} {self.name} was deleted before: {rest}"
         if self.recreated:
             return f"{self.kind} {self.name} deleted, but recreated meanwhile: stream maintain collects the rest"
         return f"{self.kind} {self.name}: {self.objects:,} objects, {self.size:,} bytes {verb}"
@@ -234,9 +234,9 @@ def _delete(
         repeated = is_deletion_commit(seen)
         reading = Readers() if repeated else readers()
         if dry_run:
-            there = objects()
-            size = sum(there.values())
-            report = DeletionReport(kind, name, len(there), size, reading.blocking, reading.affected, repeated, dry_run)
+            found = objects()
+            size = sum(found.values())
+            report = DeletionReport(kind, name, len(found), size, reading.blocking, reading.affected, repeated, dry_run)
             return lambda: report
         if reading.blocks(force=force):
             step = (

@@ -94,12 +94,12 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
 
 def _fence_log(log: BatchLog, after: BatchLog, old: str, new: str, *, by: str, note: str) -> LoggedState:
     """Record the new name in the old log, and return the log."""
-    logged, there = log.read(), after.read()
+    logged, existing = log.read(), after.read()
     if logged.state.renamed_to == new:
         return logged  # an interrupted rename
     if logged.state.renamed_to is not None:
         raise _rename_error(old, new, f"it was renamed to {logged.state.renamed_to!r}")
-    if there.commit is not None:
+    if existing.commit is not None:
         raise _rename_error(old, new, f"{new!r} has run already")
     if logged.state.open is not None:
         raise ConfigurationError(

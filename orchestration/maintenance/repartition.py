@@ -141,16 +141,16 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[s
     blocking: list[str] = []
     ends = {SystemStreamPartition("lake", name, p): str(offset) for p, offset in enumerate(state.next)}
     for application, known in list_application_states(lake):
-        mine = {ssp: offset for ssp, offset in known.checkpoint.items() if ssp.qualified_stream == stream}
+        positions = {ssp: offset for ssp, offset in known.checkpoint.items() if ssp.qualified_stream == stream}
         batch = known.open
         read = batch is not None and any(ssp.qualified_stream == stream for ssp in batch.ranges)
         if batch is not None and (read or application in state.producers):
             blocking.append(f"batch {batch.batch} of application {application} is open and reads it or writes to it")
         elif has_pending_startpoints(known, stream):
             blocking.append(f"a startpoint of application {application} is being followed in it")
-        elif mine and (mine != ends or known.offsets.streams.get(stream) != state.id):
+        elif positions and (positions != ends or known.offsets.streams.get(stream) != state.id):
             affected.append(f"application {application} has not read all of it")
-        elif mine:
+        elif positions:
             carried.append(application)
         for namespace in (REQUESTS, FAN_OUTS):
             waiting = MetadataStore(lake).namespace(namespace, application).read()

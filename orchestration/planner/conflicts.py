@@ -74,13 +74,13 @@ def plan_repartitioning(app: Application, catalog: Catalog, needs: Requirements)
 
     def decide(operator: Operator, arriving: Arriving) -> Arriving:
         moved = list(arriving)
-        asked = [(number, needed) for number, needed in enumerate(needs.get(operator.id, ())) if needed]
-        wrong = {number: describe_mismatch(needed, arriving[number]) for number, needed in asked}
-        target = next((needed.partitions for _, needed in asked if needed.partitions is not None), None)
+        requirements = [(number, needed) for number, needed in enumerate(needs.get(operator.id, ())) if needed]
+        wrong = {number: describe_mismatch(needed, arriving[number]) for number, needed in requirements}
+        target = next((needed.partitions for _, needed in requirements if needed.partitions is not None), None)
         if target is None:
             target = equal.most([arriving[number].stream for number, why in wrong.items() if not why])
         together = []
-        for number, needed in asked:
+        for number, needed in requirements:
             flow, why = arriving[number], wrong[number]
             if not why:
                 why = equal.differs(flow.stream, target)
@@ -165,14 +165,14 @@ def find_conflicts(needs: Requirements, groups: Groups, counts: Counts, streams:
     feeds: dict[str, str] = {}
     reading: dict[str, list[str]] = defaultdict(list)  # the operators that join a dataset
     meeting: dict[str, list[str]] = defaultdict(list)  # those that join or feed it, by its node
-    for operator, asked in needs.items():
-        for needed in asked:
+    for operator, requirements in needs.items():
+        for needed in requirements:
             if needed is not None and needed.dataset is not None:
                 if needed.feeds:
                     feeds[operator] = needed.dataset
                 else:
                     reading[needed.dataset].append(operator)
-        for name in dict.fromkeys(needed.dataset for needed in asked if needed is not None and needed.dataset):
+        for name in dict.fromkeys(needed.dataset for needed in requirements if needed is not None and needed.dataset):
             meeting[dataset_node(name)].append(operator)
     relying: dict[str, str] = {}
     for operator, members in groups.items():
@@ -299,8 +299,8 @@ class FixFinder:
         places, seen = [at], {at}
         for place in places:  # which grows
             arriving = self._flows.arriving[place]
-            asked = self._needs.get(place, (None,) * len(arriving))
-            for number, (needed, flow) in enumerate(zip(asked, arriving, strict=True)):
+            requirements = self._needs.get(place, (None,) * len(arriving))
+            for number, (needed, flow) in enumerate(zip(requirements, arriving, strict=True)):
                 if needed is None and place in self._needs:
                     continue  # its count need not be equal
                 if needed is not None and needed.dataset is not None and needed.partitions != target:
@@ -458,8 +458,8 @@ def _find_mispartitioned(
 ) -> list[tuple[str, str, str]]:
     """Return the operators whose input is not partitioned by the required columns, why, and what to write."""
     found = []
-    for operator, asked in needs.items():
-        for number, (needed, flow) in enumerate(zip(asked, flows.arriving[operator], strict=True)):
+    for operator, requirements in needs.items():
+        for number, (needed, flow) in enumerate(zip(requirements, flows.arriving[operator], strict=True)):
             if needed is None or needed.columns is None or not (why := describe_mismatch(needed, flow)):
                 continue
             name = _stream_label(flow.stream, edges)
@@ -479,7 +479,7 @@ def _find_mispartitioned(
                 step = f"Write {_partition_by(needed.columns)} before {flow.stream}, on {_abbreviate([*inputs])}."
             else:
                 step = f"Write {_partition_by(needed.columns)} before {operator}"
-                step += f", on {name}." if len(asked) > 1 else "."
+                step += f", on {name}." if len(requirements) > 1 else "."
                 step += _suggest_partition_by(app, operator, needed, flow) if number == 0 else ""
             found.append((operator, f"{operator}: {problem}: {why}; needed is {_by_columns(needed.columns)}.", step))
     return found

@@ -120,9 +120,9 @@ def find_join_groups(app: Application, needs: Requirements, flows: Flows) -> Gro
         members: dict[str, None] = {}
         if operator.id in relied_on and flows.merges_streams(operator):
             members = dict.fromkeys([operator.id, *(flow.stream for flow in arriving)])
-        asked = list(zip(needs.get(operator.id, ()), arriving, strict=False))
-        members |= dict.fromkeys(flow.stream for needed, flow in asked if needed)
-        members |= dict.fromkeys(dataset_node(needed.dataset) for needed, _ in asked if needed and needed.dataset)
+        required = list(zip(needs.get(operator.id, ()), arriving, strict=False))
+        members |= dict.fromkeys(flow.stream for needed, flow in required if needed)
+        members |= dict.fromkeys(dataset_node(needed.dataset) for needed, _ in required if needed and needed.dataset)
         if members:
             relied_on.update(members)
             groups[operator.id] = tuple(members)
@@ -282,11 +282,11 @@ Requirements = Mapping[str, tuple["Requirement | None", ...]]
 
 def collect_requirements(app: Application) -> Requirements:
     """Return the requirements of operators; a send to a dataset that nothing joins has none."""
-    asked = {operator.id: operator.spec.requirements(app) for operator in app.operators}
-    joined = {need.dataset for needs in asked.values() for need in needs if need is not None and not need.feeds}
+    required = {operator.id: operator.spec.requirements(app) for operator in app.operators}
+    joined = {need.dataset for needs in required.values() for need in needs if need is not None and not need.feeds}
     kept = {
         operator: tuple(None if need and need.feeds and need.dataset not in joined else need for need in needs)
-        for operator, needs in asked.items()
+        for operator, needs in required.items()
     }
     return {operator: needs for operator, needs in kept.items() if any(needs)}
 

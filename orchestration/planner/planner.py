@@ -236,8 +236,8 @@ def _iter_operators(app: Application, flows: Flows, counts: Mapping[str, int]) -
 def _iter_join_groups(
     needs: Requirements, flows: Flows, edges: Mapping[str, StreamEdge], counts: Mapping[str, int]
 ) -> Iterator[JoinGroup]:
-    for join, asked in needs.items():
-        both = zip(asked, flows.arriving[join], strict=True)
+    for join, requirements in needs.items():
+        both = zip(requirements, flows.arriving[join], strict=True)
         joined = [(needed, flow) for needed, flow in both if needed is not None and not needed.feeds]
         if joined:
             nodes = dict.fromkeys(flow.stream for _, flow in joined)
@@ -253,8 +253,8 @@ def _plan_fed_datasets(
     """Return the joined datasets that the application feeds, in order of declaration."""
     sinks: dict[str, list[str]] = {}
     streams: dict[str, dict[str, None]] = {}
-    for operator, asked in needs.items():
-        for needed, flow in zip(asked, flows.arriving[operator], strict=True):
+    for operator, requirements in needs.items():
+        for needed, flow in zip(requirements, flows.arriving[operator], strict=True):
             if needed is not None and needed.feeds and needed.dataset is not None:
                 sinks.setdefault(needed.dataset, []).append(operator)
                 streams.setdefault(needed.dataset, {})[_stream_label(flow.stream, edges)] = None
@@ -295,19 +295,19 @@ def check_syntax(app: Application) -> None:
     The parser runs in a JVM without a session, and only if there is more to parse than column names. Without Java
     nothing is checked.
     """
-    asked = []
+    to_parse = []
     for text, whole, what, facts in _iter_sql(app):
         read = None if whole else parse_expression(text)
         if read is None or not (read.star or (read.tree is None and not read.unread)):
-            asked.append((text, whole, what, facts))
-    if not asked:
+            to_parse.append((text, whole, what, facts))
+    if not to_parse:
         return
     from dagster_adjunct.resources.spark.parser import syntax_errors
 
     mistakes: list[str] = []
     with suppress(ConfigurationError):  # no Java
-        mistakes = syntax_errors([(text, whole) for text, whole, _, _ in asked])
-    for mistake, (text, whole, what, facts) in zip(mistakes, asked, strict=False):
+        mistakes = syntax_errors([(text, whole) for text, whole, _, _ in to_parse])
+    for mistake, (text, whole, what, facts) in zip(mistakes, to_parse, strict=False):
         if mistake:
             raise PlanningError(
                 f"{what}: {text!r} is not a valid Spark SQL {'query' if whole else 'expression'}: {mistake}.",

@@ -73,17 +73,17 @@ def _pair_operators(older: Sequence[Item], newer: Sequence[Item]) -> list[tuple[
         return _NUMBER.sub("", item["id"], count=1)
 
     paired: dict[int, Item] = {}
-    left = {item["id"]: item for item in older}
+    unpaired = {item["id"]: item for item in older}
     for signature in (lambda item: (kind(item), item["summary"]), kind):
         waiting: dict[object, list[Item]] = defaultdict(list)
-        for item in reversed(left.values()):
+        for item in reversed(unpaired.values()):
             waiting[signature(item)].append(item)
         for number, item in enumerate(newer):
             if number not in paired and waiting[signature(item)]:
                 paired[number] = waiting[signature(item)].pop()
-                del left[paired[number]["id"]]
+                del unpaired[paired[number]["id"]]
     pairs: list[tuple[Item | None, Item | None]] = [(paired.get(number), item) for number, item in enumerate(newer)]
-    return [*((item, None) for item in left.values()), *pairs]
+    return [*((item, None) for item in unpaired.values()), *pairs]
 
 
 def _renumber(value: Any, renamed: Mapping[str, str], application: str) -> Any:
@@ -139,9 +139,9 @@ def _describe_changes(what: str, old: Item, new: Item, without: Sequence[str]) -
             continue
         if name == "columns" and isinstance(before, list) and isinstance(after, list):
             added = [str(column) for column in after if column not in before]
-            gone = [str(column) for column in before if column not in after]
+            removed = [str(column) for column in before if column not in after]
             parts = [f"new columns {', '.join(added)}"] if added else []
-            parts += [f"columns {', '.join(gone)} are gone"] if gone else []
+            parts += [f"columns {', '.join(removed)} are gone"] if removed else []
             yield f"{what}: {'; '.join(parts) or f'the columns are in another order: {_format_value(after)}'}"
             continue
         wording = _CHANGE_TEXTS.get(name, f"{name} is {{new}}, was {{old}}")

@@ -510,12 +510,12 @@ def build_marking(
     if not table.idempotent and table.newest_by is None:
         return None
     there = set(columns)
-    again = table.idempotent and table.on_replay == "apply"
+    per_epoch = table.idempotent and table.on_replay == "apply"
     replays = inputs.consumed is None
     sources = {}
     for ssp in inputs.ranges:
         identity = inputs.identities.get(ssp.qualified_stream)
-        epoch = inputs.epochs.get(ssp, 0) if again else 0
+        epoch = inputs.epochs.get(ssp, 0) if per_epoch else 0
         name = f"{writer}/{ssp}" + (f"@{identity[:8]}" if identity else "")
         sources[str(ssp)] = MarkedSource(f"{name}~{epoch}", 0) if replays and epoch else MarkedSource(name, epoch)
     if made_of_one and SOURCE in there:

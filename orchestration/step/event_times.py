@@ -221,8 +221,8 @@ def merge_blocks(rows: pa.Table, prior: Mapping[int, PriorTimes], delay: int, le
         before = prior.get(number, PriorTimes())
         reached = running_newest(before, latest[span])
         begun[span], mark[span] = reached[:-1], running_watermarks(before, reached[:-1], delay)
-        mine = slice(*np.searchsorted(late_partition, [number, number + 1]))
-        place[mine] = span.start + np.searchsorted(last[span], late_offset[mine])
+        of_partition = slice(*np.searchsorted(late_partition, [number, number + 1]))
+        place[of_partition] = span.start + np.searchsorted(last[span], late_offset[of_partition])
         read_to[number] = int(last[span][-1]) + 1
         if reached[-1] > NEVER:
             newest[number] = int(reached[-1])
@@ -252,11 +252,11 @@ def _find_late_in_blocks(times: DataFrame, blocks: pa.Table, delay: int) -> pa.T
 
     spark = times.sparkSession
     times = times.withColumn("block", F.col(OFFSET) - F.pmod(F.col(OFFSET), F.lit(BLOCK_LENGTH)))
-    asked = times.join(F.broadcast(spark.createDataFrame(blocks)), [PARTITION, "block"])
+    rechecked = times.join(F.broadcast(spark.createDataFrame(blocks)), [PARTITION, "block"])
     earlier = Window.partitionBy(PARTITION, "block").orderBy(OFFSET).rowsBetween(Window.unboundedPreceding, -1)
     running = F.greatest(F.max(TIME).over(earlier), F.col("begun"))
     mark = F.greatest(running - F.lit(delay), F.col("floor"))
-    late = asked.select(PARTITION, OFFSET, TIME, mark.alias("mark")).where(F.col(TIME) < F.col("mark"))
+    late = rechecked.select(PARTITION, OFFSET, TIME, mark.alias("mark")).where(F.col(TIME) < F.col("mark"))
     rows = late.select(PARTITION, OFFSET, "mark").toArrow()
     return _late_table(*(rows[name].to_numpy() for name in (PARTITION, OFFSET, "mark")))
 
@@ -283,15 +283,15 @@ class TaskTimeReader:
     name: str
     latest: int = MAX_MICROS
 
-    def blocks(self, spark: SparkSession, look: TimeBlockMapper) -> DataFrame:
+    def blocks(self, spark: SparkSession, mapper: TimeBlockMapper) -> DataFrame:
         """Return rows of BLOCK_SCHEMA, computed by one task for each partition."""
         number = len(self.partitions)
-        return spark.range(0, number, 1, max(1, number)).mapInArrow(partial(self._map, look), BLOCK_SCHEMA)
+        return spark.range(0, number, 1, max(1, number)).mapInArrow(partial(self._map, mapper), BLOCK_SCHEMA)
 
-    def _map(self, look: TimeBlockMapper, places: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _map(self, mapper: TimeBlockMapper, places: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in places:
             for place in batch.column(0).to_pylist():
-                yield from look(self.of(self.partitions[place]))
+                yield from mapper(self.of(self.partitions[place]))
 
     def of(self, partition: int) -> Iterator[pa.RecordBatch]:
         """Yield (partition, offset, time) of a partition's records: microseconds, null for times that count as none."""

@@ -111,10 +111,10 @@ def _find_suspects(before: Sequence[Operator], failure: Failure) -> list[Operato
     if failure.of_expression:
         return []
     calling = [candidate for candidate in before if _functions(candidate.spec)]
-    there = []
+    at_line = []
     if (place := failure.place) is not None:
-        there = [one for one in calling if any(place.line in _lines(f, place.file) for f in _functions(one.spec))]
-    return there or calling
+        at_line = [one for one in calling if any(place.line in _lines(f, place.file) for f in _functions(one.spec))]
+    return at_line or calling
 
 
 def iter_upstream(app: Application, operator: str) -> Iterator[Operator]:

@@ -185,8 +185,8 @@ def _plan_replay_batch(step: StepResources, state: ApplicationState, positions: 
     replays reads what one earlier batch read, with the versions of that batch.
     """
     context, replays = step.context, positions.replays
-    just = state.last is not None and state.last.intent.replays and state.last.intent.batch == state.batch
-    if not replays or (just and not _are_all_empty(context.systems, positions.unread)):
+    has_just_replayed = state.last is not None and state.last.intent.replays and state.last.intent.batch == state.batch
+    if not replays or (has_just_replayed and not _are_all_empty(context.systems, positions.unread)):
         return None
     first = min(replays.values(), key=replay_order)
     if first.recorded is not None:
@@ -220,16 +220,16 @@ def _plan_recorded_batch(
         pieces = plan.pieces.get(replay.ssp, ())
         return next((piece for piece in pieces if compare(piece.end, replay.next) > 0), None)
 
-    ours = {ssp: replay for ssp, replay in replays.items() if replay.recorded == plan.id}
-    pieces = {ssp: piece for ssp, replay in ours.items() if (piece := piece_of(replay)) is not None}
+    of_plan = {ssp: replay for ssp, replay in replays.items() if replay.recorded == plan.id}
+    pieces = {ssp: piece for ssp, replay in of_plan.items() if (piece := piece_of(replay)) is not None}
     number = min(piece.batch for piece in pieces.values())
     read = {ssp: piece for ssp, piece in pieces.items() if piece.batch == number}
     return _new_intent(
         context,
         state,
-        {ssp: OffsetRange(ours[ssp].next, piece.end) for ssp, piece in read.items()},
-        replays={ssp: ours[ssp].id for ssp in read},
-        epochs={ssp: ours[ssp].epoch for ssp in read},
+        {ssp: OffsetRange(of_plan[ssp].next, piece.end) for ssp, piece in read.items()},
+        replays={ssp: of_plan[ssp].id for ssp in read},
+        epochs={ssp: of_plan[ssp].epoch for ssp in read},
         versions=plan.versions[number],
         over_time=plan.over_time.get(number, {}),
         reading=RECORDED,
@@ -333,13 +333,13 @@ def resume_open_batch(step: StepResources, run: StepState, left_open: Intent) ->
                 stream=name,
             )
     left_open = left_open.model_copy(update={"ranges": ranges, "run": context.run})
-    gone = find_lost_ranges(context, left_open)
-    if gone:
+    deleted = find_lost_ranges(context, left_open)
+    if deleted:
         resolved = run.logged.state.offsets.resolved
         oldest = {ssp for ssp in left_open.startpoints if ssp in resolved and resolved[ssp].position == "oldest"}
-        lost = {ssp: span for ssp, span in gone.items() if ssp not in oldest}  # "oldest" loses nothing
+        lost = {ssp: span for ssp, span in deleted.items() if ssp not in oldest}  # "oldest" loses nothing
         check_open_batch(context.app, left_open, lost)
-        left_open = _truncate_batch(context, left_open, gone, lost)
+        left_open = _truncate_batch(context, left_open, deleted, lost)
     step.leases.take(left_open.versions, left_open.over_time, reopened=True)
     return PlannedBatch(left_open, {name: info.schema for name, info in infos.items()})
 
@@ -362,10 +362,10 @@ def find_lost_ranges(context: StepContext, intent: Intent) -> dict[SystemStreamP
     return lost
 
 
-def _truncate_batch(context: StepContext, intent: Intent, gone: Spans, lost: Spans) -> Intent:
+def _truncate_batch(context: StepContext, intent: Intent, deleted: Spans, lost: Spans) -> Intent:
     """Return the batch with the ranges that are left, and what is lost counted."""
     ranges, counted = dict(intent.ranges), dict(intent.lost)
-    for ssp, span in gone.items():
+    for ssp, span in deleted.items():
         end = ranges[ssp].end
         whole = context.systems[ssp.system].compare(end, span.end) < 0
         ranges[ssp] = OffsetRange(span.end, span.end if whole else end)

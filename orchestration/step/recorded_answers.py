@@ -382,8 +382,8 @@ def answer_keys(
         while (recorded := record.read(turn)) is not None:
             known.append(recorded.replace_schema_metadata(None).cast(known[0].schema))
             turn += 1
-        there = {key for part in known for key in _as_keys(part, lookup)}
-        asked = [place for place, key in enumerate(_as_keys(keys, lookup)) if key not in there]
+        answered_keys = {key for part in known for key in _as_keys(part, lookup)}
+        asked = [place for place, key in enumerate(_as_keys(keys, lookup)) if key not in answered_keys]
         if not asked:
             return pa.concat_tables(known), metrics
         fresh = keys.take(asked)
