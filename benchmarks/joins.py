@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from dagster_adjunct import (
 )
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.orchestration.batch_log.batch_log import Intent
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step.compile_batch import BatchCompiler
@@ -115,7 +117,12 @@ class Joins:
 
     def frame(self, names: Sequence[str]) -> DataFrame:
         context, views = self._context(names)
-        inputs = BatchInputs(1, self._streams.all_ranges("facts"), views)
+        inputs = BatchInputs(
+            Intent(
+                batch=1, run="benchmark", clock=datetime.now(UTC), ranges=self._streams.all_ranges("facts"), versions={}
+            ),
+            views,
+        )
         batch = Compiled(context, inputs, lambda name: None)
         batch.run()
         (frame,) = batch.sent

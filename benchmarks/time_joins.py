@@ -5,6 +5,7 @@ Both read the same records in one session, in turns, and keep nothing; then agai
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +27,7 @@ from dagster_adjunct import (
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.changes import DeltaCompaction
+from dagster_adjunct.orchestration.batch_log.batch_log import Intent
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
@@ -105,7 +107,18 @@ class World:
         context = StepContext(runtime, app, plan_application(app, systems=runtime.systems), FanOut())
         views = {name: StoredVersions(self._lake, dataset).current()}
         batch = Compiled(
-            context, BatchInputs(1, self._streams.all_ranges(f"{name}-{records}"), views), lambda output: None
+            context,
+            BatchInputs(
+                Intent(
+                    batch=1,
+                    run="benchmark",
+                    clock=datetime.now(UTC),
+                    ranges=self._streams.all_ranges(f"{name}-{records}"),
+                    versions={},
+                ),
+                views,
+            ),
+            lambda output: None,
         )
         batch.run()
         (frame,) = batch.sent

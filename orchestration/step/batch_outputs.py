@@ -113,8 +113,8 @@ class BatchGraph:
             if operator.spec.writes is not None or operator.id in needed:
                 needed |= {operator.id, *operator.inputs}
         self.context, self.inputs, self.app = context, inputs, context.app
-        self.number, self.clock, self.reading = inputs.batch, inputs.clock, inputs.reading
-        self.tasks = inputs.tasks or len(context.plan.tasks)
+        self.number, self.clock, self.reading = inputs.intent.batch, inputs.intent.clock, inputs.intent.reading
+        self.tasks = inputs.intent.tasks or len(context.plan.tasks)
         self.operators = [operator for operator in operators if operator.id in needed]
         self.planned = {planned.id: planned for planned in context.plan.operators}
         self.exchanges: dict[str, list[Exchange]] = defaultdict(list)
@@ -285,7 +285,7 @@ class BatchOutputs(BatchGraph):
         self._before_output(stream)
         system, name = self.system_of(stream), split_stream_name(stream)[1]
         create = partial(system.create, name, schema=output_schema(frame), key=key, partitions=partitions)
-        cut = self.inputs.cut
+        cut = self.inputs.intent.cut
         sent = (
             find_previous_append(system, name, self.producers[operator], self.number) if cut or system.evolves else None
         )
@@ -416,7 +416,7 @@ class BatchOutputs(BatchGraph):
             returns,
             self.stream_of(operator),
             self.sensitive(operator),
-            self.inputs.cut,
+            self.inputs.intent.cut,
         )
 
 
@@ -513,9 +513,9 @@ def build_marking(
     per_epoch = table.idempotent and table.on_replay == "apply"
     replays = inputs.consumed is None
     sources = {}
-    for ssp in inputs.ranges:
+    for ssp in inputs.intent.ranges:
         identity = inputs.identities.get(ssp.qualified_stream)
-        epoch = inputs.epochs.get(ssp, 0) if per_epoch else 0
+        epoch = inputs.intent.epochs.get(ssp, 0) if per_epoch else 0
         name = f"{writer}/{ssp}" + (f"@{identity[:8]}" if identity else "")
         sources[str(ssp)] = MarkedSource(f"{name}~{epoch}", 0) if replays and epoch else MarkedSource(name, epoch)
     if made_of_one and SOURCE in there:

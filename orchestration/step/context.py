@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.history import VersionsOverTime
@@ -15,11 +14,12 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     ClosedBatch,
+    Intent,
     LoggedState,
     TimeState,
     add_counters,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, JoinVersions, LineageNode
+from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
@@ -29,7 +29,6 @@ from dagster_adjunct.orchestration.step.state import iter_state_names
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import (
-    OffsetRange,
     SourceRange,
     Sources,
     StreamSystem,
@@ -47,37 +46,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchInputs:
-    """What one batch reads: offsets [start, end) of each input partition, and one version of each dataset.
+    """What one batch reads: its intent, and one version of each dataset.
 
-    A view is None for a dataset without `bootstrap` that has no version yet: its joins find no match. `epochs` are
-    those of the partitions' positions, without zeros. `consumed` are the offsets at which the main input continues
-    after the batch; None for a replay. `identities` are those of the input streams that have one. `tasks` is the number
-    of tasks that read broadcast inputs; None for as many as the plan has. `few`: run one task a stage; `interpreted`:
-    have Spark interpret plans instead of compiling them. `reading` says which versions the records are joined with.
-    `over_time` has all versions of bounded datasets that joins by time read. `states` are the state tables at the start
-    of the batch, by dataset. `clock` is when the batch began, `times` the event times of its inputs by then. `cut`:
-    retention has deleted records since the batch began, so outputs that have it already keep what they have.
+    A view is None for a dataset without `bootstrap` that has no version yet: its joins find no match. `identities` are
+    those of the input streams that have one. `few`: run one task a stage; `interpreted`: have Spark interpret plans
+    instead of compiling them. `over_time` has all versions of bounded datasets that joins by time read. `states` are
+    the state tables at the start of the batch, by dataset, `times` the event times of its inputs by then.
     """
 
-    batch: int
-    ranges: Mapping[SystemStreamPartition, OffsetRange]
+    intent: Intent
     views: Mapping[str, VersionReader | TransientVersion | None]
-    epochs: Mapping[SystemStreamPartition, int] = field(default_factory=dict)
-    consumed: Mapping[SystemStreamPartition, str] | None = None
     identities: Mapping[str, str] = field(default_factory=dict)
-    tasks: int | None = None
     few: bool = False
     interpreted: bool = False
     over_time: Mapping[str, VersionsOverTime] = field(default_factory=dict)
-    reading: JoinVersions = AS_OF
     states: Mapping[str, VersionReader | None] = field(default_factory=dict)
-    clock: datetime = datetime(1970, 1, 1, tzinfo=UTC)
     times: TimeState = field(default_factory=TimeState)
-    cut: bool = False
+
+    @property
+    def consumed(self) -> dict[SystemStreamPartition, str] | None:
+        """The offsets at which the main input continues after the batch; None for a bounded replay and a dry run."""
+        if self.intent.replays or self.intent.batch == 0:
+            return None
+        return {ssp: span.end for ssp, span in self.intent.ranges.items()}
 
     def sources(self, application: str, stream: str) -> Sources | None:
         """Return the ranges read of a stream, for the positions of output records; None if offsets are not numbers."""
-        ranges = {ssp: span for ssp, span in self.ranges.items() if ssp.qualified_stream == stream}
+        ranges = {ssp: span for ssp, span in self.intent.ranges.items() if ssp.qualified_stream == stream}
         if not all(text.isdecimal() for span in ranges.values() for text in (span.start, span.end)):
             return None
         identity = self.identities.get(stream)
@@ -85,7 +80,7 @@ class BatchInputs:
             stream,
             f"{application}@{identity}" if identity else application,
             tuple(
-                SourceRange(str(ssp), int(span.start), int(span.end), self.epochs.get(ssp, 0))
+                SourceRange(str(ssp), int(span.start), int(span.end), self.intent.epochs.get(ssp, 0))
                 for ssp, span in sorted(ranges.items())
             ),
         )

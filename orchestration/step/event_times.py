@@ -321,7 +321,7 @@ class BatchTimes:
     def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
         self._context, self._inputs = context, inputs
         self._declared = declared_event_times(context.app)
-        self._is_replay, self._is_dry_run = inputs.consumed is None, inputs.batch == 0
+        self._is_replay, self._is_dry_run = inputs.consumed is None, inputs.intent.batch == 0
         self._found: dict[str, Lateness] = {}
         self._after: TimeState | None = None
         self._kept = PersistedFrames()
@@ -368,11 +368,11 @@ class BatchTimes:
             measured = {stream: self._lateness(stream).measured for stream in self._declared}
             numbered = {
                 ssp: (int(span.start), int(span.end))
-                for ssp, span in self._inputs.ranges.items()
+                for ssp, span in self._inputs.intent.ranges.items()
                 if self._context.systems[ssp.system].numbered_offsets
             }
             inputs = self._inputs
-            self._after = times_after_batch(self._context.app, inputs.times, measured, inputs.clock, numbered)
+            self._after = times_after_batch(self._context.app, inputs.times, measured, inputs.intent.clock, numbered)
         return self._after
 
     def close(self) -> None:
@@ -382,7 +382,7 @@ class BatchTimes:
     # -- columns
 
     def _ranges(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
-        return {ssp: span for ssp, span in self._inputs.ranges.items() if ssp.qualified_stream == stream}
+        return {ssp: span for ssp, span in self._inputs.intent.ranges.items() if ssp.qualified_stream == stream}
 
     def _records(self, stream: str) -> DataFrame:
         if stream in self._read:
@@ -393,7 +393,7 @@ class BatchTimes:
             # The batch replays other streams: read no records of this one.
             first = streams.upcoming(streams.partitions(name)[:1])
             ranges = {ssp: OffsetRange(end, end) for ssp, end in first.items()}
-        epochs = {ssp.partition: epoch for ssp, epoch in self._inputs.epochs.items() if ssp in ranges}
+        epochs = {ssp.partition: epoch for ssp, epoch in self._inputs.intent.epochs.items() if ssp in ranges}
         records = _add_epochs(streams.read(self._context.spark(), ranges), epochs)
         if stream in self._declared and not streams.reads_columns and self._offsets(stream) and not self._is_replay:
             records = self._read[stream] = self._kept.keep(records)

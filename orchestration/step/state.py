@@ -117,7 +117,7 @@ class LocalWrites:
         """Return a writer of a table at its version in the batch's intent, if it has one."""
         context, inputs = self._context, self._inputs
         sealed = pinned.sealed if isinstance(pinned, VersionReader) else None
-        batch = WritingBatch(writer, inputs.batch, context.run, inputs.cut)
+        batch = WritingBatch(writer, inputs.intent.batch, context.run, inputs.intent.cut)
         tasks = SPARK_ONE_TASK if inputs.few else SPARK
         return self._stack.enter_context(LocalTableWriter(context.lake, dataset, sealed, batch, tasks))
 
@@ -140,7 +140,7 @@ class StateTables(LocalWrites):
             dataset = declare_state_dataset(writer, name, spec)
             writes = self._open(dataset, inputs.states.get(dataset.name), writer)
             kept = inputs.consumed is not None
-            self._tables[name] = StateTable(self._context, writes, spec, watermarks, kept, inputs.batch > 0)
+            self._tables[name] = StateTable(self._context, writes, spec, watermarks, kept, inputs.intent.batch > 0)
         return self._tables[name]
 
     def commit(self, before_commit: Callable[[str], None]) -> Counters:
@@ -185,7 +185,7 @@ class LocalTableWrites(LocalWrites):
         counted = self._counters.setdefault(table, {"rows": 0, "deleted": 0, "duplicate_batches": 0})
         if self._inputs.consumed is None:
             counted["replayed_batches"] = 1
-            if self._inputs.reading != RECORDED or table not in self._context.plan.tables_met_after_sends():
+            if self._inputs.intent.reading != RECORDED or table not in self._context.plan.tables_met_after_sends():
                 return
         dataset = self._context.app.dataset(table)
         rows, null_keys = prepare_table_rows(frame, dataset.key, deleted, on_null_key)

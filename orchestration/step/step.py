@@ -29,7 +29,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.state_table import create_state
 from dagster_adjunct.assets.unbounded.transient import TransientVersion
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, ClosedBatch, Intent, add_counters
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, ClosedBatch, add_counters
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.compile_batch import BatchMetrics, run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, Counters, StepContext, StepResources, StepState
@@ -148,7 +148,7 @@ def run_step(context: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepRe
                     try:
                         outputs = _write_outputs(step, opened)
                     except OffsetOutOfRangeError:
-                        if not find_lost_ranges(context, opened.intent):
+                        if not find_lost_ranges(context, opened.inputs.intent):
                             raise
                         continue  # retention was faster: resume it as a batch that was left open
                     run = _close_batch(step, opened, outputs)
@@ -221,7 +221,6 @@ class OpenBatch:
     """A batch whose intent is committed: its inputs, its number of records (or offsets), and the seconds so far."""
 
     run: StepState
-    intent: Intent
     inputs: BatchInputs
     records: int
     seconds: dict[str, float]
@@ -265,23 +264,16 @@ def _commit_intent(step: StepResources, run: StepState, batch: PlannedBatch, beg
     detail = {"records": records, "unit": context.unit, "versions": intent.versions, "few": few}
     context.on_event(StepEvent("intent", intent.batch, detail))
     inputs = BatchInputs(
-        batch=intent.batch,
-        ranges=intent.ranges,
-        views=views,
-        epochs=intent.epochs,
-        consumed=None if intent.replays else {ssp: span.end for ssp, span in spans},
+        intent,
+        views,
         identities=state.offsets.streams,
-        tasks=intent.tasks,
         few=few,
         interpreted=few and not intent.over_time and should_interpret(sizes),
         over_time={name: step.versions.over_time(name, ids) for name, ids in intent.over_time.items()},
-        reading=intent.reading,
         states=states,
-        clock=intent.clock,
         times=times_at_batch_start(app, state, intent),
-        cut=intent.cut,
     )
-    return OpenBatch(run, intent, inputs, records, {"intent": time.monotonic() - began})
+    return OpenBatch(run, inputs, records, {"intent": time.monotonic() - began})
 
 
 MAX_ROWS = 300_000
@@ -328,7 +320,7 @@ def should_interpret(sizes: Iterable[VersionSize]) -> bool:
 
 def _write_outputs(step: StepResources, opened: OpenBatch) -> BatchMetrics:
     """Write every output; after a store failure start over, keeping what is already written."""
-    began, context, intent = time.monotonic(), step.context, opened.intent
+    began, context, intent = time.monotonic(), step.context, opened.inputs.intent
 
     def before_output(name: str) -> None:
         context.check()
@@ -387,7 +379,7 @@ def _add_next_steps(error: AdjunctError, app: str, batch: int) -> AdjunctError:
 
 def _close_batch(step: StepResources, opened: OpenBatch, outputs: BatchMetrics) -> StepState:
     """Commit the end of the batch, which applies its startpoints; then remove these from the fan-outs."""
-    began, context, intent = time.monotonic(), step.context, opened.intent
+    began, context, intent = time.monotonic(), step.context, opened.inputs.intent
     before = opened.run.logged.state.offsets
     done = ClosedBatch(
         intent=intent,

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -22,6 +23,7 @@ from dagster_adjunct.assets.unbounded.state_table import StateSpec, declare_stat
 from dagster_adjunct.assets.unbounded.transient import TransientVersion
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import Intent
 from dagster_adjunct.orchestration.operators.batch_context import (
     SinkFunction,
     StateHandle,
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("adjunct.step")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Exchanges in DataFrames; those of other reasons happen when records are written.
 _IN_FRAMES = ("partition_by", "auto_repartition")
 
@@ -326,7 +329,8 @@ def analyze_batch(
     state table that a batch writes.
     """
     ranges = {ssp: OffsetRange(start, start) for ssp, start in (starts or {}).items()}
-    batch = DryRunCompiler(context, BatchInputs(0, ranges, views))
+    intent = Intent(batch=0, run=context.run, clock=_EPOCH, ranges=ranges, versions={})
+    batch = DryRunCompiler(context, BatchInputs(intent, views))
     batch.run()
     for dataset in batch.states:
         on_state(dataset)

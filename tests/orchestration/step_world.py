@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, Intent
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
 from dagster_adjunct.orchestration.step.compile_batch import run_batch
@@ -27,7 +28,7 @@ from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import RECORD_META, OffsetRange, StreamSystem
+from dagster_adjunct.resources.streams.system import RECORD_META, OffsetRange, StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.faulty_store import Crash, Fault, FaultyStore
 
@@ -39,6 +40,26 @@ Row = tuple[Any, ...]
 
 def ignore(event: StepEvent) -> None:
     """Hear nothing."""
+
+
+def batch_inputs(
+    batch: int,
+    ranges: Mapping[SystemStreamPartition, OffsetRange],
+    views: Mapping[str, Any],
+    epochs: Mapping[SystemStreamPartition, int] | None = None,
+) -> BatchInputs:
+    """Return the inputs of a batch that reads these ranges again, as a bounded replay does."""
+    replays = dict.fromkeys(ranges, "replay")
+    intent = Intent(
+        batch=batch,
+        run="run",
+        clock=datetime(1970, 1, 1, tzinfo=UTC),
+        ranges=dict(ranges),
+        versions={},
+        epochs=dict(epochs or {}),
+        replays=replays,
+    )
+    return BatchInputs(intent, views)
 
 
 @dataclass
@@ -118,12 +139,10 @@ class StepWorld:
         state = self.state(app)
         assert state.last is not None
         intent = state.last.intent
-        ranges = {ssp: OffsetRange(span.start, span.end) for ssp, span in intent.ranges.items()}
-        consumed = {ssp: span.end for ssp, span in intent.ranges.items()}
         context = self.context(app)
         versions = VersionCache(context)
         views = {name: versions.view(name, version, state) for name, version in intent.versions.items()}
-        inputs = BatchInputs(intent.batch, ranges, views, dict(intent.epochs), consumed, state.offsets.streams)
+        inputs = BatchInputs(intent, views, state.offsets.streams)
         run_batch(context, inputs, lambda output: None)
 
     def rows(self, stream: str) -> list[dict[str, Any]]:

@@ -18,10 +18,11 @@ from dagster_adjunct.orchestration.step import compile_batch as arriving_records
 from dagster_adjunct.orchestration.step.compile_batch import (
     BatchCompiler,
 )
-from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from tests.orchestration.step_world import batch_inputs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -99,7 +100,7 @@ def known_of(folder: Path, first: Spec, *others: Spec) -> BatchCompiler:
         stream = stream.apply(spec)
     plan = plan_application(app, systems={"lake": streams})
     runtime = Runtime(lake, {"lake": streams}, lambda: None, by="test")  # type: ignore[arg-type, return-value]
-    return BatchCompiler(StepContext(runtime, app, plan, FanOut()), BatchInputs(1, {}, {}), lambda name: None)
+    return BatchCompiler(StepContext(runtime, app, plan, FanOut()), batch_inputs(1, {}, {}), lambda name: None)
 
 
 def test_what_arrives_at_an_operator_is_computed_once(tmp_path: Path) -> None:

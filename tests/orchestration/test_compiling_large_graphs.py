@@ -24,6 +24,7 @@ from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.tables.table import RemoteTable
+from tests.orchestration.step_world import batch_inputs
 
 Compiled = Callable[[StepContext, BatchInputs], None]
 
@@ -113,4 +114,4 @@ def described(folder: Path, count: int) -> tuple[StepContext, BatchInputs]:
         records.filter(f"v > {number}").send_to(table)
     plan = plan_application(app, systems={"lake": streams})
     runtime = Runtime(lake, {"lake": streams}, lambda: None, by="test")  # type: ignore[arg-type, return-value]
-    return StepContext(runtime, app, plan, FanOut()), BatchInputs(1, streams.all_ranges("records"), {})
+    return StepContext(runtime, app, plan, FanOut()), batch_inputs(1, streams.all_ranges("records"), {})

@@ -68,16 +68,16 @@ class Recording(StubEngine):
         (number,) = {entry["n"] for _, entry in inputs.views["planes"].items()}
         taken = {
             "main": inputs.consumed is not None,
-            "reading": inputs.reading,
+            "reading": inputs.intent.reading,
             "met": {
                 (partition, offset): number
-                for partition, span in inputs.ranges.items()
+                for partition, span in inputs.intent.ranges.items()
                 for offset in range(int(span.start), int(span.end))
             },
         }
         self.meanwhile()
         before_output("out")
-        assert self.batches.setdefault(inputs.batch, taken) == taken, "a batch came again as another one"
+        assert self.batches.setdefault(inputs.intent.batch, taken) == taken, "a batch came again as another one"
         return BatchMetrics({}, {})
 
 

@@ -66,9 +66,9 @@ class Output(StubEngine):
 
     def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
         batch = Batch(
-            inputs.batch,
-            {ssp: (span.start, span.end) for ssp, span in inputs.ranges.items()},
-            dict(inputs.epochs),
+            inputs.intent.batch,
+            {ssp: (span.start, span.end) for ssp, span in inputs.intent.ranges.items()},
+            dict(inputs.intent.epochs),
             inputs.consumed is not None,
         )
         assert (inputs.consumed or {}) == ({ssp: end for ssp, (_, end) in batch.ranges.items()} if batch.main else {})
