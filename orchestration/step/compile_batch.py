@@ -136,7 +136,7 @@ class BatchCompiler(BatchOutputs):
                 explained = explain_failure(self, operator.id, error)
                 if explained is None:
                     raise
-                raise explained  # noqa: B904 - it says itself what may be told of its cause
+                raise explained  # noqa: B904 - its cause is set unless that could reveal sensitive values
         except AnalysisException as error:
             raise _analysis_error(operator, error) from error
         return sources[0] if aside else leaving

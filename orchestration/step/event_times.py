@@ -147,9 +147,9 @@ def _sort_by_offset(
 
 
 BLOCK_LENGTH = 1_024
-"""Offsets that are looked at again together."""
+"""The number of offsets that are checked again together."""
 DRIVER_LIMIT = 100_000
-"""Offsets: so many are looked at by the driver, more by the tasks that read them."""
+"""The largest number of offsets that the driver checks; more are checked by the tasks that read them."""
 
 
 @dataclass(frozen=True, slots=True)

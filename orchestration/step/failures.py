@@ -185,7 +185,7 @@ def _run_with_timeout(arriving: DataFrame, search: Callable[[float], T], seconds
 def _bisect_records(arriving: DataFrame, probe: Probe, same: Callable[[Exception], bool], ends: float) -> Sample | None:
     """Return a record on which `probe` fails with the `same` error; None if none is found.
 
-    Each half is computed anew: a batch of 100,000 records takes some twenty small jobs.
+    Each half is computed again: a batch of 100,000 records takes some twenty small jobs.
     """
     places = [
         (row[0], row[1]) for row in arriving.select(PARTITION, OFFSET).distinct().limit(_MAX_POSITIONS + 1).collect()

@@ -75,9 +75,9 @@ from dagster_adjunct.resources.spark.tuning import FEW_ROWS, prewarm_workers
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 
-# How often a run begins: another one that was taken over from may come in between, once.
+# How often a run begins: the run that it took over from may commit once more.
 _MAX_STARTS = 3
-# How often all is looked at for one batch: whoever discards versions may be faster, now and then.
+# How often a batch is planned: versions may be discarded between the snapshot and their lease.
 _MAX_SNAPSHOTS = 6
 # Seconds before a batch is retried after a store failure.
 _RETRY_PAUSES = (1.0, 5.0)
