@@ -146,7 +146,8 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     needs = collect_requirements(app)
     inserted: Insertions = plan_repartitioning(app, catalog, needs) if app.auto_repartition else {}
     flows = trace_flows(app, catalog, apply_insertions(inserted))
-    check_budgets(list_budgets(app.tables.values()))
+    if app.tables:
+        check_budgets(list_budgets(app.tables.values()))
     check_datasets(app, catalog)
     check_state_names(app)
     unproven, types = check_types(app, catalog)
