@@ -126,16 +126,17 @@ def test_it_is_planned_and_drawn_with_several_inputs() -> None:
 
 
 def test_what_it_leaves_open_is_proven_by_nobody() -> None:
-    with pytest.raises(
-        PlanningError, match=r"its partitioning is unknown after union-4-trips.*partition_by\(\"tailnum"
-    ):
+    with pytest.raises(PlanningError) as failure:
         build_plan(united(), catalog(replace(FACTS[0], partitions=2), replace(FACTS[1], partitions=2), planes=1))
+    assert failure.value.operator == "join-5-planes"
+    assert failure.value.dataset == "planes"
 
 
 def test_what_it_refuses_is_said_with_its_id() -> None:
     other = replace(FACTS[1], schema=Schema.of(tailnum="string", km="int"))
-    with pytest.raises(PlanningError, match="union-4-trips: its inputs have different columns"):
+    with pytest.raises(PlanningError) as failure:
         build_plan(united(), catalog(FACTS[0], other, planes=1))
+    assert failure.value.operator == "union-4-trips"
 
 
 def test_lineage_goes_through_all_its_inputs() -> None:
@@ -159,8 +160,9 @@ def test_records_are_written_and_looked_up_behind_one_input_only() -> None:
     app = Application("app")
     old, new = app.input_stream("lake.old"), app.input_stream("lake.new")
     app.output_stream("lake.out", partitions=2)
-    with pytest.raises(PlanningError, match="send-to-3 has the inputs input-1, input-2: expected one"):
+    with pytest.raises(PlanningError) as failure:
         old.apply(SendToStream("lake.out"), new)
+    assert failure.value.operator == "send-to-3"
 
 
 def test_inputs_are_of_one_application() -> None:
@@ -278,8 +280,10 @@ class Called(Sample):
 def test_an_operator_whose_schemas_nobody_can_see_is_refused_unless_it_says_them() -> None:
     answers = Schema.of(tailnum="string")
     stream = Application("app").input_stream("lake.old")
-    with pytest.raises(ConfigurationError, match=r"loose-2: Loose is not a dataclass.*sensitive.* Make it a frozen"):
+    with pytest.raises(ConfigurationError) as failure:
         stream.apply(Loose(answers))
+    assert failure.value.operator == "loose-2"
+    assert failure.value.argument == "spec"
     told = Told(answers)
     stream.apply(told)
     assert told.declared_schemas == (answers,)

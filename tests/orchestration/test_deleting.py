@@ -96,8 +96,9 @@ def test_a_deleted_stream_is_gone_and_what_is_made_anew_is_another_one(lake: Lak
     assert (report.objects, report.repeated) == (planned.objects, False)
     assert streams.list_streams() == ["other"]
     for ask in (streams.info, streams.all_ranges, streams.describe, streams.maintain):
-        with pytest.raises(StreamNotFoundError, match="Streams: other"):
+        with pytest.raises(StreamNotFoundError) as failure:
             ask("s")  # type: ignore[operator]
+        assert failure.value.stream == "lake.s"
     left = keys(lake, "streams/s/")
     assert len(left) == 2, left
     assert delete_stream(lake, "s", **WHY).objects == 0
@@ -105,10 +106,12 @@ def test_a_deleted_stream_is_gone_and_what_is_made_anew_is_another_one(lake: Lak
     assert streams.info("s").identity not in (before, None)
     assert (values(streams), streams.list_streams()) == ([3], ["other", "s"])
     assert values(streams, "other") == [5]
-    with pytest.raises(StreamNotFoundError, match="no stream 'x'"):
+    with pytest.raises(StreamNotFoundError) as failure:
         delete_stream(lake, "x", **WHY)
-    with pytest.raises(ConfigurationError, match="without a reason"):
+    assert failure.value.stream == "lake.x"
+    with pytest.raises(ConfigurationError) as failure:
         delete_stream(lake, "s", reason=" ", by="ada")
+    assert failure.value.argument == "reason"
 
 
 def deleting_with(fault: Fault) -> tuple[Lake, FaultyStore]:
@@ -170,8 +173,9 @@ def test_an_append_begun_before_a_deletion_does_not_reach_the_new_stream(lake: L
             return super()._commit(seen, append)
 
     sent(LakeStreams(lake), 1)
-    with pytest.raises(CommitConflictError, match="recreated while its records were written"):
+    with pytest.raises(CommitConflictError) as failure:
         Slow(lake).append("s", pa.table({"k": ["a"], "v": [9]}), producer="p", sequence=2)
+    assert failure.value.stream == "lake.s"
     assert values(LakeStreams(lake)) == []
 
 
@@ -179,14 +183,17 @@ def test_a_stream_that_is_read_is_not_deleted(planes: World) -> None:
     lake, streams = planes.lake, planes.streams
     sent(streams, 1)
     begun(lake, checkpoint="lake.s.0")
-    with pytest.raises(StillReadError, match=r"application app has a checkpoint on it.*--force"):
+    with pytest.raises(StillReadError) as failure:
         delete_stream(lake, "s", **WHY)
-    with pytest.raises(StillReadError, match="dataset planes follows it"):
+    assert failure.value.stream == "lake.s"
+    with pytest.raises(StillReadError) as failure:
         delete_stream(lake, NAME, **WHY)
+    assert failure.value.stream == "lake.planes"
     begun(lake, checkpoint="lake.s.0", open_over="lake.s.1")
     for force in (False, True):
-        with pytest.raises(StillReadError, match=r"batch 1 of application app is open and reads it.*abandon"):
+        with pytest.raises(StillReadError) as failure:
             delete_stream(lake, "s", force=force, **WHY)
+        assert failure.value.stream == "lake.s"
     assert delete_stream(lake, NAME, force=True, **WHY).affected == ("dataset planes follows it",)
     assert served(lake) == whole(2), "versions stand for themselves"
 
@@ -196,14 +203,16 @@ def test_a_stream_with_a_named_reader_is_deleted_by_force_and_the_reader_is_told
     sent(streams, 1)
     read_new(lake, "s", reader="report").commit()
     batch = read_new(lake, "s", reader="report")
-    with pytest.raises(StillReadError, match=r"reader report has a position in it.*--force"):
+    with pytest.raises(StillReadError) as failure:
         delete_stream(lake, "s", **WHY)
+    assert failure.value.stream == "lake.s"
     assert delete_stream(lake, "s", force=True, **WHY).affected == ("reader report has a position in it",)
     sent(streams, 2, 3)
     batch.commit()
     # To begin anew by itself would be to number its batches from 1 again, over those that it has made.
-    with pytest.raises(OffsetOutOfRangeError, match=r"deleted and recreated .*remove-reader s report"):
+    with pytest.raises(OffsetOutOfRangeError) as failure:
         read_new(lake, "s", reader="report")
+    assert failure.value.stream == "lake.s"
     assert remove_reader(lake, "s", "report")
     assert sorted(read_new(lake, "s", reader="report").table()["v"].to_pylist()) == [2, 3]
 
@@ -214,8 +223,9 @@ def test_a_stream_that_an_open_batch_writes_is_not_deleted(lake: Lake) -> None:
     sent(streams, 1, name="in")
     streams.append("s", pa.table({"k": ["a"], "v": [9]}), producer="app", sequence=1)
     begun(lake, checkpoint="lake.in.0", open_over="lake.in.0")
-    with pytest.raises(StillReadError, match="batch 1 of application app is open and may write to it"):
+    with pytest.raises(StillReadError) as failure:
         delete_stream(lake, "s", force=True, **WHY)
+    assert failure.value.stream == "lake.s"
 
 
 def test_who_commits_while_readers_are_looked_for_is_seen(lake: Lake) -> None:
@@ -229,8 +239,9 @@ def test_who_commits_while_readers_are_looked_for_is_seen(lake: Lake) -> None:
         begun(lake, open_over="lake.s.0")
 
     pointer = Fault("put_if_match", 1, "meanwhile", meanwhile)
-    with pytest.raises(StillReadError, match="batch 1 of application app is open"):
+    with pytest.raises(StillReadError) as failure:
         delete_stream(Lake(FaultyStore(lake.store, [pointer]), lake.id), "s", **WHY)
+    assert failure.value.stream == "lake.s"
     assert looked
     assert values(streams) == [1, 2]
 
@@ -311,12 +322,14 @@ def test_a_dataset_that_is_held_is_not_deleted(planes: World) -> None:
             with pytest.raises(StillReadError, match=f"a reader holds {version} until"):
                 delete_dataset(lake, NAME, force=force, **WHY)
     retain_version(lake, NAME, version, holder="a table elsewhere")
-    with pytest.raises(StillReadError, match="a table elsewhere holds"):
+    with pytest.raises(StillReadError) as failure:
         delete_dataset(lake, NAME, force=True, **WHY)
+    assert failure.value.dataset == "planes"
     release_versions(lake, NAME, holder="a table elsewhere")
     begun(lake, versions={NAME: version})
-    with pytest.raises(StillReadError, match="batch 1 of application app is open and reads it"):
+    with pytest.raises(StillReadError) as failure:
         delete_dataset(lake, NAME, force=True, **WHY)
+    assert failure.value.dataset == "planes"
     assert served(lake) == whole(2)
 
 
@@ -329,8 +342,9 @@ def test_a_reader_that_comes_between_the_look_and_the_deletion_keeps_its_files(p
         leases.append(Lease.acquire(lake, NAME, [view.version], holder="late"))
 
     pointer = Fault("put_if_match", 1, "meanwhile", meanwhile)
-    with pytest.raises(DatasetError, match=r"is deleted, but late still reads .*Repeat adjunct dataset delete"):
+    with pytest.raises(DatasetError) as failure:
         delete_dataset(Lake(FaultyStore(lake.store, [pointer]), lake.id), NAME, **WHY)
+    assert failure.value.dataset == "planes"
     assert list_datasets(lake) == []
     assert {key: entry["n"] for key, entry in view.items()} == whole(2), "what it holds stays"
     leases[0].release()
@@ -340,8 +354,9 @@ def test_a_reader_that_comes_between_the_look_and_the_deletion_keeps_its_files(p
 
 def test_a_member_of_a_version_set_is_not_deleted(planes: World) -> None:
     join_version_set(planes.lake, "both", [NAME], by="ada")
-    with pytest.raises(DatasetError, match="member of the version set 'both'"):
+    with pytest.raises(DatasetError) as failure:
         delete_dataset(planes.lake, NAME, force=True, **WHY)
+    assert failure.value.dataset == "planes"
 
 
 def test_a_deleted_dataset_can_join_a_version_set(planes: World) -> None:

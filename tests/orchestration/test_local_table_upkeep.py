@@ -108,8 +108,9 @@ def test_the_commands_know_a_local_table_as_any_dataset(world: World) -> None:
 
 def test_what_needs_a_stream_is_refused_by_name(world: World) -> None:
     assert "local table of application 'app', which follows no stream" in refused(world, "dataset", "lag", "counts")
-    with pytest.raises(DatasetError, match="is a local table"):
+    with pytest.raises(DatasetError) as failure:
         rebuild_dataset(world.spec(), lake=world.lake, systems={}, spark=IN_PROCESS, reason="a test", by="me")
+    assert failure.value.dataset == "counts"
 
 
 def test_an_open_batch_rereads_its_versions_after_compaction_and_discard(world: World) -> None:
@@ -132,8 +133,9 @@ def test_what_a_batch_that_was_given_up_is_taken_out_to_stays_until_then(world: 
     BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=False)
     compact_dataset(world.lake, "counts", spark=IN_PROCESS, by="me", level="major")
     expire_versions(world.lake, "counts", DiscardPolicy(1, timedelta(0)), by="me")
-    with pytest.raises(StillReadError, match="batch 3 of application app, which was abandoned"):
+    with pytest.raises(StillReadError) as failure:
         repartition_dataset(world.lake, "counts", 5, reason="more", by="me")
+    assert failure.value.dataset == "counts"
     context = Runtime(world.lake, {}, IN_PROCESS, "run")
     undo_batch(context, "counts", "app", 3, declared=world.spec())
     assert world.held() == {"a": 2, "b": 1, "c": 2}
@@ -177,12 +179,14 @@ def _roots(world: World) -> Callable[[], dict[str, str]]:
 
 def test_its_partitions_are_changed_in_place_between_batches_only(world: World) -> None:
     world.begin(3)
-    with pytest.raises(StillReadError, match="batch 3 of application app"):
+    with pytest.raises(StillReadError) as failure:
         repartition_dataset(world.lake, "counts", 5, reason="more", by="me")
+    assert failure.value.dataset == "counts"
     BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=True)
     repartition_dataset(world.lake, "counts", 5, reason="more", by="me")
-    with pytest.raises(DatasetError, match="partitions is 2, was 5"):
+    with pytest.raises(DatasetError) as failure:
         world.batch(4, ("b", 4))
+    assert failure.value.dataset == "counts"
     world.batch(4, ("b", 4), ("d", 4), partitions=5)
     assert world.held() == {"a": 2, "b": 4, "c": 2, "d": 4}
 
@@ -197,8 +201,9 @@ def test_an_erased_key_leaves_all_versions_and_the_report_names_its_sources(worl
 
 def test_a_table_that_was_deleted_begins_anew(world: World) -> None:
     world.begin(3)
-    with pytest.raises(StillReadError, match="batch 3 of application app is open"):
+    with pytest.raises(StillReadError) as failure:
         delete_dataset(world.lake, "counts", reason="over", by="me", force=True)
+    assert failure.value.dataset == "counts"
     BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=True)
     delete_dataset(world.lake, "counts", reason="over", by="me", force=True)
     world.batch(1, ("z", 1))

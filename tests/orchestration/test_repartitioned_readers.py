@@ -105,15 +105,19 @@ def test_who_has_not_read_all_or_is_at_it_refuses_the_rewriting(lake: Lake) -> N
     streams = LakeStreams(lake)
     sent(streams, *range(9))
     at(lake, ["0", ends(streams)[1]])
-    with pytest.raises(StillReadError, match=r"application app has not read all of it.*--force"):
+    with pytest.raises(StillReadError) as failure:
         repartition_stream(lake, "s", 5, **WHY)
+    assert failure.value.stream == "lake.s"
     at(lake, ends(streams), open_over="lake.s.0")
     for force in (False, True):
-        with pytest.raises(StillReadError, match="batch 1 of application app is open"):
+        with pytest.raises(StillReadError) as failure:
             repartition_stream(lake, "s", 5, force=force, **WHY)
+        assert failure.value.stream == "lake.s"
     assert streams.info("s").partitions == 2
-    with pytest.raises(ConfigurationError, match="without a reason"):
+    with pytest.raises(ConfigurationError) as failure:
         repartition_stream(lake, "s", 5, reason="", by="ada")
+    assert failure.value.stream == "lake.s"
+    assert failure.value.argument == "reason"
 
 
 def test_what_comes_between_the_look_and_the_commit_is_seen(lake: Lake) -> None:
@@ -121,8 +125,9 @@ def test_what_comes_between_the_look_and_the_commit_is_seen(lake: Lake) -> None:
     sent(streams, *range(9))
     at(lake, ends(streams))
     pointer = Fault("put_if_match", 1, "meanwhile", lambda: sent(streams, 99, sequence=2))
-    with pytest.raises(StillReadError, match="application app has not read all of it"):
+    with pytest.raises(StillReadError) as failure:
         repartition_stream(Lake(FaultyStore(lake.store, [pointer]), lake.id), "s", 5, **WHY)
+    assert failure.value.stream == "lake.s"
     assert (streams.info("s").partitions, values(streams)) == (2, [*range(9), 99])
 
 
@@ -130,8 +135,9 @@ def test_a_named_reader_that_is_behind_is_told(lake: Lake) -> None:
     sent(LakeStreams(lake), *range(9))
     with read_new(lake, "s", reader="me", max_records=3) as new:
         new.commit()
-    with pytest.raises(StillReadError, match="reader me has not read all of it"):
+    with pytest.raises(StillReadError) as failure:
         repartition_stream(lake, "s", 5, **WHY)
+    assert failure.value.stream == "lake.s"
     assert repartition_stream(lake, "s", 5, force=True, **WHY).affected == ("reader me has not read all of it",)
 
 
@@ -185,8 +191,9 @@ def test_a_startpoint_that_waits_is_not_followed_among_other_records(lake: Lake)
     app.input_stream("lake.s").send_to(app.output_stream("lake.out", partitions=2, key="k"))
     Startpoints(app, lake=lake).request("lake.s.1", StartpointSpecific(offset="2"), **WHY)
     for force in (False, True):
-        with pytest.raises(StillReadError, match=r"a startpoint of application app waits on it.*startpoint clear"):
+        with pytest.raises(StillReadError) as failure:
             repartition_stream(lake, "s", 5, force=force, **WHY)
+        assert failure.value.stream == "lake.s"
     Startpoints(app, lake=lake).clear(**WHY)
     # What a run remembers of one that it has followed is no startpoint that waits.
     settled = {settled_key((SystemStreamPartition("lake", "s", 1), None)): 1}
@@ -204,8 +211,9 @@ def test_a_named_reader_goes_on_over_several_rewritings(lake: Lake) -> None:
         repartition_stream(lake, "s", partitions, force=True, **WHY)
     sent(streams, 99, sequence=2)
     assert values_of(read_new(lake, "s", reader="ahead")) == [99]
-    with pytest.raises(OffsetOutOfRangeError, match=r"repartitioned before it had read all.*remove-reader s behind"):
+    with pytest.raises(OffsetOutOfRangeError) as failure:
         read_new(lake, "s", reader="behind")
+    assert failure.value.stream == "lake.s"
 
 
 def values_of(new: NewRecords) -> list[int]:

@@ -91,8 +91,9 @@ def test_a_table_that_is_gone_between_runs_is_an_error_until_it_is_back_or_forgo
         with closing(sqlite3.connect(file)) as connection:
             connection.execute("DROP TABLE counts")
     for _ in range(2):
-        with pytest.raises(TableNotFoundError, match="adjunct table allow-recreate counts"):
+        with pytest.raises(TableNotFoundError) as failure:
             run(lake)
+        assert failure.value.table == "counts"
     copy.replace(file)
     run(lake)
     assert count(file) == 4
@@ -120,8 +121,9 @@ def test_a_table_that_goes_while_a_run_is_at_work_is_missed_by_the_next(lake: La
     with suppress(ZeroDivisionError), register_tables(lake, counting(table()), by="test"):
         (folders[0] / "state.sqlite").unlink()
         raise ZeroDivisionError
-    with pytest.raises(TableNotFoundError, match="is gone"):
+    with pytest.raises(TableNotFoundError) as failure:
         run(lake)
+    assert failure.value.table == "counts"
 
 
 def test_forgetting_a_table_that_no_run_has_written_names_those_that_are_known(lake: Lake, folders: list[Path]) -> None:

@@ -43,24 +43,30 @@ def test_the_same_key_under_another_hash_is_refused(partitioner):
 
 
 def test_a_stream_without_a_key_is_refused():
-    with pytest.raises(PlanningError, match="partitioned by no key"):
+    with pytest.raises(PlanningError) as failure:
         build_plan(joined(), catalog(StreamFacts("lake.flights", 8, (), SPARK), WEATHER))
+    assert failure.value.operator == "join-2-weather"
+    assert failure.value.dataset == "weather"
 
 
 def test_the_columns_of_the_stream_that_stand_for_the_datasets_count():
     right = StreamFacts("lake.flights", 8, ("airport",), SPARK)
     on = {"airport": "origin", "hour": "time_hour"}
     assert build_plan(joined(on=on), catalog(right, WEATHER)).join_groups[0].partitioned_by == ("airport",)
-    with pytest.raises(PlanningError, match=r'\.partition_by\("airport"\)'):
+    with pytest.raises(PlanningError) as failure:
         build_plan(joined(on=on), catalog(FLIGHTS, WEATHER))
+    assert failure.value.operator == "join-2-weather"
+    assert failure.value.dataset == "weather"
 
 
 def test_the_order_of_partition_columns_counts():
     both = unbounded_dataset("both", input="lake.both", key=["a", "b"], partitions=8)
     app = application()
     app.input_stream("lake.s").partition_by("b", "a").join(app.table(both), on=["a", "b"])
-    with pytest.raises(PlanningError, match=r'\.partition_by\("a", "b"\)'):
+    with pytest.raises(PlanningError) as failure:
         build_plan(app, catalog(StreamFacts("lake.both", 1), s=8))
+    assert failure.value.operator == "join-3-both"
+    assert failure.value.dataset == "both"
 
 
 @pytest.mark.parametrize(
@@ -94,8 +100,10 @@ def test_an_operator_that_leaves_the_partition_columns_alone_keeps_the_partition
 )
 def test_an_operator_that_may_change_the_partition_columns_is_named(change):
     app = joined(lambda stream: change(stream.partition_by("origin")))
-    with pytest.raises(PlanningError, match=r"its partitioning is unknown after (map|filter)-3"):
+    with pytest.raises(PlanningError) as failure:
         build_plan(app, catalog(FLIGHTS, WEATHER))
+    assert failure.value.operator == "join-4-weather"
+    assert failure.value.dataset == "weather"
 
 
 def test_a_renamed_partition_column_still_chooses_the_partition():

@@ -276,8 +276,9 @@ def test_a_strict_application_is_not_told_to_let_the_planner_move_records():
     app.input_stream("lake.s").join(app.table(dataset("t", 4)), on="k", select=[])
     typed = [StreamFacts(f"lake.{name}", 8, ("k",), SPARK, Schema.of(k="int")) for name in "st"]
     assert "auto_repartition" not in refused(app, catalog(*typed)).next_step
-    with pytest.raises(ConfigurationError, match="strict=True and auto_repartition=True"):
+    with pytest.raises(ConfigurationError) as failure:
         application(strict=True, auto_repartition=True)
+    assert failure.value.argument == "strict"
 
 
 def test_the_same_change_is_told_once_and_one_join_is_counted_as_one():
@@ -301,5 +302,7 @@ def test_what_a_merge_brings_together_is_no_stream():
     app = application()
     merged = app.input_stream("lake.s").merge(app.input_stream("lake.r"))
     merged.join(app.table(dataset("t", 4)), on="k", select=[])
-    with pytest.raises(PlanningError, match=r": the output of merge-3 is not partitioned like dataset t"):
+    with pytest.raises(PlanningError) as failure:
         build_plan(app, catalog(StreamFacts("lake.r", 4, ("k",), "kafka-murmur2"), s=4, t=4))
+    assert failure.value.operator == "join-4-t"
+    assert failure.value.dataset == "t"

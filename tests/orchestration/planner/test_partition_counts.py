@@ -113,8 +113,9 @@ def test_cases_1_and_2_hold_for_side_inputs_with_the_count_of_the_dataset():
     assert planned.stream("app-partition-by-2").partitions == 8
     direct = application()
     direct.input_stream("lake.s2").join(direct.table(dataset("t", 8)), on="k")
-    with pytest.raises(PartitionCountMismatchError, match=r"lake\.t has 8 \(dataset t\)"):
+    with pytest.raises(PartitionCountMismatchError) as failure:
         build_plan(direct, catalog(s2=3, t=3))
+    assert failure.value.operator == "join-2-t"
 
 
 def test_a_count_travels_through_a_chain_of_joins():
@@ -170,8 +171,9 @@ def test_a_count_given_with_partition_by_stands_and_can_conflict():
     app.input_stream("lake.s").partition_by("k", partitions=4).join(app.table(dataset("t", 4)), on="k", select=[])
     assert intermediate(app, catalog(s=12, t=1)) == (4, "partition_by(partitions=4)")
     app.input_stream("lake.r").partition_by("k", partitions=5).join(app.table(dataset("u", 4)), on="k")
-    with pytest.raises(PartitionCountMismatchError, match=r"has 5 \(partition_by\(partitions=5\)\), lake\.u has 4"):
+    with pytest.raises(PartitionCountMismatchError) as failure:
         build_plan(app, catalog(s=12, r=12, t=1, u=1))
+    assert failure.value.operator == "join-6-u"
 
 
 def test_a_broadcast_dataset_asks_for_nothing():
@@ -185,10 +187,13 @@ def test_a_broadcast_dataset_asks_for_nothing():
 def test_a_stream_that_is_not_there_is_named_with_those_that_are():
     app = application()
     app.input_stream("lake.s").join(app.table(dataset("t", 4)), on="k")
-    with pytest.raises(PlanningError, match=r"input-1 reads stream 'lake\.s'.*streams there: lake\.t\."):
+    with pytest.raises(PlanningError) as failure:
         build_plan(app, catalog(t=4))
-    with pytest.raises(PlanningError, match=r"dataset 't' reads stream 'lake\.t'.*streams there: lake\.s\."):
+    assert failure.value.operator == "input-1"
+    assert failure.value.stream == "lake.s"
+    with pytest.raises(PlanningError) as failure:
         build_plan(app, catalog(s=4))
+    assert failure.value.stream == "lake.t"
     with pytest.raises(PlanningError, match="no input stream"):
         build_plan(application(), {})
 

@@ -51,8 +51,10 @@ def test_a_partitioned_dataset_is_not_met_without_moving_first() -> None:
         rules.join(app.table(dataset("d", 4)), on="k").send_to(app.output_stream("lake.out", partitions=4, key="k"))
         facts = catalog(RULES, s=4, d=4)
         if refused:
-            with pytest.raises(PlanningError, match=r"it is broadcast: every task gets all of it.*partition_by"):
+            with pytest.raises(PlanningError) as failure:
                 build_plan(app, facts)
+            assert failure.value.operator == "join-4-d"
+            assert failure.value.dataset == "d"
         else:
             assert [exchange.operator for exchange in build_plan(app, facts).exchanges] == ["join-4-d"]
 
@@ -84,8 +86,10 @@ def test_what_can_not_be_is_refused() -> None:
     app = application()
     app.input_stream("lake.s")
     app.input_stream("lake.rules", broadcast="Limit")
-    with pytest.raises(PlanningError, match="has a column 'Limit'"):
+    with pytest.raises(PlanningError) as failure:
         build_plan(app, catalog(RULES, s=1))
+    assert failure.value.operator == "input-2"
+    assert failure.value.column == "Limit"
     for wrong in ("", "a b", "__task", 3):
         with pytest.raises(ConfigurationError) as failure:
             Application("app").input_stream("lake.rules", broadcast=wrong)  # type: ignore[arg-type]

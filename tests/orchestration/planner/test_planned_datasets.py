@@ -43,15 +43,20 @@ def test_a_dataset_without_a_stream_is_co_partitioned_by_its_declaration(source:
 
 def test_a_count_that_does_not_agree_names_the_files() -> None:
     small = bounded_dataset("planes", input=FILES, key="tailnum", partitions=4)
-    with pytest.raises(PlanningError, match=r"files in s3://bucket/planes has 4 \(dataset planes\)"):
+    with pytest.raises(PlanningError) as failure:
         planned(small)
+    assert failure.value.operator == "join-2-planes"
 
 
 def test_a_column_that_neither_files_nor_query_have_is_named() -> None:
-    with pytest.raises(PlanningError, match="has no column 'engines'; its columns there are tailnum, seats, model"):
+    with pytest.raises(PlanningError) as failure:
         planned(planes(FILES), select=["engines"])
-    with pytest.raises(PlanningError, match="has no column 'tail'"):
+    assert failure.value.operator == "join-2-planes"
+    assert failure.value.column == "engines"
+    with pytest.raises(PlanningError) as failure:
         planned(planes(QUERY, key="tail"), on={"tailnum": "tail"})
+    assert failure.value.operator == "join-2-planes"
+    assert failure.value.dataset == "planes"
 
 
 @pytest.mark.parametrize(
@@ -87,8 +92,10 @@ def test_what_an_extractor_makes_are_the_datasets_columns() -> None:
     stream = StreamFacts("lake.planes", 2, ("tailnum",), SPARK, PLANES)
     on_stream = planned(planes("lake.planes", extractor=chairs), stream)
     assert on_stream.operators[-1].columns == ("tailnum", "origin", "chairs")
-    with pytest.raises(PlanningError, match="has no column 'seats'; its columns there are tailnum, chairs"):
+    with pytest.raises(PlanningError) as failure:
         planned(planes(FILES, extractor=chairs), select=["seats"])
+    assert failure.value.operator == "join-2-planes"
+    assert failure.value.column == "seats"
 
 
 def test_a_dataset_keyed_by_offset_has_the_records_position_as_its_key() -> None:
@@ -106,8 +113,10 @@ def test_a_dataset_keyed_by_offset_has_the_records_position_as_its_key() -> None
 
 def test_an_application_does_not_send_to_a_dataset_that_has_no_stream() -> None:
     app = application()
-    with pytest.raises(PlanningError, match=r"dataset 'planes' is built from files in s3://bucket/planes, not"):
+    with pytest.raises(PlanningError) as failure:
         app.input_stream("lake.flights").send_to(app.table(planes(FILES)))
+    assert failure.value.operator == "input-1"
+    assert failure.value.dataset == "planes"
 
 
 def test_files_are_in_the_lineage_and_a_query_is_not() -> None:

@@ -83,8 +83,9 @@ def test_a_join_behind_it_makes_all_counts_agree() -> None:
 
     app, stream = application()
     stream("a").merge(stream("c")).join(app.table(dataset("t", 4)), on="k")
-    with pytest.raises(PartitionCountMismatchError, match=r"lake.c has 8"):
+    with pytest.raises(PartitionCountMismatchError) as failure:
         build_plan(app, ALL)
+    assert failure.value.operator == "join-4-t"
 
 
 BREAKING: dict[str, tuple[Callable[[Inputs], MessageStream], str]] = {

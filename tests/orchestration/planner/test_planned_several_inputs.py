@@ -17,8 +17,9 @@ def test_a_join_of_two_streams_needs_equal_counts_and_is_a_group() -> None:
     assert (group.join, group.dataset, group.streams, group.partitions) == (
         "stream-join-3", None, ("lake.s1", "lake.s2"), 16
     )  # fmt: skip
-    with pytest.raises(PartitionCountMismatchError, match=r"lake\.s1 has 16 \(input\), lake\.s2 has 8 \(input\)"):
+    with pytest.raises(PartitionCountMismatchError) as failure:
         build_plan(app, catalog(s1=16, s2=8))
+    assert failure.value.operator == "stream-join-3"
 
 
 @pytest.mark.parametrize("moves_first", [True, False])
@@ -52,8 +53,9 @@ def test_each_input_lies_by_its_own_columns() -> None:
     assert build_plan(app, catalog(s1=4, s2=7)).join_groups[0].partitions == 4
     wrong = application()
     wrong.input_stream("lake.s1").apply(StreamJoin((("k",), ("id",))), wrong.input_stream("lake.s2"))
-    with pytest.raises(PlanningError, match=r"input 2 \(lake\.s2\) is not partitioned as .* \(k\) .* needed is \(id\)"):
+    with pytest.raises(PlanningError) as failure:
         build_plan(wrong, catalog(s1=4, s2=4))
+    assert failure.value.operator == "stream-join-3"
 
 
 def test_a_window_asks_for_the_key_and_for_no_count() -> None:
@@ -61,8 +63,9 @@ def test_a_window_asks_for_the_key_and_for_no_count() -> None:
     app.input_stream("lake.s").apply(Window(("k",)))
     assert build_plan(app, catalog(s=7)).join_groups[0].partitions == 7
     app.input_stream("lake.r").apply(Window(("x",)))
-    with pytest.raises(PlanningError, match=r"window-4: input 1 \(lake\.r\) .* Write \.partition_by\(\"x\"\)"):
+    with pytest.raises(PlanningError) as failure:
         build_plan(app, catalog(s=7, r=3))
+    assert failure.value.operator == "window-4"
 
 
 def test_only_the_input_that_lies_wrong_is_moved() -> None:
@@ -95,8 +98,9 @@ def test_what_lies_alike_in_all_inputs_lies_so_together() -> None:
     assert planned.exchanges == ()
     assert planned.operator("join-4-t").partitioned_by == ("k",)
     assert streams_of_join(planned, "join-4-t") == ("lake.s1", "lake.s2", "lake.t")
-    with pytest.raises(PartitionCountMismatchError, match=r"lake\.s2 has 5"):
+    with pytest.raises(PartitionCountMismatchError) as failure:
         build_plan(app, catalog(s1=4, s2=5, t=1))
+    assert failure.value.operator == "join-4-t"
 
 
 def test_a_count_that_comes_from_what_is_together_is_told_by_one_of_its_streams() -> None:

@@ -70,8 +70,9 @@ def test_streams_of_one_name_in_two_systems_are_two():
     app = application()
     mine, theirs = (StreamFacts(f"{system}.s", count, ("k",), SPARK) for system, count in (("a", 8), ("b", 4)))
     app.input_stream("a.s").apply(BY_K, app.input_stream("b.s"))
-    with pytest.raises(PartitionCountMismatchError, match=r"a\.s has 8 \(input\), b\.s has 4 \(input\)"):
+    with pytest.raises(PartitionCountMismatchError) as failure:
         build_plan(app, catalog(mine, theirs))
+    assert failure.value.operator == "stream-join-3"
 
 
 def test_a_chain_of_ten_thousand_is_planned():

@@ -133,9 +133,11 @@ def test_what_is_declared_and_not_used_is_noted():
 
 def test_asking_a_plan_for_what_it_has_not_is_refused():
     planned = build_plan(*full())
-    with pytest.raises(PlanningError, match=r"no stream 'lake\.x'"):
+    with pytest.raises(PlanningError) as failure:
         planned.stream("lake.x")
-    with pytest.raises(PlanningError, match="no operator 'join-9'"):
+    assert failure.value.stream == "lake.x"
+    with pytest.raises(PlanningError) as failure:
         planned.operator("join-9")
+    assert failure.value.operator == "join-9"
     assert planned.operator("join-2-t").partitions == 8
     assert planned.stream("lake.s").partitioner == SPARK

@@ -47,16 +47,20 @@ def test_several_partitions_without_a_key_are_refused_where_the_system_says_so(s
     app = Application("app")
     app.input_stream("lake.s").send_to(app.output_stream("fake.out", partitions=4))
     planned(streams, saying(None), app)
-    with pytest.raises(PlanningError, match=r"'fake\.out' is declared with 4 partitions and without a key"):
+    with pytest.raises(PlanningError) as failure:
         planned(streams, saying(NewStreams(needs_key=True)), app)
+    assert failure.value.operator == "send-to-2"
+    assert failure.value.stream == "fake.out"
 
 
 def test_columns_are_refused_where_the_system_says_which_there_are(streams: LakeStreams) -> None:
     app = Application("app")
     app.input_stream("lake.s").map("k", "array(v) as vs").send_to(app.output_stream("fake.out", partitions=1))
     planned(streams, saying(None), app)
-    with pytest.raises(PlanningError, match=r"fake\.out can't store .* has type 'array<int>"):
+    with pytest.raises(PlanningError) as failure:
         planned(streams, saying(NewStreams(typed=True)), app)
+    assert failure.value.operator == "send-to-3"
+    assert failure.value.column == "vs"
 
 
 def test_records_lie_right_in_a_stream_whose_system_says_how_it_will_spread_them(streams: LakeStreams) -> None:
@@ -71,14 +75,16 @@ def test_records_lie_right_in_a_stream_whose_system_says_how_it_will_spread_them
 
 def test_the_lake_is_what_it_says(streams: LakeStreams) -> None:
     assert streams.info("s").partitioner == streams.new_streams.partitioner
-    with pytest.raises(ConfigurationError, match="no key and 4 partitions"):
+    with pytest.raises(ConfigurationError) as failure:
         streams.check_create("t", schema=SCHEMA, partitions=4)
+    assert failure.value.stream == "lake.t"
 
 
 def test_kafka_is_what_it_says(lake: Lake) -> None:
     settings = KafkaSettings("main", "localhost:1")
     assert (KafkaStreams.new_streams.needs_key, KafkaStreams.new_streams.typed) == (True, True)
-    with pytest.raises(ConfigurationError, match="no key and 4 partitions"):
+    with pytest.raises(ConfigurationError) as failure:
         DeclaredTopics(lake, settings).check("t", SCHEMA, [], 4)
+    assert failure.value.stream == "main.t"
     with pytest.raises(SchemaMismatchError):
         DeclaredTopics(lake, settings).check("t", Schema.of(vs="array<int>"), [], 1)

@@ -59,8 +59,9 @@ def test_a_window_over_co_located_records_is_noted_and_rejected_if_strict(column
     (note,) = (note for note in execution_plan.notes if "one batch" in note)
     assert note.startswith("map-2: sum() over (…) sees the records of one batch only: its result depends")
     assert execution_plan.operators[-1].partitioned_by == ("k",)
-    with pytest.raises(PlanningError, match=r"map-2: sum\(\) over .* The application is strict\."):
+    with pytest.raises(PlanningError) as failure:
         build_plan(described(expression, strict=True), FACTS)
+    assert failure.value.operator == "map-2"
 
 
 def test_the_mend_of_the_message_is_one():
@@ -70,12 +71,14 @@ def test_the_mend_of_the_message_is_one():
 
 
 def test_where_records_lie_by_another_hash_or_nobody_knows_a_window_is_refused():
-    with pytest.raises(PlanningError, match=r"are partitioned by \(k\) with kafka-murmur2: Spark would add"):
+    with pytest.raises(PlanningError) as failure:
         build_plan(described("sum(n) over (partition by k) as t", of="lake.m"), FACTS)
+    assert failure.value.operator == "map-2"
     app = application()
     app.input_stream("lake.s").map(lambda frame: frame).with_columns(t="sum(n) over (partition by k)")
-    with pytest.raises(PlanningError, match=r"with-columns-3: .* they have no known partitioning after map-2"):
+    with pytest.raises(PlanningError) as failure:
         build_plan(app, FACTS)
+    assert failure.value.operator == "with-columns-3"
 
 
 def test_behind_a_merge_of_different_counts_records_lie_apart():
@@ -84,15 +87,17 @@ def test_behind_a_merge_of_different_counts_records_lie_apart():
     merged.with_columns(t="sum(n) over (partition by k)")
     kinds = StreamFacts("lake.r", 4, ("k",), SPARK, KINDS)
     build_plan(app, FACTS | catalog(kinds))
-    with pytest.raises(PlanningError, match="they have no known partitioning after merge-3"):
+    with pytest.raises(PlanningError) as failure:
         build_plan(app, FACTS | catalog(StreamFacts("lake.r", 8, ("k",), SPARK, KINDS)))
+    assert failure.value.operator == "with-columns-4"
 
 
 def test_the_time_of_a_record_is_its_own():
     app = application()
     app.input_stream("lake.s", event_time="max(timestamp_seconds(n)) over (partition by k)")
-    with pytest.raises(PlanningError, match="must depend on the record alone"):
+    with pytest.raises(PlanningError) as failure:
         build_plan(app, FACTS)
+    assert failure.value.operator == "input-1"
 
 
 def test_a_column_that_is_called_over_is_no_window():

@@ -202,20 +202,28 @@ def test_mistakes_are_told_as_in_production_and_before_spark(tmp_path: Path) -> 
     app = Application("wrong")
     app.input_stream("lake.visits").partition_by("visiter")
     with TestApplication(app, STREAMS) as test:
-        with pytest.raises(PlanningError, match="visiter"):
+        with pytest.raises(PlanningError) as failure:
             test.run(no_session)
-        with pytest.raises(ConfigurationError, match=r"record 1 has a column 'spend'.*visitor, shop, spent"):
+        assert failure.value.operator == "partition-by-2"
+        assert failure.value.column == "visiter"
+        with pytest.raises(ConfigurationError) as failure:
             test.input("lake.visits", [VISITS[0], {"visitor": "a", "spend": 1.0}])
-        with pytest.raises(ConfigurationError, match="column 'spent' is double"):
+        assert failure.value.stream == "lake.visits"
+        with pytest.raises(ConfigurationError) as failure:
             test.input("lake.visits", [{"spent": "much"}])
-        with pytest.raises(ConfigurationError, match="no dataset 'members'"):
+        assert failure.value.stream == "lake.visits"
+        with pytest.raises(ConfigurationError) as failure:
             test.dataset("members", [])
-        with pytest.raises(ConfigurationError, match="no remote table 'members'"):
+        assert failure.value.argument == "dataset"
+        with pytest.raises(ConfigurationError) as failure:
             test.table("members", {})
-        with pytest.raises(ConfigurationError, match=r"no output 'lake\.visits'"):
+        assert failure.value.argument == "remote table"
+        with pytest.raises(ConfigurationError) as failure:
             test.output("lake.visits")
-        with pytest.raises(ConfigurationError, match="no stream of system 'kafka'"):
+        assert failure.value.argument == "output"
+        with pytest.raises(ConfigurationError) as failure:
             test.input("kafka.visits", [])
+        assert failure.value.stream == "kafka.visits"
     with (
         TestApplication(known_visits(), STREAMS) as test,
         pytest.raises(ConfigurationError, match="bounded: each delivery is a complete version"),
@@ -225,8 +233,9 @@ def test_mistakes_are_told_as_in_production_and_before_spark(tmp_path: Path) -> 
 
 def test_a_time_without_a_zone_in_a_record_of_the_test_is_refused_as_in_production() -> None:
     schema = Schema.of(at="timestamp")
-    with pytest.raises(ConfigurationError, match=r"column 'at' is timestamp: .* not a time with a time zone"):
+    with pytest.raises(ConfigurationError) as failure:
         arrow_table("lake.seen", schema, [{"at": datetime(2026, 1, 1)}], [])
+    assert failure.value.stream == "lake.seen"
     assert arrow_table("lake.seen", schema, [{"at": datetime(2026, 1, 1, tzinfo=UTC)}], []).num_rows == 1
 
 
