@@ -240,7 +240,6 @@ def _check_membership(specs: Sequence[AdjunctDataset], manifests: Manifests) -> 
 # Joining fences a member's own pointer first, so that a writer that read it before can no longer commit there.
 
 _FORMAT = 1
-_TRIES = 20
 
 
 def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str) -> None:
@@ -294,7 +293,7 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
 
         return fence
 
-    return retry_conflicts(decide, attempts=_TRIES)
+    return retry_conflicts(decide)
 
 
 def advance_bounded(

@@ -25,11 +25,11 @@ from dagster_adjunct.assets.validation.validators import Candidate, evaluate
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.deliveries import Awaited, Lost
 from dagster_adjunct.assets.versions.leases import (
-    AttemptRecord,
     Lease,
     delete_attempt,
     list_attempts,
     read_finished_build,
+    renew_attempt,
 )
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.reports import Stages
@@ -237,7 +237,7 @@ def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
             member.stages.begin_build(delivery.version)
             attempt = log.attempt()
             candidate = CandidateVersion(member, delivery, attempt, member.manifest.next_number, None)
-            with AttemptRecord(log.lake, log.name, attempt.id, member.context.by) as renewal:
+            with renew_attempt(log.lake, log.name, attempt.id, member.context.by) as finish:
                 try:
                     candidate = replace(candidate, version=_build_version(member, delivery, attempt))
                 except REJECTING_ERRORS as error:
@@ -246,9 +246,7 @@ def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
                 else:
                     assert candidate.version is not None
                     if fingerprint is not None:
-                        renewal.finish(
-                            {"fingerprint": fingerprint, "version": candidate.version.model_dump(mode="json")}
-                        )
+                        finish({"fingerprint": fingerprint, "version": candidate.version.model_dump(mode="json")})
     if candidate.version is not None:
         with member.stages("unchanged", delivery.version):
             unchanged = _find_equal_version(member, candidate.version)

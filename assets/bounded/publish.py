@@ -139,7 +139,6 @@ def commit_reason(answer: Delivery | Awaiting, *more: str) -> str:
     return "; ".join(filter(None, (*more, lost, *answer.notes)))
 
 
-_TRIES = 20
 Wait = tuple[Awaiting, Awaited | None]
 """A source's answer, and what is recorded of it: the awaited version, and since when."""
 
@@ -171,7 +170,7 @@ def _commit_waits(group: AdvanceGroup, waits: Mapping[str, Wait]) -> AdvanceGrou
                 members.append(member.after_commit(after))
         return group.commit_members(members) if members else group
 
-    return commit_with_rebase(group, commit, rebase_waiting, attempts=_TRIES)
+    return commit_with_rebase(group, commit, rebase_waiting)
 
 
 def _with_wait_reports(
@@ -365,4 +364,4 @@ def _commit_candidates(
                 store.delete_many([candidate.document for candidate in candidates if candidate.document is not None])
             raise
 
-    return commit_with_rebase(group, commit, catch_up, attempts=_TRIES)
+    return commit_with_rebase(group, commit, catch_up)

@@ -24,7 +24,7 @@ from dagster_adjunct.assets.retention.discard import Roots, delete_doomed
 from dagster_adjunct.assets.retention.rewrite import VersionReplacement, replace_versions
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-from dagster_adjunct.assets.versions.leases import AttemptRecord, Lease, attempt_key, read_lake_clock, record_build
+from dagster_adjunct.assets.versions.leases import Lease, attempt_key, read_lake_clock, record_build, renew_attempt
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, build_layout, has_row_ends, version_id
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, conform_to_layout
@@ -447,7 +447,7 @@ def _rewrite_version(log: DatasetLog, ref: VersionRef, partitions: int, by: str)
     layout = build_layout(sealed.columns, sealed.key, sealed.partition_by, partitions, sealed.positioned)
     attempt = log.attempt()
     # Recorded until the commit, so that no discard deletes the new files.
-    with AttemptRecord(log.lake, log.name, attempt.id, by):
+    with renew_attempt(log.lake, log.name, attempt.id, by):
         files = rebucket_files(log, list_stored_files(log.lake.store, log.name, sealed), layout, attempt, generation.id)
     new = attempt.generation(generation.id, files)
     if new.rows != generation.rows:

@@ -29,7 +29,7 @@ from dagster_adjunct.assets.retention.key_search import (
     search_files,
 )
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-from dagster_adjunct.assets.versions.leases import AttemptRecord, attempt_key
+from dagster_adjunct.assets.versions.leases import attempt_key, renew_attempt
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
     Change,
@@ -319,7 +319,7 @@ class GenerationErasure:
     ) -> RewrittenGeneration:
         attempt = self.log.attempt()
         # On record until the commit, so that no discard takes the new files for garbage.
-        with AttemptRecord(self.log.lake, self.log.name, attempt.id, self.by):
+        with renew_attempt(self.log.lake, self.log.name, attempt.id, self.by):
             live = count_live_rows(files, self.keys, affected)
             new = rewrite_generation(files, layout, generation.id, self.keys, affected, attempt)
         return RewrittenGeneration(generation, new, attempt, sum(affected.values()), live)
@@ -535,7 +535,7 @@ class VersionErasure:
         if affected:
             attempt = self.log.attempt()
             # On record until the commit, so that no discard takes the new files for garbage.
-            with AttemptRecord(self.log.lake, self.log.name, attempt.id, self.by):
+            with renew_attempt(self.log.lake, self.log.name, attempt.id, self.by):
                 new = rewrite_version(self.log, sealed, self.keys, affected, attempt)
         new = SealedVersion.model_validate(redact(new.model_dump(mode="json"), self.keys))
         if new == sealed:

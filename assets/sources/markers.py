@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.deliveries import MarkerFacts
@@ -19,17 +18,8 @@ from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
 
-
-@dataclass(frozen=True, slots=True)
-class SettledMarker:
-    """The facts of a settled version's marker in one partition; None for those it did not state."""
-
-    rows: int | None
-    checksum: str | None
-    valid_from: datetime | None = None
-
-
-Settled = Mapping[str, Mapping[SystemStreamPartition, SettledMarker]]
+Settled = Mapping[str, Mapping[SystemStreamPartition, MarkerFacts]]
+"""The marker facts of each settled version, by partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +134,15 @@ def find_next_delivery(
     version = resolve_next_version(dataset, marked, spans)
     wanted = [ssp for ssp in by_partition if has_partition(ssp, version, spans)]
     next_segments = {ssp: next_segments[ssp] for ssp in wanted if ssp in next_segments}
-    if len(next_segments) == len(wanted) and _are_repeated(next_segments.values(), gone):
+    repeated = bool(next_segments) and all(segment.marker.version in gone for segment in next_segments.values())
+    if repeated and len(next_segments) == len(wanted) and is_bare(cut.marker for cut in next_segments.values()):
         after = {**position, **{ssp: segment.next for ssp, segment in next_segments.items()}}
         behind = find_next_delivery(dataset, after, markers, settled, gone)
         return replace(behind, dropped=(*dropped, *behind.dropped))
     for ssp, segment in next_segments.items():
-        first = SettledMarker(segment.marker.rows, segment.marker.checksum, segment.marker.valid_from)
         for marker in by_partition[ssp]:
             if marker.version == segment.marker.version:
-                _check_repeated(dataset, marker, first)
+                _check_repeated(dataset, marker, segment.marker)
     missing = tuple(ssp for ssp in wanted if ssp not in next_segments)
     if version is None or missing:
         return IncompleteVersion(version, missing, tuple(dropped), position)
@@ -162,14 +152,6 @@ def find_next_delivery(
 def is_bare(markers: Iterable[Marker]) -> bool:
     """Whether markers have no records before them by the stream's count, without a producer stating so."""
     return all(marker.counted and marker.rows == 0 for marker in markers)
-
-
-def _are_repeated(segments: Collection[MarkedSegment], gone: Collection[str]) -> bool:
-    return (
-        bool(segments)
-        and all(segment.marker.version in gone for segment in segments)
-        and is_bare(segment.marker for segment in segments)
-    )
 
 
 def check_repeats(
@@ -182,7 +164,7 @@ def check_repeats(
     for segment in complete.segments:
         if segment.marker.rows is not None:
             continue
-        counted = SettledMarker(records[segment.ssp], segment.marker.checksum)
+        counted = replace(segment.marker, rows=records[segment.ssp], valid_from=None)
         for marker in markers:
             again = marker.ssp == segment.ssp and marker.version == complete.version
             if again and int(marker.offset) > segment.end:
@@ -193,7 +175,7 @@ def check_counts(dataset: str, complete: CompleteVersion, records: Mapping[Syste
     """Raise MarkerConflictError if a partition does not have the number of records that its marker states."""
     for segment in complete.segments:
         expected, got = segment.marker.rows, records[segment.ssp]
-        if expected is not None and expected != got:
+        if expected not in (None, got):
             raise MarkerConflictError(
                 f"dataset {dataset!r}, version {complete.version!r}: the marker at offset {segment.marker.offset} "
                 f"of {segment.ssp} expects {expected} records, the partition holds {got} before it.",
@@ -205,7 +187,7 @@ def check_counts(dataset: str, complete: CompleteVersion, records: Mapping[Syste
             )
 
 
-def _check_repeated(dataset: str, marker: Marker, before: SettledMarker | None) -> None:
+def _check_repeated(dataset: str, marker: Marker, before: MarkerFacts | Marker | None) -> None:
     if before is None:
         return
     # A count by the stream is no statement of the producer: the marker may be repeated without its records.
@@ -299,53 +281,35 @@ def _describe_redelivery(manifest: BoundedManifest, name: str, segments: Mapping
         way = f"To have them validated, deliver them under a new name, or again after {drop}"
         return f"{again}, because the rejected one holds the name. {way}"
     taken = done.markers if done else {}
-    if all(_is_equal(segment, taken.get(str(segment.ssp))) for segment in segments):
+    pairs = [(segment, taken.get(str(segment.ssp))) for segment in segments]
+    if all(before and before.checksum and before.checksum == segment.marker.checksum for segment, before in pairs):
         return ""
     why = "it is unknown whether they equal the first delivery (the markers have no equal checksums)"
-    for segment, count in segments.items():
-        before = taken.get(str(segment.ssp))
+    for segment, before in pairs:
+        count = segments[segment]
         if before is not None and before.rows not in (None, count):
             why = f"they differ from the first delivery: {segment.ssp} had {before.rows:,} and has {count:,} now"
     return f"{again}, and {why}. To publish them, deliver them under a new version name"
 
 
-def _is_equal(segment: MarkedSegment, before: MarkerFacts | None) -> bool:
-    checksum = segment.marker.checksum
-    return before is not None and checksum is not None and checksum == before.checksum
+def settled_from_manifest(
+    manifest: BoundedManifest,
+) -> tuple[dict[SystemStreamPartition, int], Settled, frozenset[str]]:
+    """Return the offsets of a dataset in its stream, the versions that are settled, and the names that are gone.
 
-
-@dataclass(frozen=True, slots=True)
-class SettledVersions:
-    """A dataset's offsets in its stream, and the versions marked before them.
-
-    `markers` has the facts of delivered versions' markers, empty for abandoned, rejected and old ones, which are not
-    compared. `gone` names lost, withdrawn, and rejected-then-dropped versions, which may be delivered again.
-    """
-
-    offsets: dict[SystemStreamPartition, int]
-    markers: Settled
-    gone: frozenset[str]
-
-
-def settled_from_manifest(manifest: BoundedManifest) -> SettledVersions:
-    """Return the settled versions of a manifest.
-
-    Names of withdrawn or rejected-then-dropped versions are left out: a delivery under them is a new version.
+    Settled versions have the facts of their markers, none for abandoned, rejected and old ones, which are not compared.
+    Lost, withdrawn, and rejected-then-dropped versions are gone: a delivery under their name is a new version.
     """
     offsets = {SystemStreamPartition.parse(text): int(offset) for text, offset in manifest.offsets.items()}
     rejected = {ref.id for ref in manifest.versions if ref.state == "rejected"}
-    marked: dict[str, Mapping[SystemStreamPartition, SettledMarker]] = {name: {} for name in manifest.known}
+    marked: dict[str, Mapping[SystemStreamPartition, MarkerFacts]] = {name: {} for name in manifest.known}
     for done in manifest.delivered:
-        if done.freed is not None:
-            continue
-        markers = {} if done.version in rejected else done.markers
-        marked[done.name] = {
-            SystemStreamPartition.parse(ssp): SettledMarker(facts.rows, facts.checksum, facts.valid_from)
-            for ssp, facts in markers.items()
-        }
+        if done.freed is None:
+            markers = {} if done.version in rejected else done.markers
+            marked[done.name] = {SystemStreamPartition.parse(ssp): facts for ssp, facts in markers.items()}
     lost = {name for lost in manifest.lost for name in lost.versions}
     freed = {done.name for done in manifest.delivered if done.freed is not None}
-    return SettledVersions(
+    return (
         dict(sorted(offsets.items())),
         marked | {ended.name: {} for ended in manifest.abandoned},
         frozenset(lost | freed),

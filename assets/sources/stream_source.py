@@ -121,21 +121,23 @@ class StreamSource(VersionSource):
         Raises MarkerConflictError, and OffsetOutOfRangeError for a recreated stream.
         """
         self._raise_if_recreated(manifest.stream)
-        settled = settled_from_manifest(manifest)
+        offsets, settled, gone = settled_from_manifest(manifest)
         oldest = {ssp: int(offset) for ssp, offset in self._stream.system.oldest(self._stream.ssps).items()}
-        markers, gone = self._markers(settled.offsets), find_truncated_partitions(settled.offsets, oldest)
+        markers, truncated = self._markers(offsets), find_truncated_partitions(offsets, oldest)
         name, identity = self.spec.name, self._stream.info.identity
 
-        ahead = resume_after_truncation(name, settled.offsets, oldest, markers, settled.markers, self._count)
+        ahead = resume_after_truncation(name, offsets, oldest, markers, settled, self._count)
         if isinstance(ahead, LossUnknown):
             # The offsets stay: only the next markers tell which versions are lost.
-            notes = (_lost_ranges((), gone, self._now()).summary(),) if manifest.change else ()
+            notes = (_lost_ranges((), truncated, self._now()).summary(),) if manifest.change else ()
             missing = tuple(map(str, ahead.missing))
-            idle = self._ends_at({ssp: max(offset, oldest[ssp]) for ssp, offset in settled.offsets.items()})
+            idle = self._ends_at({ssp: max(offset, oldest[ssp]) for ssp, offset in offsets.items()})
             return Awaiting(ahead.version, missing, manifest.offsets, idle=idle, notes=notes, stream=identity)
         # A dataset without a commit only reports losses of versions that it can name.
-        lost = _lost_ranges(ahead.versions, gone, self._now()) if gone and (ahead.versions or manifest.change) else None
-        upcoming = find_next_delivery(name, ahead.offsets, markers, settled.markers, settled.gone | set(ahead.versions))
+        lost = None
+        if truncated and (ahead.versions or manifest.change):
+            lost = _lost_ranges(ahead.versions, truncated, self._now())
+        upcoming = find_next_delivery(name, ahead.offsets, markers, settled, gone | set(ahead.versions))
 
         dropped = {cut: self._count(cut) for cut in upcoming.dropped}
         answer: Delivery | Awaiting
@@ -249,9 +251,9 @@ class StreamSource(VersionSource):
 
 
 def _lost_ranges(
-    versions: tuple[str, ...], gone: Mapping[SystemStreamPartition, tuple[int, int]], at: datetime
+    versions: tuple[str, ...], truncated: Mapping[SystemStreamPartition, tuple[int, int]], at: datetime
 ) -> Lost:
-    ranges = {str(ssp): (str(start), str(end)) for ssp, (start, end) in gone.items()}
+    ranges = {str(ssp): (str(start), str(end)) for ssp, (start, end) in truncated.items()}
     return Lost(versions=versions, ranges=ranges, at=at)
 
 

@@ -7,16 +7,17 @@ in their partitions; that may make further transactions incomplete, and so on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cmp_to_key
+from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.envelopes import read_transactions
 from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges, resolve_stream
 from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import (
     OFFSET,
     PARTITION,
@@ -44,7 +45,7 @@ class TransactionPart:
 
 @dataclass(frozen=True, slots=True)
 class TransactionEnds:
-    """The transactions that began, and the number of changes of those that ended, by the transaction stream."""
+    """The transactions that began, and the number of this table's changes in those that ended."""
 
     begun: frozenset[str]
     expected: Mapping[str, int]
@@ -116,7 +117,10 @@ def limit_to_complete_transactions(
     near = min(since.values()) - _LOOK_BACK_MS
     for before in ({ssp: source.system.offset_for_timestamp(ssp, near) for ssp in ranges}, oldest):
         short = {name for name in expected if counts[name] + spare < expected[name]}
-        wider = {ssp: (_min_offset(source.system, before[ssp], start), end) for ssp, (start, end) in ranges.items()}
+        wider = {
+            ssp: (min(before[ssp], start, key=cmp_to_key(source.system.compare)), end)
+            for ssp, (start, end) in ranges.items()
+        }
         if short and wider != ranges:
             again = count_by_transaction(_parts(_aggregate_transactions(declared, source, spark, wider, what)))
             expected |= {name: counts[name] for name in short if again[name] >= expected[name]}
@@ -127,11 +131,11 @@ def limit_to_complete_transactions(
     }
 
 
-def count_by_transaction(seen: Mapping[tuple[str, int], TransactionPart]) -> dict[str, int]:
+def count_by_transaction(seen: Mapping[tuple[str, int], TransactionPart]) -> Counter[str]:
     """Return the number of changes of each transaction in all partitions."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for (transaction, _), part in seen.items():
-        counts[transaction] = counts.get(transaction, 0) + part.count
+        counts[transaction] += part.count
     return counts
 
 
@@ -186,10 +190,6 @@ def _find_truncated(rows: Sequence[Row], trimmed: Collection[int]) -> set[str]:
     return names | {name for name, at in _first_seen(rows).items() if at < until}
 
 
-def _min_offset(system: StreamSystem, one: str, other: str) -> str:
-    return one if system.compare(one, other) < 0 else other
-
-
 def read_transaction_ends(
     declared: DebeziumEnvelope,
     systems: Mapping[str, StreamSystem],
@@ -206,7 +206,15 @@ def read_transaction_ends(
         systems, declared.transactions, f"{what}: its transactions are on {declared.transactions}"
     )
     system = system.snapshot(stream)
-    _check_stream(system.info(stream).schema, declared.transactions, what)
+    schema = system.info(stream).schema
+    if schema is None or "value" not in schema.names or schema.field("value").type != "string":
+        columns = "raw" if schema is None else ", ".join(f"{field.name} {field.type}" for field in schema.fields)
+        raise SchemaMismatchError(
+            f"{what}: its transactions are on {declared.transactions}, whose records are {columns}: expected a column "
+            "value STRING.",
+            "Write Debezium's transaction metadata to that stream, as JSON.",
+            stream=declared.transactions,
+        )
     ssps = system.partitions(stream)
     oldest, ends = system.oldest(ssps), system.upcoming(ssps)
     near = {ssp: system.offset_for_timestamp(ssp, min(since.values()) - _LOOK_BACK_MS) for ssp in ssps}
@@ -250,17 +258,9 @@ def _read_events(
     events = system.read(spark, ranges).select(F.from_json("value", form).alias("e"))
     payload = F.coalesce(F.col("e.payload"), F.struct("e.status", "e.id", "e.data_collections"))
     events = events.select(payload.alias("e")).select("e.*")
-    rows = events.join(F.broadcast(ids), "id", "left_semi").collect()
-    return transaction_ends_from_events([row.asDict(recursive=True) for row in rows], declared, what)
-
-
-def transaction_ends_from_events(
-    events: Iterable[Mapping[str, Any]], declared: DebeziumEnvelope, what: str
-) -> TransactionEnds:
-    """Return the begun transactions, and the number of this table's changes by ended transaction, from events."""
     begun: set[str] = set()
     expected: dict[str, int] = {}
-    for event in events:
+    for event in events.join(F.broadcast(ids), "id", "left_semi").collect():
         if event["status"] == "BEGIN":
             begun.add(event["id"])
         elif event["status"] == "END":
@@ -275,13 +275,3 @@ def transaction_ends_from_events(
                 )
             expected[event["id"]] = counts[declared.collection]
     return TransactionEnds(frozenset(begun), expected)
-
-
-def _check_stream(schema: Schema | None, stream: str, what: str) -> None:
-    if schema is None or "value" not in schema.names or schema.field("value").type != "string":
-        columns = "raw" if schema is None else ", ".join(f"{field.name} {field.type}" for field in schema.fields)
-        raise SchemaMismatchError(
-            f"{what}: its transactions are on {stream}, whose records are {columns}: expected a column value STRING.",
-            "Write Debezium's transaction metadata to that stream, as JSON.",
-            stream=stream,
-        )

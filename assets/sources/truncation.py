@@ -54,44 +54,14 @@ def resume_after_truncation(
     settled: Settled,
     count: Callable[[MarkedSegment], int],
 ) -> ResumePoint | LossUnknown:
-    """Return where a dataset resumes: at its offsets, unless retention has removed records there.
+    """Return where a dataset resumes, and the lost versions: at its offsets, unless retention has removed records.
 
-    `count` returns the number of records that a segment still has. Raises as `find_resume_point` does.
-    """
-    if not find_truncated_partitions(offsets, oldest):
-        return ResumePoint(dict(offsets), ())
-    counted = {segment.ssp: count(segment) for segment in select_segments_to_count(offsets, oldest, markers)}
-    return find_resume_point(dataset, offsets, oldest, markers, settled, counted)
-
-
-def select_segments_to_count(offsets: Offsets, oldest: Offsets, markers: Sequence[Marker]) -> list[MarkedSegment]:
-    """Return the first segments of truncated partitions whose markers state a count to compare with."""
-    firsts = [
-        following[0]
-        for ssp in find_truncated_partitions(offsets, oldest)
-        if (following := _markers_from(ssp, oldest[ssp], markers))
-    ]
-    return [
-        MarkedSegment(marker.ssp, oldest[marker.ssp], int(marker.offset), marker)
-        for marker in firsts
-        if marker.rows is not None
-    ]
-
-
-def find_resume_point(
-    dataset: str,
-    offsets: Offsets,
-    oldest: Offsets,
-    markers: Sequence[Marker],
-    settled: Settled,
-    counted: Mapping[SystemStreamPartition, int],
-) -> ResumePoint | LossUnknown:
-    """Return where a dataset with truncated partitions resumes, and the lost versions.
-
-    `counted` are the numbers of records of the segments from `select_segments_to_count`. Markers of settled versions
-    end re-deliveries, as usual. Raises MarkerConflictError if the orders of partitions contradict each other.
+    `count` returns the number of records that a segment still has. Markers of settled versions end re-deliveries, as
+    usual. Raises MarkerConflictError if the orders of partitions contradict each other.
     """
     cut = find_truncated_partitions(offsets, oldest)
+    if not cut:
+        return ResumePoint(dict(offsets), ())
     start = {ssp: max(offset, oldest[ssp]) for ssp, offset in sorted(offsets.items())}
     seen = {ssp: _markers_from(ssp, at, markers) for ssp, at in start.items()}
     fresh = {ssp: _first_unsettled(marked, settled) for ssp, marked in seen.items()}
@@ -116,13 +86,20 @@ def find_resume_point(
     first = {ssp: marker for ssp, marker in nexts.items() if marker is not None and has_partition(ssp, version, spans)}
     lost = _lost_before(dataset, version, {ssp: names[ssp] for ssp in first}, cut, spans)
     cut_in_it = [ssp for ssp in cut if ssp in first]
-    repeated = is_bare(first.values()) and any(seen[ssp][0] is first[ssp] for ssp in cut_in_it)
-    if repeated or any(_is_partial(seen[ssp][0], version, counted.get(ssp)) for ssp in cut_in_it):
+    partial = is_bare(first.values()) and any(seen[ssp][0] is first[ssp] for ssp in cut_in_it)
+    for ssp in cut_in_it:  # the version's start may have been removed
+        marker = seen[ssp][0]
+        if marker.version == version and not partial:
+            segment = MarkedSegment(ssp, oldest[ssp], int(marker.offset), marker)
+            partial = marker.rows is None or marker.rows != count(segment)
+    if partial:
         return ResumePoint(
             {**start, **{ssp: int(marker.offset) + 1 for ssp, marker in first.items()}}, (*lost, version)
         )
-    behind = {ssp: _offset_after(seen[ssp], start[ssp], int(marker.offset)) for ssp, marker in first.items()}
-    return ResumePoint({**start, **behind}, lost)
+    for ssp, marker in first.items():  # after the last marker of an earlier version
+        earlier = [int(other.offset) + 1 for other in seen[ssp] if int(other.offset) < int(marker.offset)]
+        start[ssp] = max([start[ssp], *earlier])
+    return ResumePoint(start, lost)
 
 
 def _lost_before(
@@ -148,16 +125,6 @@ def _lost_before(
                 version=version,
             )
     return longest
-
-
-def _is_partial(first: Marker, version: str, counted: int | None) -> bool:
-    """Whether the version's start may have been removed from a partition whose first marker this is."""
-    return first.version == version and (first.rows is None or first.rows != counted)
-
-
-def _offset_after(markers: Sequence[Marker], start: int, end: int) -> int:
-    """Return the offset after the last of these markers that is before `end`."""
-    return max([start, *(int(marker.offset) + 1 for marker in markers if int(marker.offset) < end)])
 
 
 def _markers_from(ssp: SystemStreamPartition, start: int, markers: Sequence[Marker]) -> list[Marker]:

@@ -47,7 +47,7 @@ from dagster_adjunct.assets.unbounded.progress import build_report
 from dagster_adjunct.assets.unbounded.recovery import RecoveryPlan, plan_recovery
 from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-from dagster_adjunct.assets.versions.leases import AttemptRecord, delete_attempt
+from dagster_adjunct.assets.versions.leases import delete_attempt, renew_attempt
 from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.version import POSITION
@@ -89,7 +89,7 @@ def load_snapshot(
         start = validate_snapshot_position(snapshot, source, what)
         with (
             snapshot_frame(snapshot, source.schema, what, context.log(spec.name), spark, context.by) as rows,
-            AttemptRecord(context.lake, spec.name, attempt.id, context.by),
+            renew_attempt(context.lake, spec.name, attempt.id, context.by),
         ):
             placed, samples = _with_positions(source, rows)
             placed = placed.withColumn(TOMBSTONE, F.lit(False))
@@ -234,7 +234,7 @@ def snapshot_frame(
         return
     attempt = log.attempt()
     folder = f"{attempt.folder}/{attempt.id}"
-    with AttemptRecord(log.lake, log.name, attempt.id, by):
+    with renew_attempt(log.lake, log.name, attempt.id, by):
         try:
             rows = _stage_tables(log.lake, folder, snapshot.rows, spark)
             yield cast_to_schema(spark.createDataFrame([], schema.ddl()) if rows is None else rows, schema, what)

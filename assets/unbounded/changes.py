@@ -36,7 +36,7 @@ from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
 from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.assets.unbounded.progress import describe_progress
 from dagster_adjunct.assets.versions.dataset_log import Attempt
-from dagster_adjunct.assets.versions.leases import AttemptRecord, Lease, delete_attempt
+from dagster_adjunct.assets.versions.leases import Lease, delete_attempt, renew_attempt
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action
 from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
@@ -219,7 +219,7 @@ def apply_ranges(
     # history a deletion ends the validity of a row.
     tombstones = not begins or advance.spec.following.order is not None or over_time is not None
     try:
-        with AttemptRecord(context.lake, name, attempt.id, context.by), _lease_served_version(advance, progress):
+        with renew_attempt(context.lake, name, attempt.id, context.by), _lease_served_version(advance, progress):
             alone = over_time is None and rewinding is None  # else stored rows are read too
             with advance.stages("build"), interpret_small_plans(context.spark, records if records and alone else None):
                 if records:

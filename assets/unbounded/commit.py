@@ -264,9 +264,6 @@ def _partition_changes(source: OpenedStream, offsets: Offsets) -> str:
     return f"the partitions of its stream have changed ({'; '.join(changes)})" if changes else ""
 
 
-_TRIES = 20
-
-
 @dataclass(frozen=True, slots=True)
 class Advance:
     """The facts that stay the same during one advance: the table before it, and the decision made on that."""
@@ -357,7 +354,6 @@ def commit_with_retries(
         progress,
         lambda seen: commit_manifest(advance, seen, decide(seen), commit_id=commit_id),
         catch_up,
-        attempts=_TRIES,
     )
 
 

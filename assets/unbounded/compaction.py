@@ -285,7 +285,6 @@ def _merge_over_time(
     return MergeResult(attempt, strip_large_footers(generation), counters, entries, horizon, edge)
 
 
-_TRIES = 20
 _Current = tuple["Commit", "UnboundedManifest"]
 
 
@@ -420,7 +419,7 @@ def _commit_merged(
         return log.commit(commit, after, by=context.by, commit_id=merged.attempt.id), after
 
     try:
-        switched = retry_conflicts(lambda: once, attempts=_TRIES)
+        switched = retry_conflicts(lambda: once)
     except (CommitConflictError, _LateChanges):
         log.drop(merged.generation)
         raise

@@ -188,9 +188,6 @@ def require_local_manifest(stored: DatasetManifest, spec: AdjunctDataset) -> Unb
     return as_unbounded(stored)
 
 
-_TRIES = 20
-
-
 def advance_local(context: Runtime, spec: AdjunctDataset, *, on_stage: OnStage = ignore_stage) -> AdvanceReport:
     """Compact a local table where that is due; only its application's batches change its contents.
 
@@ -265,7 +262,7 @@ def undo_batch(
 
         return commit_undone
 
-    return retry_conflicts(prepare, attempts=_TRIES)
+    return retry_conflicts(prepare)
 
 
 def change_owner(lake: Lake, name: str, application: str, *, owner: str, reason: str, by: str) -> bool:
@@ -290,7 +287,7 @@ def change_owner(lake: Lake, name: str, application: str, *, owner: str, reason:
 
         return commit_given
 
-    return retry_conflicts(prepare, attempts=_TRIES)
+    return retry_conflicts(prepare)
 
 
 def _served_id(manifest: UnboundedManifest) -> str | None:
@@ -485,9 +482,7 @@ class LocalTableWriter:
 
             return commit
 
-        return commit_with_rebase(
-            prepare(start), lambda commit: commit(), lambda _: prepare(self._read()), attempts=_TRIES
-        )
+        return commit_with_rebase(prepare(start), lambda commit: commit(), lambda _: prepare(self._read()))
 
     def _read_start(self) -> CurrentTable:
         if self._start is None:

@@ -10,7 +10,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, local_tab
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
 from dagster_adjunct.assets.declaration.sources import OwnedBy
 from dagster_adjunct.assets.unbounded.compaction import compact_due
-from dagster_adjunct.assets.unbounded.local_table import _TRIES, empty_manifest, require_local_manifest
+from dagster_adjunct.assets.unbounded.local_table import empty_manifest, require_local_manifest
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import (
     Change,
@@ -102,7 +102,7 @@ def create_state(context: Runtime, dataset: AdjunctDataset) -> None:
 
         return commit_begun
 
-    retry_conflicts(prepare, attempts=_TRIES)
+    retry_conflicts(prepare)
 
 
 def _validate_kept_for(dataset: AdjunctDataset, stored: DatasetDeclaration) -> None:

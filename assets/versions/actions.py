@@ -66,9 +66,7 @@ def pin_version(
 
     def pin(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
         held = Pin(version=ref.id, reason=reason, by=by, at=log.lake.now(), expires_at=expires_at)
-        return with_served_version(
-            log_for_member(log, manifest), manifest, pin=held, change=_change("pin", ref, reason)
-        )
+        return with_served_version(log, manifest, pin=held, change=Change(action="pin", version=ref.id, reason=reason))
 
     return _change_each_member(log, version, pin, by=by, sealed=True)
 
@@ -78,15 +76,15 @@ def unpin_version(log: DatasetLog, *, reason: str, by: str) -> BoundedManifest:
     require_audit_fields("unpin", "", reason, by)
 
     def unpin(manifests: Members) -> Members | None:
-        pinned = {name: m for name, m in manifests.items() if m.pin is not None}
-        return {name: _without_pin(log_for_member(log, m), m, reason) for name, m in pinned.items()} or None
+        return {name: _without_pin(log, m, reason) for name, m in manifests.items() if m.pin is not None} or None
 
     return log.transact_versions(unpin, by=by)
 
 
 def expire_pin(log: DatasetLog, manifest: DatasetManifest, now: datetime) -> DatasetManifest:
     """Return the manifest without its pin if the pin has expired, else the manifest itself; commits nothing."""
-    return _without_pin(log, as_bounded(manifest), "expired") if _expired(manifest, now) else manifest
+    expired = manifest.pin is not None and manifest.pin.has_expired(now)
+    return _without_pin(log, as_bounded(manifest), "expired") if expired else manifest
 
 
 def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str) -> bool:
@@ -94,11 +92,11 @@ def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str
 
     `manifests` are those read last: if none has an expired pin, no request is made.
     """
-    if not any(_expired(manifest, now) for manifest in manifests.values()):
+    if not any(manifest.pin is not None and manifest.pin.has_expired(now) for manifest in manifests.values()):
         return False
 
     def expire(fresh: Manifests) -> Manifests | None:
-        after = {name: expire_pin(log_for_member(log, m), m, now) for name, m in fresh.items()}
+        after = {name: expire_pin(log, m, now) for name, m in fresh.items()}
         return {name: m for name, m in after.items() if m is not fresh[name]} or None
 
     log.transact_all(expire, by=by)
@@ -118,7 +116,7 @@ def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> Bound
                 dataset=manifest.name,
             )
         return with_served_version(
-            log_for_member(log, manifest), manifest, back_to=ref.id, change=_change("rollback", ref, reason)
+            log, manifest, back_to=ref.id, change=Change(action="rollback", version=ref.id, reason=reason)
         )
 
     return _change_each_member(log, to, back, by=by, sealed=True)
@@ -150,7 +148,7 @@ def revoke_version(log: DatasetLog, version: str, *, reason: str, by: str) -> Bo
         freed = {name: _free_names(m, gone.get(name), names, log.lake.now()) for name, m in manifests.items()}
         after = {
             name: with_served_version(
-                log_for_member(log, m), m, versions=without[name], back_to=heads[name], pin=None if unpinned else m.pin,
+                log, m, versions=without[name], back_to=heads[name], pin=None if unpinned else m.pin,
                 change=Change(action="withdraw", version=chosen[name].id if name in chosen else None, reason=reason),
                 **freed[name],
             )
@@ -180,13 +178,13 @@ def accept_version(
                 dataset=manifest.name,
                 version=ref.id,
             )
-        log_for_member(log, manifest).read_version(ref)  # raises for a version that was never built
+        _read_version(log, manifest, ref)  # raises for a version that was never built
         forced = ref.model_copy(update={"state": "sealed", "reason": f"forced by {by}: {reason}"})
         head = {"head": ref.id} if switches else {}
         why = reason if switches else f"{reason} (kept beside {manifest.head})"
         versions = _replace_ref(manifest, forced) if switches else insert_beside_head(manifest, forced, between=between)
         return with_served_version(
-            log_for_member(log, manifest), manifest, versions=versions, **head, change=_change("force", ref, why)
+            log, manifest, versions=versions, **head, change=Change(action="force", version=ref.id, reason=why)
         )
 
     def force_all(manifests: Members) -> Members:
@@ -253,7 +251,7 @@ def with_served_version(log: DatasetLog, manifest: BoundedManifest, **changes: A
     )
     if version is None and wanted is not None:
         refs = changes.get("versions", manifest.versions)
-        version = log.read_version(next(ref for ref in refs if ref.id == wanted))
+        version = _read_version(log, manifest, next(ref for ref in refs if ref.id == wanted))
     return manifest.after(version=version, **changes)
 
 
@@ -275,9 +273,9 @@ def insert_beside_head(manifest: BoundedManifest, new: VersionRef, *, between: b
     return tuple(sorted([*versions, new], key=lambda ref: ref.number))
 
 
-def log_for_member(log: DatasetLog, manifest: DatasetManifest) -> DatasetLog:
-    """Return the log of this manifest's dataset, a member of the same version set."""
-    return type(log)(log.lake, manifest.name)
+def _read_version(log: DatasetLog, manifest: BoundedManifest, ref: VersionRef) -> SealedVersion:
+    """Return the document of a version of this dataset, or of another member of its version set."""
+    return DatasetLog(log.lake, manifest.name).read_version(ref)
 
 
 def _change_each_member(
@@ -298,10 +296,6 @@ def _change_each_member(
     return log.transact_versions(change_all, by=by)
 
 
-def _expired(manifest: DatasetManifest, now: datetime) -> bool:
-    return manifest.pin is not None and manifest.pin.has_expired(now)
-
-
 def _without_pin(log: DatasetLog, manifest: BoundedManifest, reason: str) -> BoundedManifest:
     pinned = manifest.pin.version if manifest.pin else None
     return with_served_version(log, manifest, pin=None, change=Change(action="unpin", version=pinned, reason=reason))
@@ -320,7 +314,9 @@ def _without_ref(manifest: BoundedManifest, ref: VersionRef, reason: str) -> Bou
     freed = (
         _free_names(manifest, ref, () if delivered else (ref.name,), ref.sealed_at) if ref.state == "rejected" else {}
     )
-    return manifest.after(versions=kept, doomed=doomed, **freed, change=_change("drop", ref, reason))
+    return manifest.after(
+        versions=kept, doomed=doomed, **freed, change=Change(action="drop", version=ref.id, reason=reason)
+    )
 
 
 def _free_names(
@@ -338,10 +334,6 @@ def _free_names(
         "known": tuple(name for name in manifest.known if name not in past),
         "delivered": (*(Delivered(name=name, version=version, markers={}, freed=at) for name in past), *changed),
     }
-
-
-def _change(action: str, ref: VersionRef, reason: str) -> Change:
-    return Change(action=action, version=ref.id, reason=reason)
 
 
 def require_audit_fields(action: str, version: str, reason: str, by: str) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -40,7 +41,6 @@ NAMES = "datasets/_names"
 SETS = "version-sets"
 SET_KIND = "version-set"
 T = TypeVar("T")
-_TRIES = 20
 
 Manifests = Mapping[str, DatasetManifest]
 Members = Mapping[str, BoundedManifest]
@@ -152,11 +152,8 @@ class DatasetLog:
             ) from error
 
     def history(self, limit: int | None = None) -> Iterator[tuple[Commit, DatasetManifest]]:
-        """Yield the commits that changed this dataset, newest first, as far back as their manifests are kept."""
-        for count, change in enumerate(self._history()):
-            if limit is not None and count >= limit:
-                return
-            yield change
+        """Return the commits that changed this dataset, newest first, as far back as their manifests are kept."""
+        return islice(self._history(), limit)
 
     def _history(self) -> Iterator[tuple[Commit, DatasetManifest]]:
         set_name = self.version_set()
@@ -232,7 +229,7 @@ class DatasetLog:
         description of the slow part, if other writers keep committing faster.
         """
         try:
-            return retry_conflicts(lambda: commit_once, attempts=_TRIES)
+            return retry_conflicts(lambda: commit_once)
         except CommitConflictError as conflict:
             raise CommitConflictError(
                 f"dataset {self.name!r}: commits are made faster than {slower}.",
@@ -278,7 +275,7 @@ class DatasetLog:
 
             return commit_change
 
-        return retry_conflicts(decided, attempts=_TRIES)
+        return retry_conflicts(decided)
 
     def transact_versions(self, change: Callable[[Members], Members | None], *, by: str) -> BoundedManifest:
         """Do the same for bounded datasets, and return the current manifest of this one.

@@ -19,7 +19,7 @@ import json
 import logging
 import threading
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -56,53 +56,40 @@ class AttemptInfo:
     renewed: datetime
 
 
-class AttemptRecord:
-    """Renews the record of a build while the context lasts; `finish` stores the result in it."""
+@contextmanager
+def renew_attempt(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Renew the record of a build while the context lasts; yields a function that stores the result in the record."""
+    key, body = attempt_key(lake, dataset, attempt), {"attempt": attempt, "by": by}
+    stopped, lock = threading.Event(), threading.Lock()
 
-    def __init__(self, lake: Lake, dataset: str, attempt: str, by: str) -> None:
-        self._store, self._key = lake.store, attempt_key(lake, dataset, attempt)
-        self._body: dict[str, Any] = {"attempt": attempt, "by": by}
-        self._stopped = threading.Event()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+    def write(**built: Any) -> None:
+        with lock:  # or a concurrent renewal could overwrite the result
+            body.update(built)
+            lake.store.put(key, json.dumps(body).encode())
 
-    def __enter__(self) -> Self:
-        self._write()
-        self._thread = threading.Thread(target=self._renew, name="adjunct-attempt", daemon=True)
-        self._thread.start()
-        return self
-
-    def finish(self, body: dict[str, Any]) -> None:
-        """Store the result of the build in its record."""
-        with self._lock:
-            self._body |= {"built": body}
-        self._write()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _renew(self) -> None:
-        while not self._stopped.wait(RENEWAL_INTERVAL.total_seconds()):
+    def renew() -> None:
+        while not stopped.wait(RENEWAL_INTERVAL.total_seconds()):
             try:
-                self._write()
+                write()
             except AdjunctError as error:
                 # Two more renewals are tried before the build counts as ended.
-                _log.warning("the build record %s was not renewed: %s", self._key, error)
+                _log.warning("the build record %s was not renewed: %s", key, error)
 
-    def _write(self) -> None:
-        with self._lock:  # or a concurrent renewal could overwrite the result stored by `finish`
-            self._store.put(self._key, json.dumps(self._body).encode())
+    write()
+    thread = threading.Thread(target=renew, name="adjunct-attempt", daemon=True)
+    thread.start()
+    try:
+        yield lambda built: write(built=built)
+    finally:
+        stopped.set()
+        thread.join()
 
 
 @contextmanager
 def record_build(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[None]:
     """Keep the record of a build that is not resumed after a crash, and delete it when the context ends."""
     try:
-        with AttemptRecord(lake, dataset, attempt, by):
+        with renew_attempt(lake, dataset, attempt, by):
             yield
     finally:
         delete_attempt(lake, dataset, attempt)
@@ -154,10 +141,11 @@ class Lease:
     """A lease of versions of one dataset, renewed by its own thread until `release`; a context manager."""
 
     def __init__(self, lake: Lake, dataset: str, versions: Sequence[str], holder: str) -> None:
-        self.dataset, self.versions, self.holder, self.ttl = dataset, tuple(versions), holder, TTL
+        self.dataset, self.versions, self.holder = dataset, tuple(versions), holder
         self._lake, self._key = lake, f"{lease_folder(lake, dataset)}/{uuid.uuid4().hex}.json"
+        body = partial(lease_body, self.versions, holder, TTL)
         # No other process writes it, so an unexpected object is our own renewal whose reply was lost.
-        self._heartbeat = Heartbeat(lake.store, self._key, self._body, TTL, not_ours=lambda data: "", log=_log)
+        self._heartbeat = Heartbeat(lake.store, self._key, body, TTL, not_ours=lambda data: "", log=_log)
 
     @classmethod
     def acquire(cls, lake: Lake, dataset: str, versions: Sequence[str], *, holder: str) -> Lease:
@@ -209,9 +197,6 @@ class Lease:
 
     def _remove(self, etag: str) -> None:
         self._lake.store.delete(self._key)
-
-    def _body(self) -> bytes:
-        return lease_body(self.versions, self.holder, self.ttl)
 
 
 def lease_body(versions: Sequence[str], holder: str, ttl: timedelta) -> bytes:

@@ -7,22 +7,19 @@ did not change holds the name under the version that it already had.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_adjunct.assets.declaration.policies import natural_sort_key
+from dagster_adjunct.assets.versions.dataset_log import Members
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
 )
-from dagster_adjunct.assets.versions.version import VersionRef
+from dagster_adjunct.assets.versions.version import VersionRef, version_number
 from dagster_adjunct.resources.errors import (
     DatasetError,
 )
-
-if TYPE_CHECKING:
-    pass
-from dagster_adjunct.assets.versions.dataset_log import Members
 
 _BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
 
@@ -49,9 +46,21 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
 
     Raises DatasetError, naming the newest versions.
     """
-    ref = find_version(manifest, version) or _find_by_id_prefix(manifest, version)
+    ref = find_version(manifest, version)
+    if ref is None and ID_PREFIX.fullmatch(version):
+        begun = [ref for ref in manifest.versions if ref.id.startswith(version)]
+        if len(begun) > 1:
+            raise DatasetError(
+                f"dataset {manifest.name!r}: {version!r} is a prefix of several ids: "
+                f"{', '.join(ref.id for ref in begun)}.",
+                "Give more digits.",
+                dataset=manifest.name,
+            )
+        ref = begun[0] if begun else None
     if ref is None:
-        rewritten = _find_rewritten(manifest, version)
+        # Only an erasure gives a number a second id.
+        number = version_number(version) if "-" in version else 0
+        rewritten = next((ref for ref in manifest.versions if ref.number == number), None)
         if rewritten is not None:
             raise DatasetError(
                 f"dataset {manifest.name!r}: version {version} was rewritten by an erasure, as {rewritten.id}.",
@@ -82,25 +91,6 @@ def require_readable_version(manifest: BoundedManifest, version: str) -> Version
     """Return a retained version by id or name; raise DatasetError for a withdrawn one. Rejected ones can be read."""
     ref = require_version(manifest, version)
     return require_version(manifest, ref.id, sealed=True) if ref.state == "withdrawn" else ref
-
-
-def _find_by_id_prefix(manifest: BoundedManifest, version: str) -> VersionRef | None:
-    begun = [ref for ref in manifest.versions if ref.id.startswith(version)] if ID_PREFIX.fullmatch(version) else []
-    if len(begun) > 1:
-        raise DatasetError(
-            f"dataset {manifest.name!r}: {version!r} is a prefix of several ids: {', '.join(ref.id for ref in begun)}.",
-            "Give more digits.",
-            dataset=manifest.name,
-        )
-    return begun[0] if begun else None
-
-
-def _find_rewritten(manifest: BoundedManifest, version: str) -> VersionRef | None:
-    """Return the version that replaced this id in an erasure, the only case in which a number gets a second id."""
-    number = version.removeprefix("v").partition("-")[0]
-    if not number.isdecimal() or not version.startswith("v") or "-" not in version:
-        return None
-    return next((ref for ref in manifest.versions if ref.number == int(number)), None)
 
 
 def find_previous_version(manifest: BoundedManifest, ref: VersionRef) -> VersionRef | None:
@@ -249,21 +239,17 @@ def _find_previous_together(manifests: Members, dataset: str) -> dict[str, Versi
         order = version_order(mine)
         held = [(name, ref) for name in names if (ref := find_version(mine, name)) is not None]
         names = [name for name, _ in sorted(held, key=lambda named: order(named[1]))]
-    for name in reversed(names[: _find_served_index(manifests, dataset, names)]):
+
+    def is_head(manifest: BoundedManifest, name: str) -> bool:
+        ref = find_version(manifest, name)
+        return ref is not None and ref.id == manifest.head
+
+    # The name that all members, or else this one, serve now.
+    by_all = [at for at, name in enumerate(names) if all(is_head(m, name) for m in manifests.values())]
+    served = by_all or [at for at, name in enumerate(names) if is_head(mine, name)] or [len(names)]
+    for name in reversed(names[: served[-1]]):
         refs = {member: find_version(m, name) for member, m in manifests.items()}
         sealed = {member: ref for member, ref in refs.items() if ref is not None and ref.state == "sealed"}
         if len(sealed) == len(manifests) and {member: ref.id for member, ref in sealed.items()} != heads:
             return sealed
     return None
-
-
-def _find_served_index(manifests: Members, dataset: str, names: Sequence[str]) -> int:
-    """Return the index of the name that all members, or else this one, serve now; the length of the list if none."""
-
-    def serves(manifest: BoundedManifest, name: str) -> bool:
-        ref = find_version(manifest, name)
-        return ref is not None and ref.id == manifest.head
-
-    by_all = [at for at, name in enumerate(names) if all(serves(m, name) for m in manifests.values())]
-    by_this = [at for at, name in enumerate(names) if serves(manifests[dataset], name)]
-    return (by_all or by_this or [len(names)])[-1]

@@ -157,7 +157,10 @@ class Commit:
     etag: str | None = field(default=None, compare=False)
 
 
-def retry_conflicts(decide: Callable[[], Callable[[], T]], *, attempts: int) -> T:
+_ATTEMPTS = 20
+
+
+def retry_conflicts(decide: Callable[[], Callable[[], T]], *, attempts: int = _ATTEMPTS) -> T:
     """Return the result of the commit that `decide()` returns; after a conflict, pause and decide again.
 
     `decide` reads the current state and must be safe to repeat. Its own errors are raised at once, including a
@@ -166,7 +169,9 @@ def retry_conflicts(decide: Callable[[], Callable[[], T]], *, attempts: int) -> 
     return commit_with_rebase(decide(), lambda commit: commit(), lambda _: decide(), attempts=attempts)
 
 
-def commit_with_rebase(seen: S, commit: Callable[[S], T], catch_up: Callable[[S], S | None], *, attempts: int) -> T:
+def commit_with_rebase(
+    seen: S, commit: Callable[[S], T], catch_up: Callable[[S], S | None], *, attempts: int = _ATTEMPTS
+) -> T:
     """Return the result of `commit(seen)`; after a conflict, pause and repeat it on the state that `catch_up` returns.
 
     If `catch_up(seen)` returns None, or after `attempts` (at least one), the conflict is raised. Errors of `catch_up`
@@ -303,7 +308,7 @@ class CommitLog:
         return replace(_commit_of(manifest, key), etag=etag)
 
     def transact(
-        self, decide: Callable[[Commit | None], dict[str, Any] | None], *, by: str, attempts: int = 20
+        self, decide: Callable[[Commit | None], dict[str, Any] | None], *, by: str, attempts: int = _ATTEMPTS
     ) -> Commit | None:
         """Commit the body that `decide(current)` returns and return the commit; after a conflict, decide again.
 

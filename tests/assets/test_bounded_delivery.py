@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.sources.markers import (
     CompleteVersion,
     IncompleteVersion,
-    SettledMarker,
     check_counts,
     find_next_delivery,
 )
+from dagster_adjunct.assets.versions.deliveries import MarkerFacts
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
 
@@ -51,7 +51,7 @@ def test_records_between_two_markers_of_one_version_are_dropped() -> None:
     first = find_next_delivery("planes", START, markers, {})
     assert isinstance(first, CompleteVersion)
     assert first.dropped == ()
-    settled = {"v1": {P0: SettledMarker(5, None), P1: SettledMarker(None, None)}}
+    settled = {"v1": {P0: MarkerFacts(offset=0, rows=5), P1: MarkerFacts(offset=0)}}
     second = find_next_delivery("planes", first.offsets, markers, settled)
     assert isinstance(second, IncompleteVersion)
     assert [(cut.start, cut.end) for cut in second.dropped] == [(6, 11)]
@@ -65,7 +65,7 @@ def test_a_marker_that_repeats_a_version_with_other_counts_refuses_it() -> None:
 
 
 def test_a_marker_for_a_sealed_version_with_other_counts_is_refused() -> None:
-    settled = {"v1": {P0: SettledMarker(5, None), P1: SettledMarker(0, None)}}
+    settled = {"v1": {P0: MarkerFacts(offset=0, rows=5), P1: MarkerFacts(offset=0, rows=0)}}
     with pytest.raises(MarkerConflictError, match="first delivered there with 5"):
         find_next_delivery("planes", {P0: 6, P1: 1}, [marker(P0, 10, "v1", 4)], settled)
 
@@ -84,7 +84,12 @@ def test_a_marker_that_repeats_a_version_with_another_time_is_refused_and_with_t
     with pytest.raises(MarkerConflictError, match=told) as refused:
         find_next_delivery("planes", START, [timed(5, first), timed(9, other), marker(P1, 0, "v1", 0)], {})
     assert "under a new version name" in refused.value.next_step
-    settled = {"v1": {P0: SettledMarker(5, None, first), P1: SettledMarker(0, None)}}
+    settled = {
+        "v1": {
+            P0: MarkerFacts(offset=0, rows=5, valid_from=first),
+            P1: MarkerFacts(offset=0, rows=0),
+        }
+    }
     after = {P0: 6, P1: 1}
     with pytest.raises(MarkerConflictError, match=told):
         find_next_delivery("planes", after, [timed(9, other)], settled)
@@ -182,11 +187,11 @@ def test_versions_of_a_stream_that_grows_seal_in_order_and_whole(steps: list[tup
     ]
     arrived = known[: draw.randrange(len(known) + 1)]
     offsets = {SystemStreamPartition("lake", "planes", p): 0 for p in range(partitions)}
-    settled: dict[str, dict[SystemStreamPartition, SettledMarker]] = {}
+    settled: dict[str, dict[SystemStreamPartition, MarkerFacts]] = {}
     sealed = []
     while isinstance(delivery := find_next_delivery("planes", offsets, arrived, settled), CompleteVersion):
         sealed.append((delivery.version, {cut.ssp.partition: cut.end - cut.start for cut in delivery.segments}))
-        settled[delivery.version] = {cut.ssp: SettledMarker(None, None) for cut in delivery.segments}
+        settled[delivery.version] = {cut.ssp: MarkerFacts(offset=0) for cut in delivery.segments}
         offsets = delivery.offsets
     whole = [e for e in expected if all((p, e[0]) in {(m.ssp.partition, m.version) for m in arrived} for p in e[1])]
     assert sealed == whole
@@ -215,12 +220,12 @@ def test_versions_seal_in_order_and_whole_however_deliveries_interleave(events: 
         for offset, version in enumerate(log)
         if version is not None
     ]
-    settled: dict[str, dict[SystemStreamPartition, SettledMarker]] = {}
+    settled: dict[str, dict[SystemStreamPartition, MarkerFacts]] = {}
     offsets = dict(START)
     sealed: list[tuple[str, list[list[int]]]] = []
     while isinstance(delivery := find_next_delivery("planes", offsets, markers, settled), CompleteVersion):
         sealed.append((delivery.version, [list(range(cut.start, cut.end)) for cut in delivery.segments]))
-        settled[delivery.version] = {cut.ssp: SettledMarker(None, None) for cut in delivery.segments}
+        settled[delivery.version] = {cut.ssp: MarkerFacts(offset=0) for cut in delivery.segments}
         offsets = delivery.offsets
     complete = min(len(sent[0]), len(sent[1])) - 1
     assert sealed == [(f"v{n + 1}", [sent[0][n], sent[1][n]]) for n in range(complete)]

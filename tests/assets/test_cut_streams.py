@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.markers import CompleteVersion, find_next_delivery
+from dagster_adjunct.assets.sources.markers import CompleteVersion, MarkedSegment, find_next_delivery
 from dagster_adjunct.assets.sources.truncation import (
     LossUnknown,
     ResumePoint,
-    find_resume_point,
-    select_segments_to_count,
+    resume_after_truncation,
 )
 from dagster_adjunct.resources.errors import MarkerConflictError, OffsetOutOfRangeError
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -38,41 +37,51 @@ def marker(ssp: SystemStreamPartition, offset: int, version: str, rows: int | No
     return Marker(ssp, str(offset), version, rows)
 
 
+def resumed(
+    offsets: Mapping[SystemStreamPartition, int],
+    oldest: Mapping[SystemStreamPartition, int],
+    markers: list[Marker],
+    counts: Mapping[SystemStreamPartition, int],
+) -> ResumePoint | LossUnknown:
+    """Return where a dataset resumes whose partitions still have these numbers of records up to their first marker."""
+    return resume_after_truncation("planes", offsets, oldest, markers, {}, lambda cut: counts[cut.ssp])
+
+
 # -- decided from markers alone
 
 
 def test_a_version_that_is_cut_in_one_partition_is_lost_in_all_and_the_next_one_is_taken() -> None:
     markers = [marker(P0, 5, "v1", 5), marker(P0, 9, "v2", 3), marker(P1, 5, "v1", 5), marker(P1, 9, "v2", 3)]
-    answer = find_resume_point("planes", {P0: 0, P1: 0}, {P0: 2, P1: 0}, markers, {}, {P0: 3})
+    answer = resumed({P0: 0, P1: 0}, {P0: 2, P1: 0}, markers, {P0: 3})
     assert answer == ResumePoint({P0: 6, P1: 6}, ("v1",))
 
 
 def test_a_version_whose_markers_count_what_is_left_is_whole() -> None:
     markers = [marker(P0, 9, "v2", 3), marker(P1, 5, "v1", 5), marker(P1, 9, "v2", 3)]
     offsets, oldest = {P0: 0, P1: 0}, {P0: 6, P1: 0}
-    assert [(cut.ssp, cut.start, cut.end) for cut in select_segments_to_count(offsets, oldest, markers)] == [(P0, 6, 9)]
-    assert find_resume_point("planes", offsets, oldest, markers, {}, {P0: 3}) == ResumePoint({P0: 6, P1: 6}, ("v1",))
-    assert find_resume_point("planes", offsets, oldest, markers, {}, {P0: 2}) == ResumePoint(
-        {P0: 10, P1: 10}, ("v1", "v2")
-    )
+    asked: list[MarkedSegment] = []
+    resume_after_truncation("planes", offsets, oldest, markers, {}, lambda cut: asked.append(cut) or 3)
+    assert [(cut.ssp, cut.start, cut.end) for cut in asked] == [(P0, 6, 9)]
+    assert resumed(offsets, oldest, markers, {P0: 3}) == ResumePoint({P0: 6, P1: 6}, ("v1",))
+    assert resumed(offsets, oldest, markers, {P0: 2}) == ResumePoint({P0: 10, P1: 10}, ("v1", "v2"))
 
 
 def test_a_version_whose_beginning_is_gone_and_whose_marker_counts_nothing_is_never_whole() -> None:
     markers = [marker(P0, 9, "v2"), marker(P0, 12, "v3"), marker(P1, 9, "v2"), marker(P1, 12, "v3")]
-    answer = find_resume_point("planes", {P0: 0, P1: 0}, {P0: 6, P1: 6}, markers, {}, {})
+    answer = resumed({P0: 0, P1: 0}, {P0: 6, P1: 6}, markers, {})
     assert answer == ResumePoint({P0: 10, P1: 10}, ("v2",))
 
 
 def test_what_is_lost_is_not_told_before_every_partition_says_what_it_has_next() -> None:
     offsets, oldest = {P0: 0, P1: 0}, {P0: 6, P1: 0}
-    assert find_resume_point("planes", offsets, oldest, [marker(P1, 5, "v1")], {}, {}) == LossUnknown(None, (P0,))
+    assert resumed(offsets, oldest, [marker(P1, 5, "v1")], {}) == LossUnknown(None, (P0,))
     ahead = [marker(P0, 9, "v2", 3), marker(P1, 5, "v1")]
-    assert find_resume_point("planes", offsets, oldest, ahead, {}, {P0: 3}) == LossUnknown("v2", (P1,))
+    assert resumed(offsets, oldest, ahead, {P0: 3}) == LossUnknown("v2", (P1,))
 
 
 def test_a_version_that_comes_again_whole_after_it_was_cut_is_taken() -> None:
     markers = [marker(P0, 5, "v1", 5), marker(P0, 11, "v1", 5), marker(P1, 5, "v1", 5), marker(P1, 11, "v1", 5)]
-    answer = find_resume_point("planes", {P0: 0, P1: 0}, {P0: 2, P1: 2}, markers, {}, {P0: 3, P1: 3})
+    answer = resumed({P0: 0, P1: 0}, {P0: 2, P1: 2}, markers, {P0: 3, P1: 3})
     assert answer == ResumePoint({P0: 6, P1: 6}, ("v1",))
     again = find_next_delivery("planes", answer.offsets, markers, {})
     assert isinstance(again, CompleteVersion)
@@ -84,15 +93,13 @@ def test_a_stream_that_was_cut_and_has_grown_goes_on_with_what_is_whole_in_its_o
     places = ((P0, 9, "v2"), (P0, 12, "v3"), (P1, 5, "v1"), (P1, 9, "v2"), (P1, 12, "v3"), (P2, 3, "v2"), (P2, 6, "v3"))
     markers = [replace(marker(*place, 3), partitions=counts[place[2]]) for place in places]
     offsets, oldest = {P0: 0, P1: 0, P2: 0}, {P0: 6, P1: 0, P2: 0}
-    assert find_resume_point("planes", offsets, oldest, markers, {}, {P0: 3}) == ResumePoint(
-        {P0: 6, P1: 6, P2: 0}, ("v1",)
-    )
-    answer = find_resume_point("planes", offsets, oldest, markers, {}, {P0: 2})
+    assert resumed(offsets, oldest, markers, {P0: 3}) == ResumePoint({P0: 6, P1: 6, P2: 0}, ("v1",))
+    answer = resumed(offsets, oldest, markers, {P0: 2})
     assert answer == ResumePoint({P0: 10, P1: 10, P2: 4}, ("v1", "v2"))
     whole = [m for m in markers if m.version != "v1"] + [replace(marker(P0, 7, "v1", 1), partitions=2), markers[2]]
-    assert find_resume_point("planes", offsets, oldest, whole, {}, {P0: 1}) == ResumePoint({P0: 6, P1: 0, P2: 0}, ())
+    assert resumed(offsets, oldest, whole, {P0: 1}) == ResumePoint({P0: 6, P1: 0, P2: 0}, ())
     silent = [replace(marker(ssp, 7, "v1", 1), partitions=2) for ssp in (P0, P1)]
-    assert find_resume_point("planes", offsets, oldest, silent, {}, {P0: 1}) == ResumePoint({P0: 6, P1: 0, P2: 0}, ())
+    assert resumed(offsets, oldest, silent, {P0: 1}) == ResumePoint({P0: 6, P1: 0, P2: 0}, ())
 
 
 def test_partitions_that_disagree_on_what_was_lost_are_refused_and_named() -> None:
@@ -104,7 +111,7 @@ def test_partitions_that_disagree_on_what_was_lost_are_refused_and_named() -> No
     with pytest.raises(
         MarkerConflictError, match=r"before version 'v2'.*lake\.planes\.0: v1, vX; lake\.planes\.1: v1;"
     ):
-        find_resume_point("planes", {P0: 0, P1: 0, P2: 0}, {P0: 0, P1: 0, P2: 5}, markers, {}, {P2: 1})
+        resumed({P0: 0, P1: 0, P2: 0}, {P0: 0, P1: 0, P2: 5}, markers, {P2: 1})
 
 
 @dataclass(frozen=True)
@@ -162,8 +169,7 @@ def test_exactly_the_whole_versions_are_taken_in_order_wherever_retention_cuts(h
     lost: tuple[str, ...] = ()
     taken = []
     if any(offsets[ssp] < oldest[ssp] for ssp in ssps):
-        counted = {cut.ssp: cut.end - cut.start for cut in select_segments_to_count(offsets, oldest, markers)}
-        answer = find_resume_point("planes", offsets, oldest, markers, settled, counted)
+        answer = resume_after_truncation("planes", offsets, oldest, markers, settled, lambda cut: cut.end - cut.start)
         offsets, lost = (answer.offsets, answer.versions) if isinstance(answer, ResumePoint) else ({}, ())
     while offsets and isinstance(complete := find_next_delivery("planes", offsets, markers, settled), CompleteVersion):
         number = int(complete.version[1:])
