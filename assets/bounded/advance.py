@@ -34,13 +34,11 @@ from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.actions import expire_pins, require_audit_fields
 from dagster_adjunct.assets.versions.dataset_log import (
     DatasetLog,
-    Manifests,
     member_bodies,
     redirect_target,
     version_set_log,
 )
-from dagster_adjunct.assets.versions.deliveries import Abandoned
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, as_bounded
+from dagster_adjunct.assets.versions.manifest import Abandoned, BoundedManifest, Change, as_bounded
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
@@ -132,11 +130,9 @@ def _describe_kept(member: Member, ref: VersionRef) -> str:
 def _describe_rejected(member: Member, ref: VersionRef) -> str:
     """Return a note on a rejected version: the reason and the next steps."""
     name, source = member.spec.name, member.spec.input
-    again = "deliver it again under the same name"
-    if isinstance(source, FileSource):
-        again = "complete the folder again"
-    elif isinstance(source, QuerySource):
-        again = "compute it again"
+    again = {FileSource: "complete the folder again", QuerySource: "compute it again"}.get(
+        type(source), "deliver it again under the same name"
+    )
     look = f"look at it (adjunct dataset show {name} {ref.id})"
     force = f"accept it with a reason (adjunct dataset accept {name} {ref.id} --reason …)"
     drop = f"remove it (adjunct dataset remove-version {name} {ref.id} --reason …) and {again}"
@@ -161,28 +157,14 @@ def poll_sources(group: AdvanceGroup) -> PollResult:
     """Ask each member's source for its next version. Raises MarkerConflictError if markers or members disagree."""
     polled = {member.name: member.source.next(member.manifest) for member in group.members}
     complete = {name: answer for name, answer in polled.items() if isinstance(answer, Delivery)}
-    together = _select_common_version(group, complete)
-    if not together:
-        _check_versions_agree(complete)
     waiting = {name: answer for name, answer in polled.items() if isinstance(answer, Awaiting)}
-    return PollResult(complete, waiting, together)
-
-
-def _select_common_version(group: AdvanceGroup, complete: Mapping[str, Delivery]) -> Mapping[str, Delivery]:
-    """Return the deliveries of one version that all members have; empty if there is none.
-
-    A member that had this version before it joined the set is not waited for. One that abandoned it is, so the set
-    never completes this version.
-    """
-    for version in {delivery.version for delivery in complete.values()}:
-        here = {name: delivery for name, delivery in complete.items() if delivery.version == version}
-        if all(version in member.manifest.taken for member in group.members if member.name not in here):
-            return here
-    return {}
-
-
-def _check_versions_agree(complete: Mapping[str, Delivery]) -> None:
     versions = {delivery.version for delivery in complete.values()}
+    for version in versions:
+        together = {name: delivery for name, delivery in complete.items() if delivery.version == version}
+        # A member that had this version before it joined the set is not waited for. One that abandoned it is, so the
+        # set never completes this version.
+        if all(version in member.manifest.taken for member in group.members if member.name not in together):
+            return PollResult(complete, waiting, together)
     if len(versions) > 1:
         named = "; ".join(f"{name}: {delivery.version!r}" for name, delivery in complete.items())
         raise MarkerConflictError(
@@ -191,6 +173,7 @@ def _check_versions_agree(complete: Mapping[str, Delivery]) -> None:
             "adjunct dataset abandon DATASET VERSION --reason ….",
             dataset=next(iter(complete)),
         )
+    return PollResult(complete, waiting, {})
 
 
 def snapshot_inputs(
@@ -199,7 +182,13 @@ def snapshot_inputs(
     """Return the datasets and their inputs as they are now. Removes expired pins."""
     log = context.log(specs[0].name)
     commit, manifests = log.read_all()
-    _check_membership(specs, manifests)
+    if specs[0].version_set is None and len(manifests) > 1:
+        others = ", ".join(sorted(set(manifests) - {specs[0].name}))
+        raise DatasetError(
+            f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared alone.",
+            "Declare it with version_set(NAME, …) as before, or under a new name.",
+            dataset=specs[0].name,
+        )
     if expire_pins(log, manifests, context.now(), by=context.by):
         commit, manifests = log.read_all()
     opened = []
@@ -220,16 +209,6 @@ def snapshot_inputs(
             committed = None if stored is None else as_bounded(stored)
             members.append(Member(spec, context, source, stages, manifest, committed))
     return AdvanceGroup(commit, tuple(members))
-
-
-def _check_membership(specs: Sequence[AdjunctDataset], manifests: Manifests) -> None:
-    if specs[0].version_set is None and len(manifests) > 1:
-        others = ", ".join(sorted(set(manifests) - {specs[0].name}))
-        raise DatasetError(
-            f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared alone.",
-            "Declare it with version_set(NAME, …) as before, or under a new name.",
-            dataset=specs[0].name,
-        )
 
 
 # A version set publishes, pins and rolls back the versions of several datasets in one commit.
@@ -273,7 +252,7 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
     """Turn a dataset's own pointer into a redirect; return its previous manifest, None without one."""
     log = DatasetLog(lake, dataset)
 
-    def decide() -> Callable[[], dict[str, object] | None]:
+    def fence() -> dict[str, object] | None:
         own = log.log.current()
         there = redirect_target(own) if own else None
         if there not in (None, name):
@@ -284,16 +263,12 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
             )
         if own is not None and there == name:
             kept: dict[str, object] | None = own.body["manifest"]
-            return lambda: kept
+            return kept
         manifest = own.body if own and not is_deletion_commit(own) else None
+        log.redirect(own, name, manifest, by=by)
+        return manifest
 
-        def fence() -> dict[str, object] | None:
-            log.redirect(own, name, manifest, by=by)
-            return manifest
-
-        return fence
-
-    return retry_conflicts(decide)
+    return retry_conflicts(lambda: fence)
 
 
 def advance_bounded(
@@ -378,10 +353,10 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
         awaited = None if manifest.awaited and manifest.awaited.version == version else manifest.awaited
         return manifest.after(abandoned=(*manifest.abandoned, ended), awaited=awaited, change=change)
 
-    def abandon_all(manifests: Mapping[str, BoundedManifest]) -> Mapping[str, BoundedManifest] | None:
-        return {name: after for name, manifest in manifests.items() if (after := abandon(manifest)) is not None} or None
-
-    DatasetLog(lake, dataset).transact_versions(abandon_all, by=by)
+    DatasetLog(lake, dataset).transact_versions(
+        lambda manifests: {name: after for name, m in manifests.items() if (after := abandon(m)) is not None} or None,
+        by=by,
+    )
 
 
 def _advance(group: AdvanceGroup, *, once: bool, make_current: bool) -> list[AdvanceReport]:
@@ -407,32 +382,27 @@ def _has_query(group: AdvanceGroup) -> bool:
 
 
 def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
-    if partition is not None and spec.versions is None:
-        raise ConfigurationError(
-            f"dataset {spec.name!r} declares no version partitions, but version {partition!r} was requested.",
-            "Declare them with versions=VersionPartitions(…), or advance it without a partition.",
-            argument="partition",
-            dataset=spec.name,
-        )
-    if partition is not None and spec.stream is not None:
-        raise ConfigurationError(
-            f"dataset {spec.name!r} is made from the stream {spec.stream}, whose markers name the versions.",
-            "Advance it without a partition: what the stream holds is published in its order.",
-            dataset=spec.name,
-        )
-    if partition is not None and spec.versions is not None and not spec.versions.has(partition):
-        raise ConfigurationError(
-            f"dataset {spec.name!r} declares {spec.versions}, which has no partition {partition!r}.",
-            "Request a declared partition, or declare this one.",
-            argument="partition",
-            dataset=spec.name,
-        )
-    known = spec.versions is not None and (spec.versions.start is not None or spec.versions.names)
-    if partition is None and known and isinstance(spec.input, QuerySource):
-        # A name made of the time would sort after all others, which could then never become current.
-        raise ConfigurationError(
-            f"dataset {spec.name!r} is computed by a query for each of its partitions, but no partition was requested.",
-            "Pass the partition to compute: partition=….",
-            argument="partition",
-            dataset=spec.name,
-        )
+    if partition is None:
+        known = spec.versions is not None and (spec.versions.start is not None or spec.versions.names)
+        if known and isinstance(spec.input, QuerySource):
+            # A name made of the time would sort after all others, which could then never become current.
+            raise ConfigurationError(
+                f"dataset {spec.name!r} is computed by a query for each of its partitions, but no partition was "
+                "requested.",
+                "Pass the partition to compute: partition=….",
+                argument="partition",
+                dataset=spec.name,
+            )
+        return
+    if spec.versions is None:
+        problem = f"declares no version partitions, but version {partition!r} was requested."
+        step = "Declare them with versions=VersionPartitions(…), or advance it without a partition."
+    elif spec.stream is not None:
+        problem = f"is made from the stream {spec.stream}, whose markers name the versions."
+        step = "Advance it without a partition: what the stream holds is published in its order."
+    elif not spec.versions.has(partition):
+        problem = f"declares {spec.versions}, which has no partition {partition!r}."
+        step = "Request a declared partition, or declare this one."
+    else:
+        return
+    raise ConfigurationError(f"dataset {spec.name!r} {problem}", step, argument="partition", dataset=spec.name)

@@ -23,7 +23,6 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.validation.validators import Candidate, evaluate
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-from dagster_adjunct.assets.versions.deliveries import Awaited, Lost
 from dagster_adjunct.assets.versions.leases import (
     Lease,
     delete_attempt,
@@ -31,7 +30,7 @@ from dagster_adjunct.assets.versions.leases import (
     read_finished_build,
     renew_attempt,
 )
-from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.manifest import Awaited, BoundedManifest, Lost
 from dagster_adjunct.assets.versions.reports import Stages
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, build_layout, version_id
 from dagster_adjunct.assets.writing.generation import (
@@ -360,9 +359,15 @@ def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
         ref = named[-1] if named else None
     else:
         ref = manifest.ref(manifest.head) if manifest.head else None
-    if ref is None or not _is_current_for_time(manifest, ref, new):
+    if ref is None or ref.valid_from != new.valid_from:
         return None
-    return ref.id if _has_same_content(member, ref, new) else None
+    # The same content with another valid-from time is a version of its own, because versions between the two times may
+    # be added or withdrawn later.
+    replaced = new.valid_from is not None and any(
+        other.state == "sealed" and other.valid_from == new.valid_from and other.number > ref.number
+        for other in manifest.versions
+    )
+    return ref.id if not replaced and _has_same_content(member, ref, new) else None
 
 
 def _find_withdrawn(member: Member, new: SealedVersion) -> VersionRef | None:
@@ -379,25 +384,8 @@ def _has_same_content(member: Member, ref: VersionRef, new: SealedVersion) -> bo
         return False
     served = member.manifest.version
     old = served if served is not None and served.id == ref.id else member.log.read_version(ref)
-    return old.layout == new.layout and _file_facts(old) == _file_facts(new)
-
-
-def _is_current_for_time(manifest: BoundedManifest, before: VersionRef, new: SealedVersion) -> bool:
-    """Whether the earlier version is the one valid from the new one's time, or neither has a time.
-
-    The same content with another valid-from time is a version of its own, because versions between the two times may be
-    added or withdrawn later.
-    """
-    if new.valid_from is None or before.valid_from != new.valid_from:
-        return before.valid_from == new.valid_from
-    return not any(
-        ref.state == "sealed" and ref.valid_from == new.valid_from and ref.number > before.number
-        for ref in manifest.versions
-    )
-
-
-def _file_facts(version: SealedVersion) -> list[tuple[int, int, int | None]]:
-    return [(file.bucket, file.rows, file.digest) for file in version.generations[0].files]
+    facts = [[(file.bucket, file.rows, file.digest) for file in each.generations[0].files] for each in (old, new)]
+    return old.layout == new.layout and facts[0] == facts[1]
 
 
 def _build_fingerprint(member: Member, delivery: Delivery) -> str | None:

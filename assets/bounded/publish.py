@@ -15,8 +15,15 @@ from dagster_adjunct.assets.bounded.candidate import AdvanceGroup, CandidateVers
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.actions import insert_beside_head, with_served_version
 from dagster_adjunct.assets.versions.dataset_log import Members
-from dagster_adjunct.assets.versions.deliveries import MAX_DELIVERIES, MAX_NAMES, Awaited, Delivered
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, as_bounded
+from dagster_adjunct.assets.versions.manifest import (
+    MAX_DELIVERIES,
+    MAX_NAMES,
+    Awaited,
+    BoundedManifest,
+    Change,
+    Delivered,
+    as_bounded,
+)
 from dagster_adjunct.assets.versions.reports import REJECT
 from dagster_adjunct.assets.versions.selection import version_order
 from dagster_adjunct.assets.versions.version import VersionRef
@@ -106,12 +113,19 @@ def input_position(
 
     `done` is the delivery, None if the answer is none.
     """
-    delivered, known = _update_copied_markers(manifest, answer), manifest.known
+    newest = {done.name: done for done in manifest.delivered}
+    delivered: tuple[Delivered, ...] = tuple(  # with new markers for those whose files were copied without a change
+        earlier.model_copy(update={"markers": dict(answer.copies[earlier.name])})
+        if earlier.name in answer.copies and earlier is newest[earlier.name]
+        else earlier
+        for earlier in manifest.delivered
+    )
+    known = manifest.known
     if done is not None:
         # A freed name is taken again. Names that are still free are kept, whatever their age.
         delivered = (*(earlier for earlier in delivered if not (earlier.freed and earlier.name == done.name)), done)
-        older, newest = delivered[:-MAX_DELIVERIES], delivered[-MAX_DELIVERIES:]
-        delivered = (*(earlier for earlier in older if earlier.freed), *newest)
+        older, recent = delivered[:-MAX_DELIVERIES], delivered[-MAX_DELIVERIES:]
+        delivered = (*(earlier for earlier in older if earlier.freed), *recent)
         known = (*known, *(earlier.name for earlier in older if not earlier.freed))[-MAX_NAMES:]
     return {
         "offsets": dict(answer.offsets),
@@ -120,17 +134,6 @@ def input_position(
         "delivered": delivered,
         "known": known,
     }
-
-
-def _update_copied_markers(manifest: BoundedManifest, answer: Delivery | Awaiting) -> tuple[Delivered, ...]:
-    """Return the recorded deliveries, with new markers for those whose files were copied without a change."""
-    newest = {done.name: done for done in manifest.delivered}
-    return tuple(
-        done.model_copy(update={"markers": dict(answer.copies[done.name])})
-        if done.name in answer.copies and done is newest[done.name]
-        else done
-        for done in manifest.delivered
-    )
 
 
 def commit_reason(answer: Delivery | Awaiting, *more: str) -> str:
@@ -144,11 +147,22 @@ Wait = tuple[Awaiting, Awaited | None]
 
 
 def commit_waiting(group: AdvanceGroup, polled: PollResult) -> AdvanceGroup:
-    """Commit what the group waits for, if that has changed, and return the group with it."""
+    """Commit what the group waits for, if that has changed; return the group, with each member's part of this wait."""
     begun = next((delivery.version for delivery in polled.complete.values()), None)
     waiting = [(member, polled.waiting[member.name]) for member in group.members if member.name in polled.waiting]
     waits = {member.name: (answer, _awaited_version(member, answer, begun)) for member, answer in waiting}
-    return _with_wait_reports(_commit_waits(group, waits), polled, waits, begun)
+    members = []
+    for member in (group := _commit_waits(group, waits)).members:
+        answer = polled.waiting.get(member.name)
+        if answer is None:  # it has a complete version and waits for the others
+            missing = tuple(marker for waiting in polled.waiting.values() for marker in waiting.missing)
+            since = [awaited.since for _, awaited in waits.values() if awaited is not None]
+            others = Awaited(version=begun, missing=missing, since=min(since, default=member.context.now()))
+            members.append(replace(member, others=others))
+        else:
+            awaiting = replace(answer, idle=answer.idle and not polled.complete)
+            members.append(replace(member, outcome=member.outcome.with_source_report(answer), awaiting=awaiting))
+    return replace(group, members=tuple(members))
 
 
 def commit_initial(group: AdvanceGroup) -> AdvanceGroup:
@@ -173,32 +187,11 @@ def _commit_waits(group: AdvanceGroup, waits: Mapping[str, Wait]) -> AdvanceGrou
     return commit_with_rebase(group, commit, rebase_waiting)
 
 
-def _with_wait_reports(
-    group: AdvanceGroup, polled: PollResult, waits: Mapping[str, Wait], begun: str | None
-) -> AdvanceGroup:
-    """Return the group with each member's part of this wait; members with a complete version wait for the others."""
-    members = []
-    for member in group.members:
-        answer = polled.waiting.get(member.name)
-        if answer is None:
-            missing = tuple(marker for waiting in polled.waiting.values() for marker in waiting.missing)
-            since = [awaited.since for _, awaited in waits.values() if awaited is not None]
-            others = Awaited(version=begun, missing=missing, since=min(since, default=member.context.now()))
-            members.append(replace(member, others=others))
-        else:
-            awaiting = replace(answer, idle=answer.idle and not polled.complete)
-            members.append(replace(member, outcome=member.outcome.with_source_report(answer), awaiting=awaiting))
-    return replace(group, members=tuple(members))
-
-
 def _waiting_manifest(member: Member, awaiting: Awaiting, awaited: Awaited | None) -> BoundedManifest | None:
     """Return the manifest with what is awaited, None if nothing changes."""
     manifest = member.manifest
-    same = awaited == manifest.awaited or (
-        awaited is not None
-        and manifest.awaited is not None
-        and (awaited.version, awaited.missing) == (manifest.awaited.version, manifest.awaited.missing)
-    )
+    now, before = (each and (each.version, each.missing) for each in (awaited, manifest.awaited))
+    same = now == before
     if dict(awaiting.offsets) == manifest.offsets and same and not awaiting.copies and member.committed == manifest:
         return None
     change = Change(action="wait", version=awaited.version if awaited else None, reason=commit_reason(awaiting))
@@ -317,7 +310,12 @@ def publish_candidates(
     """
     rejected = next((candidate for candidate in validated if candidate.problem), None)
     first, version = validated[0].member, validated[0].delivery.version
-    candidates = [_write_document(candidate) for candidate in validated] if rejected is None else validated
+    candidates = list(validated)
+    if rejected is None:
+        for at, candidate in enumerate(validated):
+            if candidate.version is not None and not candidate.unchanged:
+                with candidate.member.stages("seal", version):
+                    candidates[at] = candidate.with_document()
     with first.stages("switch" if rejected is None else REJECT, version) as switching:
         if rejected is not None:
             candidates = [candidate.with_document() for candidate in validated]
@@ -331,14 +329,6 @@ def publish_candidates(
         elif rejected is None and not any(candidate.is_served for candidate in done):
             switching.name, switching.detail = "keep", "what is served stays"
     return group
-
-
-def _write_document(candidate: CandidateVersion) -> CandidateVersion:
-    """Write the document of a version, unless it is unchanged; return the version with the document's key."""
-    if candidate.version is None or candidate.unchanged:
-        return candidate
-    with candidate.member.stages("seal", candidate.delivery.version):
-        return candidate.with_document()
 
 
 def _commit_candidates(

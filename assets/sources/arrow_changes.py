@@ -42,7 +42,6 @@ from dagster_adjunct.assets.sources.changes import (
     select_relevant_columns,
     unknown_key_reason,
 )
-from dagster_adjunct.assets.sources.dead_letters import DEAD_LETTERS
 from dagster_adjunct.assets.sources.opened_stream import OpenedStream
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
@@ -54,7 +53,7 @@ from dagster_adjunct.resources.schemas.values import (
     readable_values,
     unreadable_values,
 )
-from dagster_adjunct.resources.streams.system import META, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
+from dagster_adjunct.resources.streams.system import META, OFFSET, TIMESTAMP, TOMBSTONE
 
 _TYPES = ("string", "boolean", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary")
 _SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
@@ -240,26 +239,6 @@ def null_out_rows(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedA
     if not rows:
         return values
     return pc.if_else(pa.array([row not in rows for row in range(len(values))]), values, pa.scalar(None, values.type))
-
-
-def arrow_dead_letters(bad: pa.Table, spec: AdjunctDataset) -> pa.Table:
-    """Return the dead letters of these changes, one for each record, in the order of partition and offset."""
-    names = {PARTITION: "partition", OFFSET: "offset", PROBLEM: "reason", RAW: "value", TIMESTAMP: "at"}
-    rows = bad.select(list(names)).rename_columns(list(names.values()))
-    rows = rows.sort_by([("partition", "ascending"), ("offset", "ascending"), ("reason", "ascending")])
-    first: dict[tuple[int, int], int] = {}
-    for row, place in enumerate(zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)):
-        first.setdefault(place, row)
-    rows = rows.take(list(first.values()))
-    whose = {"dataset": spec.name, "stream": str(spec.input)}
-    columns = {name: pa.array([text] * rows.num_rows, pa.string()) for name, text in whose.items()}
-    columns |= {name: rows.column(name) for name in names.values()}
-    return pa.table(columns).cast(DEAD_LETTERS.to_arrow())
-
-
-def drop_marks(changes: pa.Table) -> pa.Table:
-    """Return the changes without the columns PROBLEM and RAW."""
-    return changes.drop_columns([name for name in (PROBLEM, RAW) if name in changes.column_names])
 
 
 def _set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:

@@ -3,7 +3,7 @@
     records -> change format -> order -> extractor -> changes, each with its position, and its problem if it has one
 
 A change that can't be applied keeps its problem in a column: `fail_on_problems` makes the job fail at it, or it is sent
-to the dead letters (`dead_letters.py`).
+to the dead letters.
 
 `arrow_changes.py` makes the same changes from the same records in this process, and rejects the same ones with the same
 messages.

@@ -34,8 +34,7 @@ from dagster_adjunct.assets.sources.entries import (
     raise_if_spark_needed,
 )
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
-from dagster_adjunct.assets.versions.deliveries import Delivered, MarkerFacts
-from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
 from dagster_adjunct.resources.files.formats import (

@@ -29,9 +29,8 @@ from dagster_adjunct.assets.sources.markers import (
 from dagster_adjunct.assets.sources.opened_stream import Offsets, OpenedStream, offsets_to_json
 from dagster_adjunct.assets.sources.truncation import LossUnknown, find_truncated_partitions, resume_after_truncation
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
-from dagster_adjunct.assets.versions.deliveries import Lost
 from dagster_adjunct.assets.versions.input_partitions import follow_added_partitions, follow_repartition
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, resume_bounded_manifest
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, Lost, resume_bounded_manifest
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake

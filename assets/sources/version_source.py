@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.versions.deliveries import Lost, MarkerFacts
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, resume_bounded_manifest
+from dagster_adjunct.assets.versions.manifest import (
+    BoundedManifest,
+    DatasetManifest,
+    Lost,
+    MarkerFacts,
+    resume_bounded_manifest,
+)
 from dagster_adjunct.assets.versions.version import DatasetDeclaration
 from dagster_adjunct.resources.schemas.schema import Schema
 

@@ -176,24 +176,22 @@ def validate_snapshot_position(snapshot: Snapshot, source: OpenedStream, what: s
         except OffsetOutOfRangeError as error:
             raise offset_error(OffsetOutOfRangeError, what, ssp, offset) from error
         if source.system.compare(offset, oldest[ssp]) < 0:
-            raise OffsetOutOfRangeError(
-                f"{what} was taken at offset {offset} of {ssp}, and the stream begins at {oldest[ssp]}: the changes "
-                "in between are lost.",
-                "Take a new snapshot. Longer retention of the stream prevents this.",
-                offset=offset,
-                stream=ssp.qualified_stream,
-                partition=ssp.partition,
-                oldest=oldest[ssp],
-            )
-        if source.system.compare(offset, upcoming[ssp]) > 0:
-            raise OffsetOutOfRangeError(
-                f"{what} was taken at offset {offset} of {ssp}, beyond the end of the stream at {upcoming[ssp]}.",
-                "Give the offset of the first change that the snapshot may lack.",
-                offset=offset,
-                stream=ssp.qualified_stream,
-                partition=ssp.partition,
-                upcoming=upcoming[ssp],
-            )
+            problem = f"and the stream begins at {oldest[ssp]}: the changes in between are lost."
+            step = "Take a new snapshot. Longer retention of the stream prevents this."
+        elif source.system.compare(offset, upcoming[ssp]) > 0:
+            problem = f"beyond the end of the stream at {upcoming[ssp]}."
+            step = "Give the offset of the first change that the snapshot may lack."
+        else:
+            continue
+        raise OffsetOutOfRangeError(
+            f"{what} was taken at offset {offset} of {ssp}, {problem}",
+            step,
+            offset=offset,
+            stream=ssp.qualified_stream,
+            partition=ssp.partition,
+            oldest=oldest[ssp],
+            upcoming=upcoming[ssp],
+        )
     return position
 
 

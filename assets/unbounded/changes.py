@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.change_values import Samples
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.sources.dead_letters import send_dead_letters
-from dagster_adjunct.assets.sources.opened_stream import Ranges, offsets_to_json
+from dagster_adjunct.assets.sources.opened_stream import Ranges, offsets_to_json, resolve_stream
 from dagster_adjunct.assets.unbounded.commit import (
     ADVANCE_AGAIN,
     Advance,
@@ -33,7 +33,7 @@ from dagster_adjunct.assets.unbounded.commit import (
     table_layout,
 )
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
-from dagster_adjunct.assets.unbounded.engine import select_engine
+from dagster_adjunct.assets.unbounded.engine import DEAD_LETTERS, select_engine
 from dagster_adjunct.assets.unbounded.progress import describe_progress
 from dagster_adjunct.assets.versions.dataset_log import Attempt
 from dagster_adjunct.assets.versions.leases import Lease, delete_attempt, renew_attempt
@@ -44,11 +44,19 @@ from dagster_adjunct.assets.writing.generation import count_deletions, sum_count
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
-from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    DatasetError,
+    StreamNotFoundError,
+    VersionDiscardedError,
+)
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
     from dagster_adjunct.assets.unbounded.rewind import ActiveRewind
 
 
@@ -137,6 +145,39 @@ def target_generations(progress: AdvanceProgress) -> tuple[Generation, ...]:
     if progress.running:
         return progress.bootstrap.building
     return () if version is None else version.generations
+
+
+def send_dead_letters(
+    systems: Mapping[str, StreamSystem],
+    spec: AdjunctDataset,
+    letters: DataFrame | pa.Table,
+    *,
+    producer: str,
+    sequence: int,
+) -> int:
+    """Append letters to the dataset's stream of dead letters, once; return their number.
+
+    An Arrow table must be in the order of partition and offset. The stream is created if it does not exist. Repeating
+    the same letters with the same producer and sequence adds nothing. Raises DatasetError for a stream with other
+    columns, and ProducerConflictError for other letters.
+    """
+    policy = spec.following.on_bad_change
+    assert isinstance(policy, DeadLetters)
+    what = f"dataset {spec.name!r} sends bad changes to {policy.stream}"
+    system, stream = resolve_stream(systems, policy.stream, what, dataset=spec.name)
+    try:
+        columns = system.info(stream).schema
+    except StreamNotFoundError:
+        columns = system.create(stream, schema=DEAD_LETTERS, partitions=1).schema
+    if columns != DEAD_LETTERS:
+        wrong = "no columns" if columns is None else DEAD_LETTERS.difference(columns)
+        raise DatasetError(
+            f"dataset {spec.name!r} sends bad changes to {policy.stream}, which is no stream of dead letters: {wrong}.",
+            "Name a new stream, which is then created.",
+            dataset=spec.name,
+        )
+    order_by = () if hasattr(letters, "column_names") else ("partition", "offset")
+    return system.append(stream, letters, producer=producer, sequence=sequence, order_by=order_by).rows
 
 
 def _dead_letter_producer(advance: Advance, progress: AdvanceProgress, identity: tuple[object, ...]) -> str:

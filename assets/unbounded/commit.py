@@ -25,6 +25,7 @@ from dagster_adjunct.assets.sources.opened_stream import (
     offsets_by_partition,
     offsets_to_json,
 )
+from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.input_partitions import follow_repartition
 from dagster_adjunct.assets.versions.manifest import (
@@ -39,7 +40,6 @@ from dagster_adjunct.assets.versions.manifest import (
 from dagster_adjunct.assets.versions.reports import Stages
 from dagster_adjunct.assets.versions.version import (
     DatasetDeclaration,
-    KeptHistory,
     SealedVersion,
     build_layout,
     build_table_version,
@@ -49,7 +49,7 @@ from dagster_adjunct.assets.versions.version import (
     history_from_spec,
     version_id,
 )
-from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.assets.writing.generation import Runtime, count_deletions
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError, OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase, is_deletion_commit
@@ -163,8 +163,11 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
     )
     if refusal is not None:
         return TableContinuity("invalid", refusal.problem, building=building, refusal=refusal)
-    problem = _partition_changes(source, offsets)
-    if problem:
+    added, removed = sorted(set(source.ssps) - set(offsets)), sorted(set(offsets) - set(source.ssps))
+    if added or removed:
+        changed = ((added, "added"), (removed, "removed"))
+        problem = "; ".join(f"{', '.join(map(str, ssps))} {what}" for ssps, what in changed if ssps)
+        problem = f"the partitions of its stream have changed ({problem})"
         return TableContinuity("invalid", problem, building=building)
     lost = [ssp for ssp, offset in offsets.items() if source.system.compare(offset, snapshot.oldest[ssp]) < 0]
     if lost:
@@ -212,11 +215,7 @@ def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocum
     if newest is None or newest.number <= 1:
         return None
     if log.log.head() is not None:
-        return CommitConflictError(
-            f"dataset {log.name!r}: another writer committed first, while this one read the table.",
-            ADVANCE_AGAIN,
-            dataset=log.name,
-        )
+        return _overtaken_error(log)
     return MalformedDocumentError(
         f"dataset {log.name!r} has {newest.number} commits, and its pointer {log.log.pointer_key} is missing in "
         f"{log.lake.url}.",
@@ -232,9 +231,12 @@ def _concurrent_commit_error(log: DatasetLog, commit: Commit | None) -> CommitCo
     head = log.log.head()
     if commit is None or head is None or head.id == commit.id:
         return None
+    return _overtaken_error(log, f" (number {head.number}, after {commit.number})")
+
+
+def _overtaken_error(log: DatasetLog, numbers: str = "") -> CommitConflictError:
     return CommitConflictError(
-        f"dataset {log.name!r}: another writer committed first, while this one read the table "
-        f"(number {head.number}, after {commit.number}).",
+        f"dataset {log.name!r}: another writer committed first, while this one read the table{numbers}.",
         ADVANCE_AGAIN,
         dataset=log.name,
     )
@@ -255,13 +257,6 @@ def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedStream, now: d
             "may have missed some"
         )
     return ""
-
-
-def _partition_changes(source: OpenedStream, offsets: Offsets) -> str:
-    added = sorted(set(source.ssps) - set(offsets))
-    removed = sorted(set(offsets) - set(source.ssps))
-    changes = [f"{', '.join(map(str, ssps))} {what}" for what, ssps in (("added", added), ("removed", removed)) if ssps]
-    return f"the partitions of its stream have changed ({'; '.join(changes)})" if changes else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,8 +341,11 @@ def commit_with_retries(
         fresh = None if current is None else as_unbounded(current)
         if fresh is None or not _has_same_progress(progress.manifest, fresh):
             return None
-        if advance.spec.following.completes and _was_erased_since(advance.log, progress.commit):
-            return None
+        if advance.spec.following.completes:
+            since = 0 if progress.commit is None else progress.commit.number
+            newer = takewhile(lambda made: made[0].number > since, advance.log.history())
+            if any(after.change is not None and after.change.action == "forget" for _, after in newer):
+                return None
         return replace(seen, commit=commit, manifest=fresh)
 
     return commit_with_rebase(
@@ -391,12 +389,6 @@ def change_from_decision(decision: Decision) -> Change:
     return Change(action=decision.action, reason=decision.reason)
 
 
-def _was_erased_since(log: DatasetLog, commit: Commit | None) -> bool:
-    """Whether keys were erased after this commit."""
-    newer = takewhile(lambda made: commit is None or made[0].number > commit.number, log.history())
-    return any(manifest.change is not None and manifest.change.action == "forget" for _, manifest in newer)
-
-
 def _has_same_progress(before: UnboundedManifest, fresh: UnboundedManifest) -> bool:
     """Whether no other writer has read further or started the table again, so that our changes still apply."""
 
@@ -433,17 +425,25 @@ def manifest_with_version(
     `parent` is the commit before the one that creates the version.
     """
     number, spec, now = (parent.number if parent else 0) + 1, advance.spec, advance.context.now()
+    history, before, rows = history_from_spec(spec), manifest.version, None
+    if history is not None and before is not None and before.history is not None:
+        folders = {generation.folder for generation in before.generations}
+        if any(generation.folder in folders for generation in generations):  # pruned rows are missing still
+            history = history.after(pruned=before.history.pruned)
+    if len(generations) == 1:  # else only a merge would tell the number of entries
+        rows = generations[0].rows if not count_deletions(generations[0]) else None
+        rows = count_current_rows(generations[0]) if history is not None else rows
     version = build_table_version(
         spec,
         advance.source.schema,
         generations,
         id=version_id(number, attempt.id),
         number=number,
-        now=now,
-        rows=_count_entries(spec, generations),
+        sealed_at=now,
+        rows=rows,
         offsets={ssp: (manifest.bootstrap.start[ssp], end) for ssp, end in manifest.offsets.items()},
-        counters=counters,
-        history=_declared_history(spec, manifest, generations),
+        counters=dict(counters),
+        history=history,
         position_type=advance.source.position_type,
     )
     return switch_version(manifest, version, now)
@@ -468,39 +468,9 @@ def strip_large_footers(generation: Generation) -> Generation:
 def table_layout(source: OpenedStream) -> BucketLayout:
     """Return the layout of a table's files by its current declaration."""
     spec = source.spec
-    over_time = spec.following.history is not None
     schema = source.schema.with_sensitive(*(name for name in spec.sensitive if name in source.schema))
-    return build_layout(
-        schema,
-        spec.key,
-        spec.partition_by,
-        spec.partitions,
-        positioned=True,
-        over_time=over_time,
-        position_type=source.position_type,
-    )
-
-
-def _count_entries(spec: AdjunctDataset, generations: tuple[Generation, ...]) -> int | None:
-    """Return how many entries these generations have, None if that needs a merge."""
-    if len(generations) > 1:
-        return None
-    if spec.following.history is not None:
-        return count_current_rows(generations[0])
-    deleted = any(file.stats.get("tombstones") for file in generations[0].files)
-    return None if deleted else generations[0].rows
-
-
-def _declared_history(
-    spec: AdjunctDataset, manifest: UnboundedManifest, generations: tuple[Generation, ...]
-) -> KeptHistory | None:
-    """Return the declared history, keeping the pruned edge where rows of the served version remain."""
-    history, before = history_from_spec(spec), manifest.version
-    if history is None or before is None or before.history is None:
-        return history
-    served = {generation.folder for generation in before.generations}
-    goes_on = any(generation.folder in served for generation in generations)
-    return history.after(pruned=before.history.pruned) if goes_on else history
+    over_time, keyed = spec.following.history is not None, (spec.key, spec.partition_by, spec.partitions)
+    return build_layout(schema, *keyed, positioned=True, over_time=over_time, position_type=source.position_type)
 
 
 def evolve_table(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
@@ -511,10 +481,7 @@ def evolve_table(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress
     """
     manifest, version, source = progress.manifest, progress.manifest.version, advance.source
     assert version is not None, "only a served version evolves"
-    history, declared = (
-        describe_history_length(version.history),
-        describe_history_length(history_from_spec(advance.spec)),
-    )
+    history, declared = map(describe_history_length, (version.history, history_from_spec(advance.spec)))
     lengths = f"history is {declared}, was {history}" if history != declared else ""
     reason = "; ".join(filter(None, (version.columns.difference(source.schema), lengths)))
     attempt = advance.log.attempt()
@@ -547,13 +514,13 @@ def next_ranges(advance: Advance, progress: AdvanceProgress) -> tuple[Ranges, bo
     lags = {ssp: max(system.distance(ssp, start, ends[ssp]), 0) for ssp, start in starts.items()}
     lag, chunk = sum(lags.values()), advance.spec.following.chunk
     while True:
-        ranges: Ranges = {
-            ssp: (starts[ssp], system.advance(ssp, starts[ssp], count))
-            for ssp, most in lags.items()
-            if (count := _chunk_share(most, lag, chunk))
-        }
+        shares = {ssp: most if lag <= chunk else -(-most * chunk // lag) for ssp, most in lags.items() if most}
+        ranges: Ranges = {ssp: (starts[ssp], system.advance(ssp, starts[ssp], count)) for ssp, count in shares.items()}
         if transactions and ranges:
-            ranges = _whole_transactions(advance, ranges)
+            context = advance.context
+            ranges = limit_to_complete_transactions(
+                advance.spec, context.systems, context.spark(), advance.source, ranges
+            )
         if ranges or lag <= chunk:
             return ranges, lag <= chunk
         chunk *= 4
@@ -568,15 +535,3 @@ def reaches_target(advance: Advance, progress: AdvanceProgress, ranges: Ranges) 
 def offsets_after(progress: AdvanceProgress, ranges: Ranges) -> Offsets:
     """Return the next offsets to read once these ranges are applied."""
     return {**offsets_by_partition(progress.manifest.offsets), **{ssp: end for ssp, (_, end) in ranges.items()}}
-
-
-def _chunk_share(most: int, lag: int, chunk: int) -> int:
-    """Return how many of a partition's `most` unread offsets belong to the next chunk."""
-    return most if lag <= chunk else min(most, -(-most * chunk // lag))
-
-
-def _whole_transactions(advance: Advance, ranges: Ranges) -> Ranges:
-    from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
-
-    context = advance.context
-    return limit_to_complete_transactions(advance.spec, context.systems, context.spark(), advance.source, ranges)

@@ -19,12 +19,11 @@ from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.unbounded.engine import select_engine
-from dagster_adjunct.assets.versions.dataset_log import Attempt
+from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.version import (
     POSITION,
-    KeptHistory,
     SealedVersion,
     count_current_rows,
     find_newest_valid_from,
@@ -34,10 +33,9 @@ from dagster_adjunct.assets.writing.generation import Runtime, open_runtime, wri
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, Generation
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
-from dagster_adjunct.resources.common import resolve_user
+from dagster_adjunct.resources.common import check_choice, resolve_user
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
-    ConfigurationError,
     DatasetError,
     DatasetNotFoundError,
     VersionDiscardedError,
@@ -81,15 +79,21 @@ class CompactionPlan:
 
 
 def plan_compaction(
-    version: SealedVersion, policy: DeltaCompaction, level: Level | None = None
+    version: SealedVersion, policy: DeltaCompaction, level: Level | None = None, *, of_state: bool = False
 ) -> CompactionPlan | None:
     """Return what to compact, or None.
 
     With `level`, all that it can merge: all deltas, or all generations. Without it, what is due by the policy. A minor
     compaction takes the newest deltas, and older ones as long as they are not larger than those taken together, so that
-    each row is rewritten a few times, however many commits there are.
+    each row is rewritten a few times, however many commits there are. A state table has no base, since a generation is
+    dropped whole when its last row has expired: there the small generations are due once there are too many.
     """
     generations = [generation for generation in version.generations if generation.files]
+    if of_state:
+        if len(generations) < policy.deltas:
+            return None
+        newest = _select_newest(generations, policy.deltas)
+        return CompactionPlan("minor", tuple(newest), f"there are {len(generations)} generations")
     base, deltas = generations[:1], generations[1:]
     if level == "major":
         return CompactionPlan("major", (*base, *deltas), "asked for") if deltas or version.lacks_base else None
@@ -108,18 +112,6 @@ def plan_compaction(
     if not many:
         return None
     return CompactionPlan("minor", tuple(_select_newest(deltas, policy.deltas)), f"there are {len(deltas)} deltas")
-
-
-def plan_state_compaction(version: SealedVersion, policy: DeltaCompaction) -> CompactionPlan | None:
-    """Return what to compact of a state table: its small generations, once there are too many; else None.
-
-    A state table has no base, since a generation is dropped whole when its last row has expired.
-    """
-    generations = [generation for generation in version.generations if generation.files]
-    if len(generations) < policy.deltas:
-        return None
-    why = f"there are {len(generations)} generations"
-    return CompactionPlan("minor", tuple(_select_newest(generations, policy.deltas)), why)
 
 
 def _select_newest(deltas: Sequence[Generation], limit: int) -> Sequence[Generation]:
@@ -198,28 +190,33 @@ def merge_generations(
 ) -> MergeResult:
     """Merge the generations of the plan into one with the number of the newest, so that the order of others stays.
 
-    `forget` moves the horizon of a table that is ordered by a column, dropping more tombstones.
+    `forget` moves the horizon of a table that is ordered by a column or has history, dropping more tombstones. With
+    history, a base stores where each row ends and drops those that ended before the edge; tombstones older than twice
+    the history are dropped where nothing else is left of their key.
     """
-    version = manifest.version
+    version, engine, major = manifest.version, select_engine(context.spark), plan.level == "major"
     assert version is not None
-    what = f"dataset {manifest.name!r}, {plan.level} compaction"
-    engine = select_engine(context.spark)
+    what, history = f"dataset {manifest.name!r}, {plan.level} compaction", version.history
     rows = engine.stored_rows(context.lake.store, what, version.layout, plan.generations)
-    if version.history is not None:
-        return _merge_over_time(context, manifest, plan, attempt, rows, version.history, forget=forget)
-    ordered = version.order_by is not None and plan.level == "major"
-    horizon = None
-    kept = manifest.declaration.keep_tombstones
-    if ordered and forget and kept is not None:
-        highest = engine.position_bounds(rows)[1]
-        horizon = None if highest is None else highest - kept
-    forgotten = max((at for at in (manifest.horizon, horizon) if at is not None), default=None)
-    observed: Callable[[], dict[str, int]] | None = None
-    if ordered:
-        rows, observed = engine.drop_forgotten(rows, version.key, forgotten)
-    expires, written = manifest.declaration.expires, manifest.written
-    if expires is not None and written is not None and written.watermark is not None:
-        rows = engine.drop_expired(rows, expires, written.watermark)
+    horizon = edge = counts = None
+    if history is not None:
+        newest = find_newest_valid_from(plan.generations)
+        if major and forget and newest is not None and history.kept is not None:
+            horizon = newest - 2 * history.kept
+        limit = _highest(manifest.horizon, horizon) if major else None
+        edge = history.edge(newest) if major else None
+        options = WriteOptions(what, over_time=TimelineOptions(told=major, edge=edge, forget=limit))
+    else:
+        ordered, kept = version.order_by is not None and major, manifest.declaration.keep_tombstones
+        if ordered and forget and kept is not None:
+            highest = engine.position_bounds(rows)[1]
+            horizon = None if highest is None else highest - kept
+        if ordered:
+            rows, counts = engine.drop_forgotten(rows, version.key, _highest(manifest.horizon, horizon))
+        expires, written = manifest.declaration.expires, manifest.written
+        if expires is not None and written is not None and written.watermark is not None:
+            rows = engine.drop_expired(rows, expires, written.watermark)
+        options = WriteOptions(what, drop_tombstones=major and not ordered, range_of=expires)
     generation, counters = write_generation(
         context.lake,
         attempt,
@@ -227,62 +224,26 @@ def merge_generations(
         version.layout,
         rows,
         engine.writer,
-        WriteOptions(what, drop_tombstones=plan.level == "major" and not ordered, range_of=expires),
-        order_by=(POSITION, GENERATION_COLUMN),
-        partitioned=True,
-    )
-    tombstones = 0
-    if observed is not None:
-        counts = observed()
-        tombstones = counts["tombstones"]
-        counters |= {"superseded": plan.rows - counts["keys"], "deleted": counts["forgotten"]}
-    counters.pop("conflicting", None)
-    entries = generation.rows - tombstones
-    # A snapshot row of an unknown key is never late: it is the first row of its key.
-    horizon = None if version.order_by == STREAMED_FIRST else horizon
-    return MergeResult(attempt, strip_large_footers(generation), counters, entries, horizon)
-
-
-def _merge_over_time(
-    context: Runtime,
-    manifest: UnboundedManifest,
-    plan: CompactionPlan,
-    attempt: Attempt,
-    rows: object,
-    history: KeptHistory,
-    *,
-    forget: bool,
-) -> MergeResult:
-    """Merge rows with validity times; a base stores where each ends and drops those that ended before the edge.
-
-    Tombstones older than twice the history are dropped where nothing else is left of their key.
-    """
-    version = manifest.version
-    assert version is not None
-    newest, major = find_newest_valid_from(plan.generations), plan.level == "major"
-    edge = history.edge(newest) if major else None
-    limits = [manifest.horizon] if major else []
-    if major and forget and newest is not None and history.kept is not None:
-        limits.append(newest - 2 * history.kept)
-    limit = max((at for at in limits if at is not None), default=None)
-    generation, counters = write_generation(
-        context.lake,
-        attempt,
-        plan.generations[-1].id,
-        version.layout,
-        rows,
-        select_engine(context.spark).writer,
-        WriteOptions(
-            f"dataset {manifest.name!r}, {plan.level} compaction",
-            over_time=TimelineOptions(told=major, edge=edge, forget=limit),
-        ),
+        options,
         order_by=(POSITION, GENERATION_COLUMN),
         partitioned=True,
     )
     counters.pop("conflicting", None)
-    horizon = counters.pop("forgotten_to", None)
-    entries = count_current_rows(generation) if major else None
+    entries: int | None = generation.rows
+    if history is not None:
+        horizon = counters.pop("forgotten_to", None)
+        entries = count_current_rows(generation) if major else None
+    elif counts is not None:
+        counted = counts()
+        counters |= {"superseded": plan.rows - counted["keys"], "deleted": counted["forgotten"]}
+        entries = generation.rows - counted["tombstones"]
+        if version.order_by == STREAMED_FIRST:  # a snapshot row of an unknown key is never late: it is its first row
+            horizon = None
     return MergeResult(attempt, strip_large_footers(generation), counters, entries, horizon, edge)
+
+
+def _highest(*positions: int | None) -> int | None:
+    return max((position for position in positions if position is not None), default=None)
 
 
 _Current = tuple["Commit", "UnboundedManifest"]
@@ -306,24 +267,12 @@ def compact_dataset(
     stores `by`. During a rebuild the served table is compacted. Raises DatasetNotFoundError, and DatasetError for a
     bounded dataset.
     """
-    with open_runtime([], lake=lake, systems={}, spark=spark, by=resolve_user(by)) as runtime:
-        return _compact_dataset(runtime, dataset_name, level, policy)
-
-
-def _compact_dataset(
-    context: Runtime, dataset_name: str, level: Level | None, policy: DeltaCompaction | None
-) -> CompactionReport:
-    if level not in (None, "minor", "major"):
-        raise ConfigurationError(
-            f"dataset {dataset_name!r}: argument 'level' of a compaction is {level!r}, expected 'minor' or 'major'.",
-            "Leave it out to compact what is due.",
-            argument="level",
-            dataset=dataset_name,
-        )
-    manifest = context.log(dataset_name).read()[1]
+    found = f"dataset {dataset_name!r}: argument 'level' of a compaction is {level!r}"
+    check_choice(level, found, (None, "minor", "major"), argument="level", dataset=dataset_name)
+    manifest = DatasetLog(lake, dataset_name).read()[1]
     if manifest is None:
         raise DatasetNotFoundError(
-            f"dataset {dataset_name!r} has no commit in {context.lake.url}.",
+            f"dataset {dataset_name!r} has no commit in {lake.url}.",
             "Advance it once to create it.",
             dataset=dataset_name,
         )
@@ -333,7 +282,8 @@ def _compact_dataset(
             "Compact unbounded datasets only.",
             dataset=dataset_name,
         )
-    return _compact(context, manifest, policy or manifest.declaration.compaction, level)[0]
+    with open_runtime([], lake=lake, systems={}, spark=spark, by=resolve_user(by)) as runtime:
+        return _compact(runtime, manifest, policy or manifest.declaration.compaction, level)[0]
 
 
 def compact_due(context: Runtime, manifest: UnboundedManifest, policy: DeltaCompaction) -> _Current | None:
@@ -354,16 +304,18 @@ def _compact(
         why = "there is no version to compact yet: its bootstrap is not finished"
         return CompactionReport(manifest.name, "nothing", why), None
     of_state = manifest.declaration.expires is not None and level is None
-    plan = plan_state_compaction(version, policy) if of_state else plan_compaction(version, policy, level)
+    plan = plan_compaction(version, policy, level, of_state=of_state)
     if plan is None:
-        return CompactionReport(manifest.name, "nothing", f"nothing to compact in {_describe_version(version)}"), None
+        deltas = len(version.generations) - 1
+        why = f"nothing to compact in version {version.id}, a base {f'and {deltas} delta(s)' if deltas else 'alone'}"
+        return CompactionReport(manifest.name, "nothing", why), None
     # The inputs may be replaced, and then discarded, while they are read.
     try:
         with Lease.acquire(context.lake, manifest.name, [version.id], holder=f"compaction by {context.by}"):
             try:
-                done = _merge_and_switch(context, manifest, plan, forget=True)
+                done = _merge_and_commit(context, manifest, plan, forget=True)
             except _LateChanges:
-                done = _merge_and_switch(context, manifest, plan, forget=False)
+                done = _merge_and_commit(context, manifest, plan, forget=False)
     except VersionDiscardedError:  # compacted and discarded by others before it could be leased
         done = None
     if done is None:
@@ -390,23 +342,13 @@ def _compact(
     return report, (commit, after)
 
 
-def _merge_and_switch(
+def _merge_and_commit(
     context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, *, forget: bool
 ) -> tuple[MergeResult, _Current] | None:
-    name = manifest.name
-    attempt = context.log(name).attempt()
-    with record_build(context.lake, name, attempt.id, context.by):
-        merged = merge_generations(context, manifest, plan, attempt, forget=forget)
-        current = _commit_merged(context, manifest, plan, merged)
-    return None if current is None else (merged, current)
-
-
-def _commit_merged(
-    context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, merged: MergeResult
-) -> _Current | None:
     """Commit the output in place of its inputs and keep appended deltas; None where the inputs were replaced."""
     assert manifest.version is not None
     log, known = context.log(manifest.name), {generation.folder for generation in manifest.version.generations}
+    attempt = log.attempt()
 
     def once() -> _Current | None:
         commit, current = log.read()
@@ -418,14 +360,17 @@ def _commit_merged(
         after = _manifest_with_merged(fresh, plan, merged, commit.number + 1, context.now())
         return log.commit(commit, after, by=context.by, commit_id=merged.attempt.id), after
 
-    try:
-        switched = retry_conflicts(lambda: once)
-    except (CommitConflictError, _LateChanges):
-        log.drop(merged.generation)
-        raise
-    if switched is None:
-        log.drop(merged.generation)
-    return switched
+    with record_build(context.lake, manifest.name, attempt.id, context.by):
+        merged = merge_generations(context, manifest, plan, attempt, forget=forget)
+        current = None
+        try:
+            current = retry_conflicts(lambda: once)
+        except (CommitConflictError, _LateChanges):
+            log.drop(merged.generation)
+            raise
+        if current is None:
+            log.drop(merged.generation)
+    return None if current is None else (merged, current)
 
 
 def _has_late_deltas(context: Runtime, fresh: UnboundedManifest, known: set[str], horizon: int) -> bool:
@@ -469,11 +414,6 @@ def _manifest_with_merged(
     if merged.pruned is not None and fresh.version.history is not None:
         facts["history"] = fresh.version.history.after(pruned=merged.pruned)
     version = fresh.version.after(**facts)
-    horizon = max((at for at in (fresh.horizon, merged.horizon) if at is not None), default=None)
+    horizon = _highest(fresh.horizon, merged.horizon)
     change = Change(action="compact", version=version.id, reason=f"{plan.level}: {plan.reason}")
     return switch_version(fresh.after(horizon=horizon, change=change), version, now)
-
-
-def _describe_version(version: SealedVersion) -> str:
-    deltas = len(version.generations) - 1
-    return f"version {version.id}, which is a base {'alone' if not deltas else f'and {deltas} delta(s)'}"

@@ -29,9 +29,7 @@ from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.reading.stored_file import StoredFile, read_stored_file
 from dagster_adjunct.assets.sources.arrow_changes import (
     add_problems,
-    arrow_dead_letters,
     decode_arrow_changes,
-    drop_marks,
     supports_json,
 )
 from dagster_adjunct.assets.sources.changes import (
@@ -50,12 +48,17 @@ from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+DEAD_LETTERS = Schema.of(
+    dataset="string", stream="string", partition="int", offset="bigint", reason="string", value="string", at="timestamp"
+)
+"""The columns of a stream of dead letters. `value` is the record's columns as JSON, `at` its own time."""
 Counted = Callable[[], int] | None
 """Counts the late changes once they are written; None where they are not left out."""
 Counts = Callable[[], dict[str, int]]
@@ -278,10 +281,10 @@ class ArrowEngine:
         if bad.num_rows:
             offset, partition, reason = (bad.column(name)[0].as_py() for name in (OFFSET, PARTITION, PROBLEM))
             raise bad_change_error(dataset, offset, partition, reason)
-        return drop_marks(changes)
+        return _drop_marks(changes)
 
     def drop_problems(self, changes: pa.Table) -> pa.Table:
-        return drop_marks(changes.filter(pc.is_null(changes.column(PROBLEM))))
+        return _drop_marks(changes.filter(pc.is_null(changes.column(PROBLEM))))
 
     def dead_letters(
         self, changes: pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
@@ -291,7 +294,19 @@ class ArrowEngine:
             places = zip(*(changes.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True)
             changes = add_problems(changes, [reasons.get(place) for place in places])
         bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
-        return arrow_dead_letters(bad, spec) if bad.num_rows else None
+        if not bad.num_rows:
+            return None
+        names = {PARTITION: "partition", OFFSET: "offset", PROBLEM: "reason", RAW: "value", TIMESTAMP: "at"}
+        rows = bad.select(list(names)).rename_columns(list(names.values()))
+        rows = rows.sort_by([("partition", "ascending"), ("offset", "ascending"), ("reason", "ascending")])
+        first: dict[tuple[int, int], int] = {}
+        for row, place in enumerate(zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)):
+            first.setdefault(place, row)
+        rows = rows.take(list(first.values()))
+        origin = {"dataset": spec.name, "stream": str(spec.input)}
+        columns = {name: pa.array([text] * rows.num_rows, pa.string()) for name, text in origin.items()}
+        columns |= {name: rows.column(name) for name in names.values()}
+        return pa.table(columns).cast(DEAD_LETTERS.to_arrow())
 
     def stored_rows(
         self, store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]
@@ -346,6 +361,10 @@ class ArrowEngine:
         reasons = [late_change_reason(horizon) if mark else None for mark in late]
         in_time = changes.filter(pa.array([not mark for mark in late], pa.bool_()))
         return in_time, add_problems(changes, reasons), sum(late)
+
+
+def _drop_marks(changes: pa.Table) -> pa.Table:
+    return changes.drop_columns([name for name in (PROBLEM, RAW) if name in changes.column_names])
 
 
 def _iterate_keys(rows: pa.Table, key: tuple[str, ...]) -> Iterator[Key]:

@@ -72,24 +72,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentTable:
-    """The current commit of a table and its manifest, each None before the first."""
-
-    commit: Commit | None
-    manifest: UnboundedManifest | None
-
-    @property
-    def number(self) -> int:
-        """The number of the commit, 0 before the first."""
-        return 0 if self.commit is None else self.commit.number
-
-    @property
-    def next_generation(self) -> int:
-        """The number of the next generation."""
-        return 1 if self.manifest is None else self.manifest.next_generation
-
-
 def columns_of_local_table(spec: AdjunctDataset) -> Schema:
     """Return the declared columns of a local table."""
     assert isinstance(spec.input, OwnedBy), "only local tables declare their columns"
@@ -147,16 +129,11 @@ def version_from_generations(
         generations,
         id=id,
         number=number,
-        now=now,
+        sealed_at=now,
         rows=rows,
         offsets={},
-        counters=counters,
+        counters=dict(counters),
     )
-
-
-def counters_from_sends(sends: Sequence[SentToTable]) -> dict[str, int]:
-    """Return what these sends add to the table's counters."""
-    return {"changes": sum(sent.rows for sent in sends), "deleted": sum(sent.deleted for sent in sends)}
 
 
 def require_local_manifest(stored: DatasetManifest, spec: AdjunctDataset) -> UnboundedManifest:
@@ -202,6 +179,9 @@ def advance_local(context: Runtime, spec: AdjunctDataset, *, on_stage: OnStage =
             compacted = compact_due(context, manifest, policy)
     if compacted is not None:
         manifest = compacted[1]
+    note = "" if manifest is not None else "no batch has written it yet"
+    if manifest is not None and manifest.written is not None:
+        note = f"batch {manifest.written.batch} was the last to write it"
     version = None if manifest is None else manifest.version
     return AdvanceReport(
         dataset=spec.name,
@@ -214,14 +194,8 @@ def advance_local(context: Runtime, spec: AdjunctDataset, *, on_stage: OnStage =
         offsets={},
         seconds=stages.seconds,
         schema=columns,
-        note=_describe_last_batch(manifest),
+        note=note,
     )
-
-
-def _describe_last_batch(manifest: UnboundedManifest | None) -> str:
-    if manifest is None:
-        return "no batch has written it yet"
-    return "" if manifest.written is None else f"batch {manifest.written.batch} was the last to write it"
 
 
 def undo_batch(
@@ -235,7 +209,7 @@ def undo_batch(
     """
     log = context.log(name)
 
-    def prepare() -> Callable[[], str | None]:
+    def undo() -> str | None:
         commit, stored = log.read()
         attempt, number, now = log.attempt(), 1 if commit is None else commit.number + 1, context.now()
         if stored is None and declared is not None:
@@ -243,26 +217,28 @@ def undo_batch(
         elif stored is not None and stored.declaration.owner == application:
             manifest = as_unbounded(stored)
         else:
-            return lambda: None
+            return None
         last = manifest.written
         if last is not None and (last.batch > batch or (last.batch == batch and last.undone)):
-            return lambda: _served_id(manifest)
+            return _served_id(manifest)
         if last is not None and last.batch == batch and last.before != _served_id(manifest):
             before = _find_version_before(log, manifest, last, declared, attempt)
             version = before.after(id=version_id(number, attempt.id), number=number, sealed_at=now, counters={})
-            manifest = _reinstate_version(manifest, version, now)
+            # Its generations are no longer retired.
+            folders = {generation.folder for generation in version.generations}
+            manifest = manifest.after(
+                retired=tuple(retired for retired in manifest.retired if retired.folder not in folders),
+                next_generation=max(manifest.next_generation, version.generations[-1].id + 1),
+            )
+            manifest = switch_version(manifest, version, now)
         undone = manifest.after(
             written=Written(application=application, batch=batch, undone=True),
             change=Change(action="undo", reason=f"batch {batch} of application {application} was abandoned"),
         )
+        log.commit(commit, undone, by=context.by, commit_id=attempt.id)
+        return _served_id(undone)
 
-        def commit_undone() -> str | None:
-            log.commit(commit, undone, by=context.by, commit_id=attempt.id)
-            return _served_id(undone)
-
-        return commit_undone
-
-    return retry_conflicts(prepare)
+    return retry_conflicts(lambda: undo)
 
 
 def change_owner(lake: Lake, name: str, application: str, *, owner: str, reason: str, by: str) -> bool:
@@ -272,22 +248,17 @@ def change_owner(lake: Lake, name: str, application: str, *, owner: str, reason:
     """
     log = DatasetLog(lake, name)
 
-    def prepare() -> Callable[[], bool]:
+    def change() -> bool:
         commit, stored = log.read()
         if stored is None or stored.declaration.owner != owner or stored.declaration.expires is not None:
-            return lambda: False
+            return False
         update = {"owner": application, "input": f"application {application}"}
-        after = as_unbounded(stored).after(
-            declaration=stored.declaration.model_copy(update=update), change=Change(action="rename", reason=reason)
-        )
+        declaration = stored.declaration.model_copy(update=update)
+        after = as_unbounded(stored).after(declaration=declaration, change=Change(action="rename", reason=reason))
+        log.commit(commit, after, by=by, commit_id=log.attempt().id)
+        return True
 
-        def commit_given() -> bool:
-            log.commit(commit, after, by=by, commit_id=log.attempt().id)
-            return True
-
-        return commit_given
-
-    return retry_conflicts(prepare)
+    return retry_conflicts(lambda: change)
 
 
 def _served_id(manifest: UnboundedManifest) -> str | None:
@@ -325,14 +296,6 @@ def _find_version_before(
     return before
 
 
-def _reinstate_version(manifest: UnboundedManifest, version: SealedVersion, now: datetime) -> UnboundedManifest:
-    """Return the manifest with `version` served, taking its generations off the retired ones."""
-    used = {generation.folder for generation in version.generations}
-    kept = tuple(retired for retired in manifest.retired if retired.folder not in used)
-    newest = max(manifest.next_generation, version.generations[-1].id + 1)
-    return switch_version(manifest.after(retired=kept, next_generation=newest), version, now)
-
-
 @dataclass(frozen=True, slots=True)
 class WritingBatch:
     """A batch of an application, and the run that executes it.
@@ -347,6 +310,14 @@ class WritingBatch:
 
     def __str__(self) -> str:
         return f"batch {self.number} of application {self.application}"
+
+
+_CurrentTable = tuple[Commit | None, UnboundedManifest | None]
+"""The current commit of a table and its manifest, each None before the first."""
+
+
+def _next_generation(table: _CurrentTable) -> int:
+    return 1 if table[1] is None else table[1].next_generation
 
 
 class LocalTableWriter:
@@ -369,7 +340,7 @@ class LocalTableWriter:
         self._layout: BucketLayout = build_layout(
             self._schema, spec.key, spec.partition_by, spec.partitions, positioned=True
         )
-        self._start: CurrentTable | None = None
+        self._start: _CurrentTable | None = None
         self._generations: list[Generation] = []
         self._sends: list[SentToTable] = []
         self._stack = ExitStack()
@@ -394,8 +365,8 @@ class LocalTableWriter:
         `rows` have the table's columns, `__tombstone`, and those of `order_by`, which decide the last record of a key.
         `partitioned` says that partition i already holds bucket i. Raises NullKeyError.
         """
-        start = self._read_start()
-        number = start.next_generation + len(self._sends)
+        self._start = self._start or self._read()
+        number = _next_generation(self._start) + len(self._sends)
         attempt = self._log.attempt()
         self._stack.enter_context(record_build(self._lake, self._spec.name, attempt.id, self._batch.by))
         generation, counters = write_generation(
@@ -461,41 +432,35 @@ class LocalTableWriter:
         ProducerConflictError where the batch has committed different rows, and CommitConflictError where a later batch
         has committed, or something other than a compaction has changed the table.
         """
-        start = self._read_start()
+        start = self._start = self._start or self._read()
         commit_id = self._log.attempt().id
 
-        def prepare(current: CurrentTable) -> Callable[[], tuple[str | None, bool]]:
-            if self._is_committed(current.manifest):
-                assert current.manifest is not None
-                served = current.manifest.version
-                return lambda: (None if served is None else served.id, True)
+        def prepare(current: _CurrentTable) -> Callable[[], tuple[str | None, bool]]:
+            parent, stored = current
+            if stored is not None and self._is_committed(stored):
+                return lambda: (_served_id(stored), True)
             after = self._manifest_with_batch(start, current, commit_id, watermark)
 
             def commit() -> tuple[str | None, bool]:
                 self._committed = True  # also if the outcome is unknown: the files may be needed
                 try:
-                    self._log.commit(current.commit, after, by=self._batch.by, commit_id=commit_id)
+                    self._log.commit(parent, after, by=self._batch.by, commit_id=commit_id)
                 except CommitConflictError:
                     self._committed = False
                     raise
-                return None if after.version is None else after.version.id, False
+                return _served_id(after), False
 
             return commit
 
         return commit_with_rebase(prepare(start), lambda commit: commit(), lambda _: prepare(self._read()))
 
-    def _read_start(self) -> CurrentTable:
-        if self._start is None:
-            self._start = self._read()
-        return self._start
-
-    def _read(self) -> CurrentTable:
+    def _read(self) -> _CurrentTable:
         commit, stored = self._log.read()
-        return CurrentTable(commit, None if stored is None else require_local_manifest(stored, self._spec))
+        return commit, None if stored is None else require_local_manifest(stored, self._spec)
 
-    def _is_committed(self, manifest: UnboundedManifest | None) -> bool:
+    def _is_committed(self, manifest: UnboundedManifest) -> bool:
         """Whether this batch is committed; raise where it was abandoned or committed with different rows."""
-        written = None if manifest is None else manifest.written
+        written = manifest.written
         if written is None or written.batch < self._batch.number:
             return False
         name, mine = self._spec.name, str(self._batch)
@@ -520,18 +485,18 @@ class LocalTableWriter:
         return True
 
     def _manifest_with_batch(
-        self, start: CurrentTable, current: CurrentTable, commit_id: str, watermark: datetime | None
+        self, start: _CurrentTable, current: _CurrentTable, commit_id: str, watermark: datetime | None
     ) -> UnboundedManifest:
         """Return the manifest with this batch; a batch without rows leaves the version unchanged."""
-        now, spec = self._lake.now(), self._spec
-        if current.next_generation != start.next_generation:
+        now, spec, (parent, stored) = self._lake.now(), self._spec, current
+        if _next_generation(current) != _next_generation(start):
             raise CommitConflictError(
                 f"local table {spec.name!r} was written by another writer during {self._batch}. The batch "
                 "committed nothing.",
                 "Run the application again.",
                 dataset=spec.name,
             )
-        manifest = current.manifest or new_manifest(spec, now)
+        manifest = stored or new_manifest(spec, now)
         before = None if self._pinned is None else self._pinned.id
         written = Written(
             application=self._batch.application,
@@ -549,10 +514,11 @@ class LocalTableWriter:
                 dataset=spec.name,
             )
         mine = [generation for generation in self._generations if generation.files]
-        counters = counters_from_sends(self._sends)
+        sent = self._sends
+        counters = {"changes": sum(each.rows for each in sent), "deleted": sum(each.deleted for each in sent)}
         after = manifest.after(
             declaration=declaration_from_spec(spec, self._schema),
-            next_generation=start.next_generation + len(self._sends),
+            next_generation=_next_generation(start) + len(self._sends),
             counters=sum_counters(manifest.counters, counters),
             written=written,
             change=Change(action="batch", reason=str(self._batch)),
@@ -565,7 +531,7 @@ class LocalTableWriter:
         if not generations:
             generations = (self._log.attempt().generation(after.next_generation),)
             after = after.after(next_generation=after.next_generation + 1)
-        number = current.number + 1
+        number = 1 if parent is None else parent.number + 1
         version = version_from_generations(
             spec, generations, number=number, id=version_id(number, commit_id), now=now, counters=counters
         )

@@ -43,17 +43,11 @@ def plan_recovery(snapshot: TableSnapshot, *, rebuild: str | None = None, forced
     decided, and CommitConflictError where another writer committed meanwhile.
     """
     if rebuild is None:
-        _check_columns(snapshot)
-        _check_order(snapshot)
-    if rebuild is not None and snapshot.manifest is not None:
-        decision = Decision(action="bootstrap", store="invalid", reason=f"rebuild: {rebuild}", at=snapshot.at)
-        if not forced:
-            require_complete_stream(snapshot, rebuild)
-        return RecoveryPlan("begin", decision)
-    decision = decide_recovery(snapshot)
-    if rebuild is not None:  # there is no table yet: bootstrap whatever is declared
-        reason = f"rebuild: {rebuild}"
-        decision = Decision(action="bootstrap", store=decision.store, reason=reason, at=snapshot.at)
+        _check_stored(snapshot)
+        decision = decide_recovery(snapshot)
+    else:  # also where there is no table yet, whatever is declared
+        store = decide_recovery(snapshot).store if snapshot.manifest is None else "invalid"
+        decision = Decision(action="bootstrap", store=store, reason=f"rebuild: {rebuild}", at=snapshot.at)
     if decision.action == "bootstrap" and not forced:
         require_complete_stream(snapshot, decision.reason)
     if decision.action == "serve-stale":
@@ -117,28 +111,22 @@ def _needs_evolution(snapshot: TableSnapshot) -> bool:
     False while a new table is being built, which has the declared ones.
     """
     manifest = snapshot.manifest
-    if manifest is None or manifest.version is None:
+    if manifest is None or manifest.version is None or manifest.bootstrap.state == "running":
         return False
-    kept = manifest.version.history, history_from_spec(snapshot.spec)
-    other = manifest.version.columns != snapshot.source.schema or describe_history_length(
-        kept[0]
-    ) != describe_history_length(kept[1])
-    return manifest.bootstrap.state == "done" and other
+    kept, declared = map(describe_history_length, (manifest.version.history, history_from_spec(snapshot.spec)))
+    return manifest.version.columns != snapshot.source.schema or kept != declared
 
 
-def _check_columns(snapshot: TableSnapshot) -> None:
-    """Reject columns that are incompatible with the served version; a table that is being rebuilt may have any."""
-    manifest = snapshot.manifest
-    if manifest is not None and manifest.version is not None and manifest.bootstrap.state != "running":
-        check_evolution(snapshot.spec.name, manifest.version.columns, snapshot.source.schema, snapshot.spec.key)
+def _check_stored(snapshot: TableSnapshot) -> None:
+    """Reject columns that are incompatible with the served version, and an order other than that of its positions.
 
-
-def _check_order(snapshot: TableSnapshot) -> None:
-    """Reject an order other than that of the stored positions; a table that is being rebuilt may have any."""
-    manifest, declared = snapshot.manifest, snapshot.source.declaration
+    A table that is being rebuilt may have any.
+    """
+    manifest, source = snapshot.manifest, snapshot.source
     if manifest is None or manifest.version is None or manifest.bootstrap.state == "running":
         return
-    version = manifest.version
+    version, declared = manifest.version, source.declaration
+    check_evolution(snapshot.spec.name, version.columns, source.schema, snapshot.spec.key)
     if (version.order_by, version.position_type) != (declared.order_by, declared.position_type):
         was, wanted = describe_order(version.order_by), describe_order(declared.order_by)
         name = snapshot.spec.name

@@ -246,7 +246,14 @@ def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) 
     oldest = all(isinstance(startpoint, StartpointOldest) for startpoint in pending.values())
     partitions = tuple(_plan_partition(snapshot, ssp, pending[ssp]) for ssp in sorted(pending))
     if oldest and len(pending) == len(source.ssps):
-        return RewindPlan(spec.name, "rebuild", partitions, _incomplete_stream_error(snapshot, forced))
+        refusal = None
+        try:
+            if not forced >= set(source.ssps):
+                require_complete_stream(snapshot, "a startpoint at the oldest offset of every partition")
+        except DatasetError as error:
+            step = f"{error.next_step} With force, the rebuild keeps only the keys that the stream still holds."
+            refusal = error.reworded(error.problem, step)
+        return RewindPlan(spec.name, "rebuild", partitions, refusal)
     return RewindPlan(spec.name, "rewind", partitions, _refusal_error(source, manifest, pending, partitions, forced))
 
 
@@ -267,7 +274,10 @@ def _plan_partition(snapshot: TableSnapshot, ssp: SystemStreamPartition, startpo
         start = resolve_startpoint_to_offset(system, ssp, startpoint)
     except (ConfigurationError, OffsetOutOfRangeError) as error:
         raise error.reworded(f"dataset {name!r}: {error.problem}", error.next_step) from error
-    taken = _next_offsets(snapshot.manifest).get(ssp)
+    manifest, taken = snapshot.manifest, None
+    if manifest is not None:  # during a bootstrap, as of its end
+        running = manifest.bootstrap.state == "running"
+        taken = offsets_by_partition(manifest.bootstrap.target if running else manifest.offsets).get(ssp)
     end = snapshot.ends[ssp] if taken is None else taken
     later = system.compare(start, end) > 0
     return PartitionRewind(
@@ -278,23 +288,6 @@ def _plan_partition(snapshot: TableSnapshot, ssp: SystemStreamPartition, startpo
         again=0 if later else system.distance(ssp, start, end),
         skipped=system.distance(ssp, end, start) if later else 0,
     )
-
-
-def _next_offsets(manifest: UnboundedManifest | None) -> dict[SystemStreamPartition, str]:
-    """Return the next offset to read of each partition; during a bootstrap, as of its end."""
-    if manifest is None:
-        return {}
-    running = manifest.bootstrap.state == "running"
-    return offsets_by_partition(manifest.bootstrap.target if running else manifest.offsets)
-
-
-def _incomplete_stream_error(snapshot: TableSnapshot, forced: frozenset[SystemStreamPartition]) -> DatasetError | None:
-    try:
-        require_complete_stream(snapshot, "a startpoint at the oldest offset of every partition")
-    except DatasetError as error:
-        step = f"{error.next_step} With force, the rebuild keeps only the keys that the stream still holds."
-        return None if forced >= set(snapshot.source.ssps) else error.reworded(error.problem, step)
-    return None
 
 
 def _refusal_error(
@@ -331,17 +324,16 @@ def _refusal_error(
                 dataset=spec.name,
             )
     extractor = spec.extractor
-    if extractor is not None and not extractor.keeps(spec.key):
-        unforced = [rewind for rewind in partitions if rewind.again and rewind.ssp not in forced]
-        if unforced:
-            return DatasetError(
-                f"{what}: its extractor computes the key ({', '.join(spec.key)}), so it is not known which entries the "
-                f"changes of {unforced[0].ssp} from offset {unforced[0].start} on have made: entries that they no "
-                "longer make would stay.",
-                f"Rebuild it: {rebuild}. With force, these entries stay.",
-                dataset=spec.name,
-            )
-    return None
+    unforced = [rewind for rewind in partitions if rewind.again and rewind.ssp not in forced]
+    if extractor is None or extractor.keeps(spec.key) or not unforced:
+        return None
+    return DatasetError(
+        f"{what}: its extractor computes the key ({', '.join(spec.key)}), so it is not known which entries the changes "
+        f"of {unforced[0].ssp} from offset {unforced[0].start} on have made: entries that they no longer make would "
+        "stay.",
+        f"Rebuild it: {rebuild}. With force, these entries stay.",
+        dataset=spec.name,
+    )
 
 
 def not_continuable_error(snapshot: TableSnapshot, decision: Decision) -> DatasetError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -12,15 +11,9 @@ from dagster_adjunct.assets.declaration.sources import OwnedBy
 from dagster_adjunct.assets.unbounded.compaction import compact_due
 from dagster_adjunct.assets.unbounded.local_table import empty_manifest, require_local_manifest
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import (
-    Change,
-    as_unbounded,
-)
-from dagster_adjunct.assets.versions.version import DatasetDeclaration
+from dagster_adjunct.assets.versions.manifest import Change, as_unbounded
 from dagster_adjunct.assets.writing.generation import Runtime
-from dagster_adjunct.resources.errors import (
-    DatasetError,
-)
+from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -75,41 +68,16 @@ def declare_state_dataset(application: str, name: str, spec: StateSpec) -> Adjun
 
 
 def validate_state(lake: Lake, dataset: AdjunctDataset) -> None:
-    """Raise DatasetError, saying what differs, where the stored state does not fit the declared one."""
-    stored = DatasetLog(lake, dataset.name).read()[1]
-    if stored is not None:
-        _validate_kept_for(dataset, stored.declaration)
-        require_local_manifest(stored, dataset)
+    """Raise DatasetError, saying what differs, where the stored state does not fit the declared one.
 
-
-def create_state(context: Runtime, dataset: AdjunctDataset) -> None:
-    """Create an empty state table if there is none.
-
-    `undo_batch` records abandoned batches in it, so that a late commit of a dead run is rejected.
+    State kept for other settings does not: another bound or window would give its rows other expiry times.
     """
-    log = context.log(dataset.name)
-
-    def prepare() -> Callable[[], None]:
-        commit, stored = log.read()
-        if stored is not None:
-            return lambda: None
-        attempt, number = log.attempt(), 1 if commit is None else commit.number + 1
-        change = Change(action="begin", reason="an operator keeps its state here")
-        manifest = empty_manifest(dataset, attempt, number, context.now()).after(change=change)
-
-        def commit_begun() -> None:
-            log.commit(commit, manifest, by=context.by, commit_id=attempt.id)
-
-        return commit_begun
-
-    retry_conflicts(prepare)
-
-
-def _validate_kept_for(dataset: AdjunctDataset, stored: DatasetDeclaration) -> None:
-    """Reject state kept for other settings: another bound or window would give its rows other expiry times."""
+    stored = DatasetLog(lake, dataset.name).read()[1]
+    if stored is None:
+        return
     assert isinstance(dataset.input, OwnedBy)
-    was, declared = stored.kept_for, dataset.input.kept_for
-    if stored.expires is None or stored.owner != dataset.input.application:
+    was, declared = stored.declaration.kept_for, dataset.input.kept_for
+    if stored.declaration.expires is None or stored.declaration.owner != dataset.input.application:
         raise DatasetError(
             f"the state of operator {declared} would be stored as {dataset.name!r}, and the lake has a dataset of that "
             f"name which is no state of application {dataset.input.application!r}.",
@@ -123,6 +91,25 @@ def _validate_kept_for(dataset: AdjunctDataset, stored: DatasetDeclaration) -> N
             f"under this one: adjunct dataset delete {dataset.name} --reason ….",
             dataset=dataset.name,
         )
+    require_local_manifest(stored, dataset)
+
+
+def create_state(context: Runtime, dataset: AdjunctDataset) -> None:
+    """Create an empty state table if there is none.
+
+    `undo_batch` records abandoned batches in it, so that a late commit of a dead run is rejected.
+    """
+    log = context.log(dataset.name)
+
+    def create() -> None:
+        commit, stored = log.read()
+        if stored is None:
+            attempt, number = log.attempt(), 1 if commit is None else commit.number + 1
+            change = Change(action="begin", reason="an operator keeps its state here")
+            manifest = empty_manifest(dataset, attempt, number, context.now()).after(change=change)
+            log.commit(commit, manifest, by=context.by, commit_id=attempt.id)
+
+    retry_conflicts(lambda: create)
 
 
 def maintain_state(context: Runtime, name: str) -> bool:

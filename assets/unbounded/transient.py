@@ -19,6 +19,7 @@ from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.changes import decode_changes, fail_on_problems
 from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges, offsets_to_json
+from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion, complete_frame
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import Decision
@@ -102,6 +103,7 @@ class TransientVersion:
 _ABANDON_BATCH = (
     "Abandon the batch (adjunct checkpoint abandon APPLICATION --reason …): the next one reads the table as it is then."
 )
+_PREVENT_LOSS = "Longer retention of the stream, or persistent=True, prevents this."
 _HIDDEN = (POSITION, TOMBSTONE, OFFSET, PARTITION)
 
 
@@ -136,11 +138,11 @@ class TransientTable:
         source, before, stages = self._source, self.view, Stages(self.spec.name)
         with stages("collect"):
             upcoming = source.system.upcoming(source.ssps)
-            starts, decision = (
-                self._start_offsets(upcoming)
-                if before is None
-                else (_end_offsets(before.ranges), _decision_to_continue())
-            )
+            if before is None:
+                starts, decision = self._start_offsets(upcoming)
+            else:
+                starts = _end_offsets(before.ranges)
+                decision = Decision(action="continue", store="valid", reason="this run has built it", at=utc_now())
             refusal = source.recreated_error(
                 None,  # only offsets are known of what was read
                 starts,
@@ -200,29 +202,23 @@ class TransientTable:
             )
         oldest, upcoming = source.system.oldest(source.ssps), source.system.upcoming(source.ssps)
         for ssp, (start, end) in [*ranges.items()]:
-            if source.system.compare(end, upcoming[ssp]) > 0:
+            beyond = source.system.compare(end, upcoming[ssp]) > 0
+            lost = start != end and source.system.compare(start, oldest[ssp]) < 0
+            if beyond or (lost and (self.spec.bootstrap or self.spec.following.on_lost_offset == "fail")):
+                problem = f"the oldest that the stream still holds is {oldest[ssp]}"
+                if beyond:
+                    problem = f"the stream ends at {upcoming[ssp]}: it was recreated, or has lost changes"
                 raise OffsetOutOfRangeError(
-                    f"dataset {self.spec.name!r}: the open batch began with offsets {start} to {end} of {ssp}, and the "
-                    f"stream ends at {upcoming[ssp]}: it was recreated, or has lost changes. The batch "
-                    "can't be retried.",
-                    _ABANDON_BATCH,
+                    f"dataset {self.spec.name!r}: the open batch began with offsets {start} to {end} of {ssp}, and "
+                    f"{problem}. The batch can't be retried.",
+                    _ABANDON_BATCH if beyond else f"{_ABANDON_BATCH} {_PREVENT_LOSS}",
                     dataset=self.spec.name,
                     stream=ssp.qualified_stream,
                     partition=ssp.partition,
                 )
-            if start == end or source.system.compare(start, oldest[ssp]) >= 0:
-                continue
-            if self.spec.bootstrap or self.spec.following.on_lost_offset == "fail":
-                raise OffsetOutOfRangeError(
-                    f"dataset {self.spec.name!r}: the open batch began with offsets {start} to {end} of {ssp}, and the "
-                    f"oldest that the stream still holds is {oldest[ssp]}: the batch can't be retried.",
-                    f"{_ABANDON_BATCH} Longer retention of the stream, or persistent=True, prevents this.",
-                    dataset=self.spec.name,
-                    stream=ssp.qualified_stream,
-                    partition=ssp.partition,
-                )
-            left = oldest[ssp]
-            ranges[ssp] = (left, left if source.system.compare(end, left) < 0 else end)
+            if lost:
+                first = oldest[ssp]
+                ranges[ssp] = (first, first if source.system.compare(end, first) < 0 else end)
         filled = {ssp: span for ssp, span in ranges.items() if span[0] != span[1]}
         before = self.view
         self.view = self._build(spark(), filled if filled and source.count(filled) else {}, ranges, None)
@@ -269,7 +265,10 @@ class TransientTable:
                     dataset=self.spec.name,
                 )
             return oldest, _decision_for_new("bootstrap", "it is transient, and bootstrapped in each run")
-        last = self._last_end_offsets()
+        last: dict[SystemStreamPartition, str] = {}  # the end offsets read before, of the existing partitions
+        if self._last is not None and is_transient(self._last):
+            ends = _end_offsets(ranges_from_version(self.spec.name, self._last))
+            last = {ssp: ends[ssp] for ssp in source.ssps if ssp in ends}
         lost = [ssp for ssp, end in last.items() if source.system.compare(end, oldest[ssp]) < 0]
         reason = "it is transient, and continues from " + ("the last offset" if last else "the default offset")
         if lost:
@@ -286,13 +285,6 @@ class TransientTable:
             reason += f"; {problem}"
         return source.last_offsets(last, oldest, upcoming), _decision_for_new("create", reason)
 
-    def _last_end_offsets(self) -> dict[SystemStreamPartition, str]:
-        """Return the end offsets that the application has read, of the existing partitions."""
-        if self._last is None or not is_transient(self._last):
-            return {}
-        ends = _end_offsets(ranges_from_version(self.spec.name, self._last))
-        return {ssp: ends[ssp] for ssp in self._source.ssps if ssp in ends}
-
     def _next_ranges(
         self,
         starts: Mapping[SystemStreamPartition, str],
@@ -304,8 +296,6 @@ class TransientTable:
         ranges = {ssp: (start, upcoming[ssp]) for ssp, start in starts.items() if system.compare(start, upcoming[ssp])}
         if not ranges or not getattr(self.spec.following.changes, "transactions", None):
             return ranges
-        from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
-
         return limit_to_complete_transactions(self.spec, self._systems, spark(), self._source, ranges)
 
     def _build(
@@ -372,7 +362,3 @@ def _end_offsets(ranges: Ranges) -> dict[SystemStreamPartition, str]:
 
 def _decision_for_new(action: Literal["bootstrap", "create"], reason: str) -> Decision:
     return Decision(action=action, store="none", reason=reason, at=utc_now())
-
-
-def _decision_to_continue() -> Decision:
-    return Decision(action="continue", store="valid", reason="this run has built it", at=utc_now())

@@ -26,7 +26,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.validation import checks
 from dagster_adjunct.assets.validation.checks import Finding, Rule, to_json_value
 from dagster_adjunct.assets.versions.version import Verdict
-from dagster_adjunct.resources.common import check_whole_number
+from dagster_adjunct.resources.common import argument_error, check_choice, check_whole_number
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -121,24 +121,14 @@ class Check:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not VALIDATOR_NAME.fullmatch(self.name):
-            raise ConfigurationError(
-                f"a validator has the name {self.name!r}: expected letters, digits and underscores, as Dagster's "
-                "asset checks have them.",
-                "Rename it.",
-                argument="name",
-            )
-        if self.severity not in ("error", "warn"):
-            raise ConfigurationError(
-                f'validator {self.name!r} has severity {self.severity!r}: expected "error" or "warn".',
-                "Choose one.",
-                argument="severity",
-            )
+            expected = "letters, digits and underscores, as Dagster's asset checks have them"
+            raise argument_error(f"a validator has the name {self.name!r}", expected, argument="name")
+        what = f"validator {self.name!r}"
+        check_choice(self.severity, f"{what} has severity {self.severity!r}", ("error", "warn"), argument="severity")
         if not callable(self.function):
-            raise ConfigurationError(
-                f"validator {self.name!r} has no function to call.", "Pass one.", argument="function"
-            )
+            raise argument_error(f"{what} has {self.function!r}", "a function to call", argument="function")
         given = ("candidate", *map(repr, self.arguments))
-        check_plain_function(f"validator {self.name!r}", self.function, "function", *given)
+        check_plain_function(what, self.function, "function", *given)
 
     def __call__(self, candidate: Candidate) -> Verdict:
         """Run the check and return its verdict. Raises what the function raises."""
@@ -148,11 +138,8 @@ class Check:
         elif not isinstance(answer, Finding):
             # numpy and pandas answer with a truth value of their own.
             if not isinstance(answer, bool) and type(answer).__name__ not in ("bool", "bool_"):
-                raise ConfigurationError(
-                    f"validator {self.name!r} returned {answer!r}: expected True, False or a Finding.",
-                    "Let its function return one of them.",
-                    argument="function",
-                )
+                found = f"validator {self.name!r} returned {answer!r}"
+                raise argument_error(found, "True, False or a Finding", argument="function")
             answer = Finding(bool(answer), "it holds" if answer else "it does not hold")
         return Verdict(
             name=self.name,
@@ -208,11 +195,7 @@ def no_null_keys(*, severity: Severity = "error") -> Check:
 def no_nulls(*columns: str, severity: Severity = "error") -> Check:
     """Require that no entry has a null in these columns, by the counts in the files' footers."""
     if not columns:
-        raise ConfigurationError(
-            "no_nulls() names no columns.",
-            "Name the columns that must have a value in every entry.",
-            argument="columns",
-        )
+        raise argument_error("no_nulls() names no columns", "those that must have values", argument="columns")
     return Check(f"no_nulls_{_name_part(columns)}", checks.check_no_nulls, tuple(columns), severity)
 
 
@@ -223,10 +206,7 @@ def schema_compatible(rule: Rule = "additive", *, severity: Severity = "error") 
     "exact": the same columns with the same types in the same order. "additive": columns may be added, but not removed
     or changed in type. "any": every difference passes and is reported.
     """
-    if rule not in ("exact", "additive", "any"):
-        raise ConfigurationError(
-            f"schema_compatible has the rule {rule!r}: expected exact, additive or any.", argument="rule"
-        )
+    check_choice(rule, f"schema_compatible has the rule {rule!r}", ("exact", "additive", "any"), argument="rule")
     return Check("schema_compatible", checks.check_schema_compatible, (rule,), severity)
 
 
@@ -237,11 +217,8 @@ def row_count_within(fraction: float, minimum_rows: int = 0, *, severity: Severi
     The first version passes, and so does one after a version with fewer than `minimum_rows` rows (or none).
     """
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
-        raise ConfigurationError(
-            f"row_count_within has the fraction {fraction!r}: expected 0 to 1.",
-            "It is a fraction, not a percentage: 0.2 is 20 %. For a wider limit, write your own rule: custom(NAME, …).",
-            argument="fraction",
-        )
+        step = "It is no percentage: 0.2 is 20 %. For a wider limit, write your own rule: custom(NAME, …)."
+        raise argument_error(f"row_count_within has the fraction {fraction!r}", "0 to 1", step, argument="fraction")
     _check_row_limit("row_count_within", "minimum_rows", minimum_rows)
     return Check("row_count_within", checks.check_row_count_within, (float(fraction), minimum_rows), severity)
 
@@ -257,10 +234,8 @@ def min_rows(n: int, *, severity: Severity = "error") -> Check:
 def values_in(column: str, values: Sequence[Any], *, severity: Severity = "error") -> Check:
     """Require that every value of the column is one of `values`; nulls pass (see `no_nulls`). Runs on Spark."""
     if isinstance(values, str) or not values:
-        raise ConfigurationError(
-            f"values_in({column!r}) has the values {values!r}: expected a list with at least one value.",
-            argument="values",
-        )
+        found = f"values_in({column!r}) has the values {values!r}"
+        raise argument_error(found, "a list with at least one value", argument="values")
     return Check(f"values_in_{_name_part((column,))}", checks.check_values_in, (column, tuple(values)), severity)
 
 
@@ -322,7 +297,13 @@ def _hide_sensitive_values(verdict: Verdict, sensitive: Collection[str]) -> Verd
 def _evaluate_one(validator: Validator, candidate: Candidate) -> Verdict:
     warns = validator.severity == "warn"
     try:
-        verdict = _call_validator(validator, candidate)
+        verdict: object = validator(candidate)
+        if not isinstance(verdict, Verdict):
+            raise ConfigurationError(
+                f"validator {validator.name!r} returned {verdict!r}: expected a Verdict.",
+                "Return a Verdict from its __call__, or use custom(NAME, function).",
+                argument="validators",
+            )
     except Exception as error:  # user code: any error becomes the verdict, with its text
         if isinstance(error, ConfigurationError) and error.argument == "spark":
             view = candidate.view
@@ -331,7 +312,7 @@ def _evaluate_one(validator: Validator, candidate: Candidate) -> Verdict:
             raise error.reworded(f"{of}: {error.problem}", error.next_step) from error
         if _propagates(error, warns):
             raise
-        if _is_mistake(error) and not warns:
+        if not warns and (isinstance(error, _MISTAKES) or _is_analysis_error(error)):
             raise _mistake_error(validator, candidate, error) from error
         _logger.exception("validator %s raised on version %s", validator.name, candidate.view.version)
         sparks = _package(error) in ("pyspark", "py4j")
@@ -339,17 +320,6 @@ def _evaluate_one(validator: Validator, candidate: Candidate) -> Verdict:
         message = f"{type(error).__name__}: {text}"[:_MESSAGE_LENGTH]
         return Verdict(name=validator.name, passed=False, severity=validator.severity, message=message)
     return verdict.model_copy(update={"name": validator.name, "severity": validator.severity})
-
-
-def _call_validator(validator: Validator, candidate: Candidate) -> Verdict:
-    verdict: object = validator(candidate)
-    if not isinstance(verdict, Verdict):
-        raise ConfigurationError(
-            f"validator {validator.name!r} returned {verdict!r}: expected a Verdict.",
-            "Return a Verdict from its __call__, or use custom(NAME, function).",
-            argument="validators",
-        )
-    return verdict
 
 
 def _propagates(error: Exception, warns: bool) -> bool:
@@ -361,9 +331,7 @@ def _propagates(error: Exception, warns: bool) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, TransientError) and not warns)
 
 
-def _is_mistake(error: Exception) -> bool:
-    if isinstance(error, _MISTAKES):
-        return True
+def _is_analysis_error(error: Exception) -> bool:
     if _package(error) != "pyspark":
         return False
     from pyspark.errors import AnalysisException
@@ -420,14 +388,23 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
                     dataset=dataset.name,
                     column=name,
                 )
-        _check_values(what, dataset, validator, types)
-        condition = _sql_condition(validator)
-        if condition is not None:
-            _check_condition(what, dataset, condition, types)
+        if isinstance(validator, Check) and validator.function is checks.check_values_in:
+            column, values = validator.arguments
+            kind = types[column]
+            wrong = [] if kind is None else find_impossible_values(values, kind)
+            if wrong:
+                raise PlanningError(
+                    f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}.",
+                    f"List values of type {kind}.",
+                    dataset=dataset.name,
+                    column=column,
+                )
     for name, text, is_select in iterate_sql_rules(dataset):
+        what = f"validator {name!r} of dataset {dataset.name!r}"
         if is_select:
-            what = f"validator {name!r} of dataset {dataset.name!r}"
             check_select(what, text, checks.VERSION, types, side="the dataset", next_step="Correct the validator.")
+        elif not any(column.name.startswith("__") for column in parse_expression(text).columns):
+            _check_condition(what, dataset, text, types)
 
 
 def iterate_sql_rules(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
@@ -443,21 +420,6 @@ def is_left_to_spark(select: str) -> bool:
     return needs_spark_analysis(select, checks.VERSION)
 
 
-def _check_values(what: str, dataset: AdjunctDataset, validator: Validator, types: dict[str, str | None]) -> None:
-    if not isinstance(validator, Check) or validator.function is not checks.check_values_in:
-        return
-    column, values = validator.arguments
-    kind = types[column]
-    wrong = [] if kind is None else find_impossible_values(values, kind)
-    if wrong:
-        raise PlanningError(
-            f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}.",
-            f"List values of type {kind}.",
-            dataset=dataset.name,
-            column=column,
-        )
-
-
 def _check_condition(what: str, dataset: AdjunctDataset, condition: str, types: dict[str, str | None]) -> None:
     over = [name for name, _ in multi_record_functions(condition)]
     if over:
@@ -467,9 +429,8 @@ def _check_condition(what: str, dataset: AdjunctDataset, condition: str, types: 
             "Write a SELECT of the rows that break the rule.",
             dataset=dataset.name,
         )
-    kind = check_expression(
-        what, condition, tuple(types), types, side="the dataset", next_step="Correct the validator."
-    )
+    step = "Correct the validator."
+    kind = check_expression(what, condition, tuple(types), types, side="the dataset", next_step=step)
     if kind not in (None, "boolean"):
         raise PlanningError(
             f"{what}: {condition!r} is {kind}: expected a condition, or a SELECT.",
@@ -484,11 +445,3 @@ def _checked_columns(validator: Validator) -> tuple[str, ...]:
     if validator.function is checks.check_no_nulls:
         return validator.arguments
     return validator.arguments[:1] if validator.function is checks.check_values_in else ()
-
-
-def _sql_condition(validator: Validator) -> str | None:
-    if not isinstance(validator, Check) or validator.function is not checks.check_sql:
-        return None
-    (text,) = validator.arguments
-    hidden = any(name.name.startswith("__") for name in parse_expression(text).columns)
-    return None if hidden or _SELECT.match(text) else str(text)

@@ -12,8 +12,14 @@ from datetime import datetime
 from typing import Any
 
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, Manifests, Members
-from dagster_adjunct.assets.versions.deliveries import Delivered
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, Pin, as_bounded
+from dagster_adjunct.assets.versions.manifest import (
+    BoundedManifest,
+    Change,
+    DatasetManifest,
+    Delivered,
+    Pin,
+    as_bounded,
+)
 from dagster_adjunct.assets.versions.selection import (
     is_after_head,
     list_delivered_names,

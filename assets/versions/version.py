@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
@@ -19,17 +19,16 @@ from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.validation import validated
 
-
-def _schema(value: Any) -> Any:
-    return value if isinstance(value, Schema) else Schema.from_json(value)
-
-
-def _generation(value: Any) -> Any:
-    return value if isinstance(value, Generation) else Generation.from_json(value)
-
-
-StoredSchema = Annotated[Schema, BeforeValidator(_schema), PlainSerializer(Schema.to_json)]
-StoredGeneration = Annotated[Generation, BeforeValidator(_generation), PlainSerializer(Generation.to_json)]
+StoredSchema = Annotated[
+    Schema,
+    BeforeValidator(lambda value: value if isinstance(value, Schema) else Schema.from_json(value)),
+    PlainSerializer(Schema.to_json),
+]
+StoredGeneration = Annotated[
+    Generation,
+    BeforeValidator(lambda value: value if isinstance(value, Generation) else Generation.from_json(value)),
+    PlainSerializer(Generation.to_json),
+]
 Offset = Annotated[str, Field(min_length=1)]
 
 
@@ -173,16 +172,8 @@ class SealedVersion(ManifestPart):
     @property
     def layout(self) -> BucketLayout:
         """The layout of rows in files; a broadcast copy is one file."""
-        over_time = self.history is not None
-        return build_layout(
-            self.columns,
-            self.key,
-            self.partition_by,
-            self.partitions,
-            self.positioned,
-            over_time,
-            position_type=self.position_type,
-        )
+        keyed = self.columns, self.key, self.partition_by, self.partitions
+        return build_layout(*keyed, self.positioned, self.history is not None, position_type=self.position_type)
 
     @property
     def edge(self) -> int | None:
@@ -226,37 +217,22 @@ def build_layout(
 
 
 def build_table_version(
-    spec: AdjunctDataset,
-    columns: Schema,
-    generations: Sequence[Generation],
-    *,
-    id: str,
-    number: int,
-    now: datetime,
-    rows: int | None,
-    offsets: Mapping[str, tuple[str, str]],
-    counters: Mapping[str, int],
-    history: KeptHistory | None = None,
-    position_type: PositionType = "bigint",
+    spec: AdjunctDataset, columns: Schema, generations: Sequence[Generation], **facts: Any
 ) -> SealedVersion:
-    """Return a version of a declared table with these generations, oldest first; rows store their position."""
+    """Return a version of a declared table with these generations, oldest first; rows store their position.
+
+    `facts` are the other fields of the version.
+    """
     return SealedVersion(
-        id=id,
-        number=number,
         name=None,
-        sealed_at=now,
         columns=columns,
         key=spec.key,
         partition_by=spec.partition_by,
         partitions=spec.partitions,
         positioned=True,
         order_by=spec.following.order,
-        position_type=position_type,
-        history=history,
         generations=tuple(generations),
-        rows=rows,
-        offsets=dict(offsets),
-        counters=dict(counters),
+        **facts,
     )
 
 
@@ -335,6 +311,11 @@ class DatasetDeclaration(ManifestPart):
     compact_rows: int = Field(default=2_000_000, ge=1)
 
     @property
+    def history_time(self) -> str:
+        """The time that the history is by, in words; how far back it reaches may change."""
+        return "none" if self.history is None else f"by {self.history.valid_from or 'the time of the record'}"
+
+    @property
     def discard(self) -> DiscardPolicy:
         """The discard policy of the last advance."""
         return DiscardPolicy(self.keep, timedelta(seconds=self.grace_seconds))
@@ -347,8 +328,6 @@ class DatasetDeclaration(ManifestPart):
     @property
     def compaction(self) -> DeltaCompaction:
         """The compaction policy of the last advance."""
-        from dagster_adjunct.assets.declaration.policies import DeltaCompaction
-
         return DeltaCompaction(self.compact_deltas, self.compact_fraction, self.compact_rows)
 
 
@@ -356,13 +335,14 @@ def declaration_from_spec(
     spec: AdjunctDataset, schema: Schema, *, input_partitions: int = 0, position_type: PositionType = "bigint"
 ) -> DatasetDeclaration:
     """Return the stored declaration of a dataset whose entries have these columns."""
+    owned = spec.input if isinstance(spec.input, OwnedBy) else None
     return DatasetDeclaration(
         kind=spec.kind,
         input=str(spec.input),
         computed=isinstance(spec.input, QuerySource),
-        owner=spec.input.application if isinstance(spec.input, OwnedBy) else None,
-        expires=spec.input.expires if isinstance(spec.input, OwnedBy) else None,
-        kept_for=spec.input.kept_for if isinstance(spec.input, OwnedBy) else "",
+        owner=owned and owned.application,
+        expires=owned and owned.expires,
+        kept_for=owned.kept_for if owned else "",
         key=spec.key,
         history=history_from_spec(spec),
         key_types=tuple(schema.field(name).type for name in spec.key),
@@ -405,7 +385,7 @@ def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDe
             ("partition_by", stored.partition_by, declared.partition_by),
             ("partitions", stored.partitions or "broadcast", declared.partitions or "broadcast"),
             ("number of input partitions", stored.input_partitions, declared.input_partitions),
-            ("history", *(_describe_history(declaration) for declaration in (stored, declared))),
+            ("history", stored.history_time, declared.history_time),
         )
         if old != new
     ]
@@ -418,13 +398,6 @@ def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDe
             + (f" Partitions can be changed in place: adjunct dataset repartition {name} --partitions N." * in_place),
             dataset=name,
         )
-
-
-def _describe_history(declaration: DatasetDeclaration) -> str:
-    """Return the time that the history is by, in words; how far back it reaches may change."""
-    if declaration.history is None:
-        return "none"
-    return f"by {declaration.history.valid_from or 'the time of the record'}"
 
 
 def _format_value(value: object) -> str:

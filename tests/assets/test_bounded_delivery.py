@@ -15,7 +15,7 @@ from dagster_adjunct.assets.sources.markers import (
     check_counts,
     find_next_delivery,
 )
-from dagster_adjunct.assets.versions.deliveries import MarkerFacts
+from dagster_adjunct.assets.versions.manifest import MarkerFacts
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
 

@@ -24,8 +24,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.file_source import FileVersions
 from dagster_adjunct.assets.sources.stream_source import open_source
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
-from dagster_adjunct.assets.versions.deliveries import Abandoned, Delivered, MarkerFacts
-from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.assets.versions.manifest import Abandoned, DatasetManifest, Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SchemaMismatchError, SourceChangedError
