@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.bounded.advance import advance_bounded, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.assets.sources.opened_stream import OpenedStream
+from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.commit import inspect_table
+from dagster_adjunct.assets.unbounded.local_table import advance_local
 from dagster_adjunct.assets.unbounded.recovery import decide_recovery
 from dagster_adjunct.assets.unbounded.transient import TransientTable
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, ignore_stage
-from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
+from dagster_adjunct.assets.writing.generation import Runtime, no_session, open_runtime
 from dagster_adjunct.resources.common import resolve_user
 from dagster_adjunct.resources.errors import ConfigurationError, NoSealedVersionError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -48,8 +50,7 @@ def advance_dataset(
     advance at the same time, in threads of one session. `partition` and `make_current` are for bounded datasets with
     version partitions (see `advance_bounded`); `on_stage` receives an event at each stage's end and each build's start.
     """
-    streams = [spec.stream] if spec.stream else []
-    with open_runtime(streams, lake=lake, systems=systems, spark=spark, by=resolve_user(by)) as runtime:
+    with open_runtime([spec], lake=lake, systems=systems, spark=spark, by=resolve_user(by)) as runtime:
         return advance_with_runtime(runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage)
 
 
@@ -64,15 +65,9 @@ def advance_with_runtime(
 ) -> AdvanceReport:
     """Bring a dataset up to date with the given runtime."""
     if not spec.follows_changes:
-        from dagster_adjunct.assets.bounded.advance import advance_bounded
-
         return advance_bounded(runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage)
     if spec.is_local:
-        from dagster_adjunct.assets.unbounded.local_table import advance_local
-
         return advance_local(runtime, spec, on_stage=on_stage)
-    from dagster_adjunct.assets.unbounded.advance import advance_unbounded
-
     return advance_unbounded(runtime, spec, on_stage=on_stage)
 
 
@@ -200,7 +195,7 @@ class AdjunctDatasetManager:
         for dataset in self._datasets.values():
             if dataset.follows_changes and not dataset.is_local:
                 if dataset.following.persistent:
-                    seen = inspect_table(Runtime(self._lake, self._systems, _no_session, "manager"), dataset)
+                    seen = inspect_table(Runtime(self._lake, self._systems, no_session, "manager"), dataset)
                     if decide_recovery(seen).action == "bootstrap":
                         ssps |= set(seen.source.ssps)
                 elif dataset.bootstrap:
@@ -214,7 +209,3 @@ class AdjunctDatasetManager:
         for opened in self._read.values():
             opened.close()
         self._read.clear()
-
-
-def _no_session() -> NoReturn:
-    raise AssertionError("the recovery decision reads no records")

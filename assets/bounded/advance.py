@@ -314,8 +314,7 @@ def advance_version_set(
     Returns one report for each member. A version rejected for one member is rejected for all. Raises as
     `advance_bounded` does, and MarkerConflictError if the members' next versions have different names.
     """
-    streams = [spec.stream for spec in specs if spec.stream]
-    with open_runtime(streams, lake=lake, systems=systems, spark=spark, by=resolve_user(by)) as runtime:
+    with open_runtime(specs, lake=lake, systems=systems, spark=spark, by=resolve_user(by)) as runtime:
         return advance_members(runtime, specs, on_stage=on_stage)
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -24,8 +23,8 @@ from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, Ve
 from dagster_adjunct.assets.validation.validators import Candidate, evaluate
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import (
-    Lease,
     delete_attempt,
+    lease_served,
     list_attempts,
     read_finished_build,
     renew_attempt,
@@ -51,7 +50,6 @@ from dagster_adjunct.resources.errors import (
     MarkerConflictError,
     NullKeyError,
     SchemaMismatchError,
-    VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
@@ -131,16 +129,13 @@ class AdvanceGroup:
         """Return the member of this name."""
         return next(member for member in self.members if member.name == name)
 
-    def with_members(self, members: Iterable[Member]) -> AdvanceGroup:
-        """Return the group with these members replaced."""
-        changed = {member.name: member for member in members}
-        return replace(self, members=tuple(changed.get(member.name, member) for member in self.members))
-
     def commit_members(self, members: Sequence[Member]) -> AdvanceGroup:
         """Commit these members' manifests in one commit and return the group after it. Raises CommitConflictError."""
         log, by = members[0].log, members[0].context.by
         commit = log.commit_all(self.commit, {member.name: member.manifest for member in members}, by=by)
-        return replace(self.with_members(members), commit=commit)
+        changed = {member.name: member for member in members}
+        after = tuple(changed.get(member.name, member) for member in self.members)
+        return replace(self, commit=commit, members=after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +243,14 @@ def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
                         finish({"fingerprint": fingerprint, "version": candidate.version.model_dump(mode="json")})
     if candidate.version is not None:
         with member.stages("unchanged", delivery.version):
-            unchanged = _find_equal_version(member, candidate.version)
-            withdrawn = None if unchanged else _find_withdrawn(member, candidate.version)
+            new, withdrawn = candidate.version, None
+            unchanged = _find_equal_version(member, new)
+            if unchanged is None:  # else of this name, with the same content and time
+                named = (ref for ref in member.manifest.versions if (ref.name, ref.state) == (new.name, "withdrawn"))
+                same = (
+                    ref for ref in named if ref.valid_from == new.valid_from and _has_same_content(member, ref, new)
+                )
+                withdrawn = next(same, None)
             return replace(candidate, unchanged=unchanged, withdrawn=withdrawn)
     return candidate
 
@@ -370,14 +371,6 @@ def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
     return ref.id if not replaced and _has_same_content(member, ref, new) else None
 
 
-def _find_withdrawn(member: Member, new: SealedVersion) -> VersionRef | None:
-    """Return the withdrawn version of this name with this content and time, else None."""
-    named = (ref for ref in member.manifest.versions if ref.name == new.name and ref.state == "withdrawn")
-    return next(
-        (ref for ref in named if ref.valid_from == new.valid_from and _has_same_content(member, ref, new)), None
-    )
-
-
 def _has_same_content(member: Member, ref: VersionRef, new: SealedVersion) -> bool:
     """Whether a version has the same entries as a new one, in the same layout."""
     if ref.rows != new.rows or ref.document is None or new.digest is None:
@@ -441,10 +434,15 @@ def validate_candidate(candidate: CandidateVersion) -> CandidateVersion:
     if version is None or candidate.unchanged or candidate.problem:
         return candidate
     with member.stages("validate", candidate.delivery.version) as validating:
-        with _lease_served_version(candidate) as current:
-            new = VersionReader(member.context.lake.store, member.name, version)
+        lake, holder = member.context.lake, f"validation by {member.context.by}"
+        served = member.manifest.version if member.spec.validators else None
+        with lease_served(lake, member.name, served, holder=holder) as lease:
+            new = VersionReader(lake.store, member.name, version)
+            current = None if served is None else VersionReader(lake.store, member.name, served)
             compared = Candidate(new, current, member.context.spark)
             verdicts = evaluate(member.spec.validators, compared, member.spec.sensitive)
+            if lease is not None:
+                lease.check()
         failed = [verdict for verdict in verdicts if not verdict.passed]
         wrong = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "error"]
         odd = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "warn"]
@@ -455,20 +453,3 @@ def validate_candidate(candidate: CandidateVersion) -> CandidateVersion:
         problem="; ".join(wrong),
         warnings=tuple(f"version {candidate.delivery.version!r}: {warning}" for warning in odd),
     )
-
-
-@contextmanager
-def _lease_served_version(candidate: CandidateVersion) -> Iterator[VersionReader | None]:
-    """Yield a reader of the served version, leased while validators compare with it; None if not needed."""
-    member, version = candidate.member, candidate.member.manifest.version
-    if version is None or not member.spec.validators:
-        yield None
-        return
-    lake, holder = member.context.lake, f"validation by {member.context.by}"
-    try:
-        lease = Lease.acquire(lake, member.name, [version.id], holder=holder)
-    except VersionDiscardedError as gone:
-        raise candidate.conflict_error("discarded the version that it is compared with") from gone
-    with lease:
-        yield VersionReader(lake.store, member.name, version)
-        lease.check()

@@ -92,23 +92,23 @@ class OpenedStream:
 
     @property
     def copartitioned(self) -> bool:
-        """Whether partition i of the stream holds exactly bucket i of the dataset: no exchange is needed."""
-        return (
-            self.info.partitioner == "spark-murmur3"
-            and self.spec.partitions == self.info.partitions
-            and self.info.key == self.spec.partition_by
-            and self._keeps_partitions()
-        )
+        """Whether partition i of the stream holds exactly bucket i of the dataset: no exchange is needed.
 
-    def _keeps_partitions(self) -> bool:
-        """Whether entries hash like their records: the bucketing columns are unchanged columns of the records."""
-        extractor, records, names = self.spec.extractor, self.info.schema, self.spec.partition_by
-        if not self.spec.following.changes.keeps(names):
+        Entries then hash like their records: the bucketing columns are unchanged columns of the records.
+        """
+        spec, info, names = self.spec, self.info, self.spec.partition_by
+        same = info.partitioner == "spark-murmur3" and spec.partitions == info.partitions and info.key == names
+        if not same or not spec.following.changes.keeps(names):
             return False
-        if extractor is None or records is None:
-            return extractor is None
-        ours = isinstance(extractor, Projection | PythonExtractor)  # others may shuffle
-        return ours and extractor.keeps(names) and records.select(names) == self.schema.select(names)
+        if spec.extractor is None:
+            return True
+        ours = isinstance(spec.extractor, Projection | PythonExtractor)  # others may shuffle
+        return (
+            ours
+            and info.schema is not None
+            and spec.extractor.keeps(names)
+            and info.schema.select(names) == self.schema.select(names)
+        )
 
     @property
     def has_one_partition_per_key(self) -> bool:

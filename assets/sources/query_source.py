@@ -110,7 +110,8 @@ class QueryVersions(VersionSource):
                 "Return a Spark, pandas or Polars frame, or an Arrow table.",
                 dataset=self.spec.name,
             )
-        check_query_columns(frame, self._query.schema, what)
+        columns = [(field.name, field.dataType.simpleString()) for field in frame.schema.fields]
+        _check_columns(columns, self._query.schema, what)
         marks = {META[0]: F.lit(0), META[1]: F.lit(0).cast("bigint"), META[2]: F.lit(None).cast("timestamp")}
         records = frame.select(
             *[named_column(name) for name in self._query.schema.names],
@@ -120,12 +121,8 @@ class QueryVersions(VersionSource):
         return entries_from_frame(self.spec, records, self.schema)
 
 
-def check_query_columns(answer: DataFrame, declared: Schema, what: str) -> None:
-    """Raise DatasetError unless a frame has exactly the declared columns and types, in any order."""
-    _check_columns([(field.name, field.dataType.simpleString()) for field in answer.schema.fields], declared, what)
-
-
 def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: str) -> None:
+    """Raise DatasetError unless these columns (name and type) are exactly the declared ones, in any order."""
     types = dict(columns)
     parts = [(name, "is missing") for name in declared.names if name not in types]
     parts += [(name, f"({kind}) is not declared") for name, kind in types.items() if name not in declared]

@@ -166,8 +166,9 @@ class StreamSource(VersionSource):
                 held = checksums.get(cut.ssp.partition, EMPTY_CHECKSUM)
                 if checksum is not None and checksum != held:
                     raise MarkerConflictError(
-                        f"{self._place_of(delivery.version, cut.marker)} expects records with the checksum {checksum}, "
-                        f"those before it have {held}.",
+                        f"dataset {self.spec.name!r}, version {delivery.version!r}: the marker at offset "
+                        f"{cut.marker.offset} of {cut.marker.ssp} expects records with the checksum {checksum}, those "
+                        f"before it have {held}.",
                         "The version is not published and what is served stays. Deliver the right content under a new "
                         "version name; producers compute checksums with records_checksum(df, schema).",
                         dataset=self.spec.name,
@@ -244,9 +245,6 @@ class StreamSource(VersionSource):
             raise_if_spark_needed(self.spec, list_spark_needs(self._stream))
             return arrow_checksums_by_partition(self._stream.read_arrow(_parse_ranges(delivery)), schema)
         return checksums_by_partition(self._records(delivery, spark()), schema)
-
-    def _place_of(self, version: str, marker: Marker) -> str:
-        return f"dataset {self.spec.name!r}, version {version!r}: the marker at offset {marker.offset} of {marker.ssp}"
 
 
 def _lost_ranges(

@@ -469,6 +469,5 @@ def rebuild_dataset(
             dataset=spec.name,
         )
     require_audit_fields("rebuild", spec.name, reason, by)
-    streams = [spec.stream] if spec.stream else []
-    with open_runtime(streams, lake=lake, systems=systems, spark=spark, by=by) as runtime:
+    with open_runtime([spec], lake=lake, systems=systems, spark=spark, by=by) as runtime:
         return advance_unbounded(runtime, spec, rebuild=reason, on_stage=on_stage)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.opened_stream import Ranges, offsets_to_json, resolve_stream
 from dagster_adjunct.assets.unbounded.commit import (
-    ADVANCE_AGAIN,
     Advance,
     AdvanceProgress,
     commit_fields,
@@ -36,7 +34,7 @@ from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
 from dagster_adjunct.assets.unbounded.engine import DEAD_LETTERS, select_engine
 from dagster_adjunct.assets.unbounded.progress import describe_progress
 from dagster_adjunct.assets.versions.dataset_log import Attempt
-from dagster_adjunct.assets.versions.leases import Lease, delete_attempt, renew_attempt
+from dagster_adjunct.assets.versions.leases import delete_attempt, lease_served, renew_attempt
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action
 from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
@@ -48,7 +46,6 @@ from dagster_adjunct.resources.errors import (
     CommitConflictError,
     DatasetError,
     StreamNotFoundError,
-    VersionDiscardedError,
 )
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem
@@ -259,8 +256,14 @@ def apply_ranges(
     # Ordered by a column, a deletion also wins against later changes with a lower value, so a base keeps it too. With
     # history a deletion ends the validity of a row.
     tombstones = not begins or advance.spec.following.order is not None or over_time is not None
+    # Changes are completed from rows of the served version.
+    completes = advance.spec.following.completes and not bootstrapping
+    read = progress.manifest.version if completes else None
     try:
-        with renew_attempt(context.lake, name, attempt.id, context.by), _lease_served_version(advance, progress):
+        with (
+            renew_attempt(context.lake, name, attempt.id, context.by),
+            lease_served(context.lake, name, read, holder=f"advance by {context.by}"),
+        ):
             alone = over_time is None and rewinding is None  # else stored rows are read too
             with advance.stages("build"), interpret_small_plans(context.spark, records if records and alone else None):
                 if records:
@@ -291,26 +294,6 @@ def apply_ranges(
         raise
     delete_attempt(context.lake, name, attempt.id)
     return replace(progress, counters=sum_counters(dict(progress.counters), counters)), records
-
-
-@contextmanager
-def _lease_served_version(advance: Advance, progress: AdvanceProgress) -> Iterator[None]:
-    """Lease the served version while changes are completed from its rows, so that these are not discarded."""
-    version, following = progress.manifest.version, advance.spec.following
-    if not following.completes or progress.running or version is None:
-        yield
-        return
-    lake, name = advance.context.lake, advance.spec.name
-    try:
-        lease = Lease.acquire(lake, name, [version.id], holder=f"advance by {advance.context.by}")
-    except VersionDiscardedError as error:
-        raise CommitConflictError(
-            f"dataset {name!r}: version {version.id} was discarded before this advance could read it.",
-            ADVANCE_AGAIN,
-            dataset=name,
-        ) from error
-    with lease:
-        yield
 
 
 def _manifest_with_changes(advance: Advance, progress: AdvanceProgress, written: _WrittenChanges) -> UnboundedManifest:

@@ -362,7 +362,6 @@ def _merge_and_commit(
 
     with record_build(context.lake, manifest.name, attempt.id, context.by):
         merged = merge_generations(context, manifest, plan, attempt, forget=forget)
-        current = None
         try:
             current = retry_conflicts(lambda: once)
         except (CommitConflictError, _LateChanges):

@@ -78,11 +78,6 @@ def columns_of_local_table(spec: AdjunctDataset) -> Schema:
     return spec.input.schema
 
 
-def expiry_column(spec: AdjunctDataset) -> str | None:
-    """Return the column with the time at which a row of a state table expires; None for other tables."""
-    return spec.input.expires if isinstance(spec.input, OwnedBy) else None
-
-
 def has_expired(generation: Generation, watermark: datetime | None) -> bool:
     """Whether all rows of a generation have expired at this watermark; False where a file lacks the range."""
     if watermark is None or not generation.files:
@@ -379,7 +374,7 @@ class LocalTableWriter:
             WriteOptions(
                 f"local table {self._spec.name!r}",
                 drop_tombstones=not self._stacked_generations(),
-                range_of=expiry_column(self._spec),
+                range_of=self._spec.input.expires if isinstance(self._spec.input, OwnedBy) else None,
             ),
             order_by=order_by,
             partitioned=partitioned,

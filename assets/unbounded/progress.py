@@ -156,22 +156,22 @@ class StreamPosition:
 
     def lags(self, now: datetime) -> dict[SystemStreamPartition, PartitionLag]:
         """Return the lag of each partition; reads no records."""
-        return {ssp: self._partition_lag(ssp, now) for ssp in self.offsets}
+        lags = {}
+        for ssp, offset in self.offsets.items():
+            oldest, end = self.oldest[ssp], self.ends[ssp]
+            behind, lost = self.system.distance(ssp, offset, end), self.system.distance(ssp, offset, oldest)
+            records = max(behind - lost, 0)
+            if records and self.system.counts_unread:
+                records = self.system.records_between({ssp: OffsetRange(oldest if lost else offset, end)})
+            seconds = self._seconds_behind(ssp, now) if behind else 0.0
+            lags[ssp] = PartitionLag(offset, end, behind, records, min(lost, behind), seconds)
+        return lags
 
     def stale_partitions(self, max_staleness: timedelta, now: datetime) -> list[SystemStreamPartition]:
         """Return the partitions with unread records older than `max_staleness`."""
         limit = subtract_span(now, max_staleness)
         behind = [ssp for ssp, offset in self.offsets.items() if self.system.compare(offset, self.ends[ssp]) < 0]
         return [ssp for ssp in behind if self._has_unread_before(ssp, limit)]
-
-    def _partition_lag(self, ssp: SystemStreamPartition, now: datetime) -> PartitionLag:
-        offset, oldest, end = self.offsets[ssp], self.oldest[ssp], self.ends[ssp]
-        behind, lost = self.system.distance(ssp, offset, end), self.system.distance(ssp, offset, oldest)
-        records = max(behind - lost, 0)
-        if records and self.system.counts_unread:
-            records = self.system.records_between({ssp: OffsetRange(oldest if lost else offset, end)})
-        seconds = self._seconds_behind(ssp, now) if behind else 0.0
-        return PartitionLag(offset, end, behind, records, min(lost, behind), seconds)
 
     def _seconds_behind(self, ssp: SystemStreamPartition, now: datetime) -> float | None:
         """Return an upper bound of the age of unread records, found by bisection over timestamps."""

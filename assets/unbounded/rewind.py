@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -33,7 +33,7 @@ from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, Decision, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
-from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
+from dagster_adjunct.assets.writing.generation import Runtime, no_session, open_runtime
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -197,8 +197,7 @@ def plan_rewind(
     OffsetOutOfRangeError for a startpoint that the stream does not hold.
     """
     require_rewindable(spec)
-    streams = [spec.stream] if spec.stream else []
-    with open_runtime(streams, lake=lake, systems=systems, spark=_no_session, by="plan") as runtime:
+    with open_runtime([spec], lake=lake, systems=systems, spark=no_session, by="plan") as runtime:
         snapshot = inspect_table(runtime, spec)
     plan = resolve_rewind(snapshot, positions, force)
     if plan.action != "rewind" or plan.refusal is not None:
@@ -355,10 +354,6 @@ _NEXT_ADVANCE = {
 }
 
 
-def _no_session() -> NoReturn:
-    raise AssertionError("a plan reads no records")
-
-
 @validated
 @translate_spark_errors()
 def rewind_dataset(
@@ -385,8 +380,7 @@ def rewind_dataset(
     dataset and for a table that is not valid, OffsetOutOfRangeError for a startpoint that the stream does not hold,
     CommitConflictError when another writer committed first, and what an advance raises.
     """
-    streams = [spec.stream] if spec.stream else []
-    with open_runtime(streams, lake=lake, systems=systems, spark=spark, by=by) as runtime:
+    with open_runtime([spec], lake=lake, systems=systems, spark=spark, by=by) as runtime:
         return rewind_table(runtime, spec, positions=positions, reason=reason, force=force, on_stage=on_stage)
 
 

@@ -176,30 +176,31 @@ def accept_version(
     """
     require_audit_fields("force", version, reason, by)
 
-    def force(manifest: BoundedManifest, ref: VersionRef, switches: bool, between: bool) -> BoundedManifest:
-        if ref.state != "rejected":
-            raise DatasetError(
-                f"dataset {manifest.name!r}: version {ref.id} is {ref.state}, and only a rejected one can be forced.",
-                f"List them: adjunct dataset versions {manifest.name}. An older sealed one: use rollback.",
-                dataset=manifest.name,
-                version=ref.id,
-            )
-        _read_version(log, manifest, ref)  # raises for a version that was never built
-        forced = ref.model_copy(update={"state": "sealed", "reason": f"forced by {by}: {reason}"})
-        head = {"head": ref.id} if switches else {}
-        why = reason if switches else f"{reason} (kept beside {manifest.head})"
-        versions = _replace_ref(manifest, forced) if switches else insert_beside_head(manifest, forced, between=between)
-        return with_served_version(
-            log, manifest, versions=versions, **head, change=Change(action="force", version=ref.id, reason=why)
-        )
-
-    def force_all(manifests: Members) -> Members:
-        chosen = resolve_versions(manifests, log.name, version)
+    def force(manifests: Members) -> Members:
+        chosen, after = resolve_versions(manifests, log.name, version), dict[str, BoundedManifest]()
         switches = make_current or all(is_after_head(manifests[name], ref) for name, ref in chosen.items())
         between = all(manifest.declaration.by_time for manifest in manifests.values())
-        return {name: force(manifests[name], ref, switches, between) for name, ref in chosen.items()}
+        for name, ref in chosen.items():
+            if ref.state != "rejected":
+                raise DatasetError(
+                    f"dataset {name!r}: version {ref.id} is {ref.state}, and only a rejected one can be forced.",
+                    f"List them: adjunct dataset versions {name}. An older sealed one: use rollback.",
+                    dataset=name,
+                    version=ref.id,
+                )
+            manifest = manifests[name]
+            _read_version(log, manifest, ref)  # raises for a version that was never built
+            forced = ref.model_copy(update={"state": "sealed", "reason": f"forced by {by}: {reason}"})
+            if switches:
+                changes, why = {"versions": _replace_ref(manifest, forced), "head": ref.id}, reason
+            else:
+                changes = {"versions": insert_beside_head(manifest, forced, between=between)}
+                why = f"{reason} (kept beside {manifest.head})"
+            change = Change(action="force", version=ref.id, reason=why)
+            after[name] = with_served_version(log, manifest, **changes, change=change)
+        return after
 
-    return log.transact_versions(force_all, by=by)
+    return log.transact_versions(force, by=by)
 
 
 def describe_unserved_version(after: BoundedManifest) -> str:

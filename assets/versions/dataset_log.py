@@ -41,6 +41,7 @@ NAMES = "datasets/_names"
 SETS = "version-sets"
 SET_KIND = "version-set"
 T = TypeVar("T")
+_TRIES = 20
 
 Manifests = Mapping[str, DatasetManifest]
 Members = Mapping[str, BoundedManifest]
@@ -229,7 +230,7 @@ class DatasetLog:
         description of the slow part, if other writers keep committing faster.
         """
         try:
-            return retry_conflicts(lambda: commit_once)
+            return retry_conflicts(lambda: commit_once, attempts=_TRIES)
         except CommitConflictError as conflict:
             raise CommitConflictError(
                 f"dataset {self.name!r}: commits are made faster than {slower}.",
@@ -257,7 +258,7 @@ class DatasetLog:
     def transact_all(self, change: Callable[[Manifests], Manifests | None], *, by: str) -> dict[str, DatasetManifest]:
         """Commit the manifests that `change` returns for the members of the version set, or for this dataset alone."""
 
-        def decided() -> Callable[[], dict[str, DatasetManifest]]:
+        def once() -> dict[str, DatasetManifest]:
             commit, manifests = self.read_all()
             if self.name not in manifests:
                 raise DatasetNotFoundError(
@@ -266,16 +267,12 @@ class DatasetLog:
                     dataset=self.name,
                 )
             after = change(manifests)
+            if after is None:
+                return manifests
+            self.commit_all(commit, after, by=by)
+            return manifests | dict(after)
 
-            def commit_change() -> dict[str, DatasetManifest]:
-                if after is None:
-                    return manifests
-                self.commit_all(commit, after, by=by)
-                return manifests | dict(after)
-
-            return commit_change
-
-        return retry_conflicts(decided)
+        return retry_conflicts(lambda: once)
 
     def transact_versions(self, change: Callable[[Members], Members | None], *, by: str) -> BoundedManifest:
         """Do the same for bounded datasets, and return the current manifest of this one.
@@ -283,10 +280,8 @@ class DatasetLog:
         Raises DatasetError for a dataset that follows a change stream.
         """
 
-        def change_versions(manifests: Manifests) -> Manifests | None:
-            return change({name: as_bounded(manifest) for name, manifest in manifests.items()})
-
-        return as_bounded(self.transact_all(change_versions, by=by)[self.name])
+        after = self.transact_all(lambda manifests: change({n: as_bounded(m) for n, m in manifests.items()}), by=by)
+        return as_bounded(after[self.name])
 
     def _list_name(self, parent: Commit | None) -> None:
         if parent is None:

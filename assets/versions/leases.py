@@ -28,12 +28,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources.errors import (
     AdjunctError,
+    CommitConflictError,
     DatasetError,
     DatasetNotFoundError,
     LeaseLostError,
     ObjectNotFoundError,
+    VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
 from dagster_adjunct.resources.objects.lake import Lake
@@ -197,6 +200,27 @@ class Lease:
 
     def _remove(self, etag: str) -> None:
         self._lake.store.delete(self._key)
+
+
+@contextmanager
+def lease_served(lake: Lake, dataset: str, version: SealedVersion | None, *, holder: str) -> Iterator[Lease | None]:
+    """Lease the served version while the context lasts; None leases nothing.
+
+    Raises CommitConflictError if it was discarded concurrently.
+    """
+    if version is None:
+        yield None
+        return
+    try:
+        lease = Lease.acquire(lake, dataset, [version.id], holder=holder)
+    except VersionDiscardedError as error:
+        raise CommitConflictError(
+            f"dataset {dataset!r}: version {version.id} was discarded before the {holder} could read it.",
+            "Nothing of this attempt is visible. Advance again, which continues from the other commit.",
+            dataset=dataset,
+        ) from error
+    with lease:
+        yield lease
 
 
 def lease_body(versions: Sequence[str], holder: str, ttl: timedelta) -> bytes:

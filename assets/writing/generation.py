@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation
 from dagster_adjunct.resources.bucketing.writer import (
@@ -112,7 +113,7 @@ class Runtime:
 
 @contextmanager
 def open_runtime(
-    streams: Iterable[str],
+    specs: Iterable[AdjunctDataset],
     *,
     lake: Lake | None,
     systems: Mapping[str, StreamSystem] | None,
@@ -121,13 +122,20 @@ def open_runtime(
 ) -> Iterator[Runtime]:
     """Yield a runtime of what is given.
 
-    What is None has a default: the lake of `open_lake()`, the systems of these streams, a session that ends with this.
+    What is None has a default: the lake of `open_lake()`, the systems of these datasets' streams, a session that ends
+    with this.
     """
     lake = open_lake() if lake is None else lake
-    systems = open_systems(lake, streams) if systems is None else systems
+    if systems is None:
+        systems = open_systems(lake, [spec.stream for spec in specs if spec.stream])
     with ExitStack() as stack:
         session = stack.enter_context(session_scope(lake_url=lake.url)) if spark is None else spark
         yield Runtime(lake, systems, session_factory(session), by)
+
+
+def no_session() -> NoReturn:
+    """Stand for Spark where no records are read."""
+    raise AssertionError("no records are read here")
 
 
 # The number of keys or records that an error names.

@@ -560,8 +560,9 @@ def test_a_version_to_compare_with_that_was_discarded_before_is_a_conflict_and_c
     two_versions(plain)
     lake = faulty(plain, Fault("upload", 1, "meanwhile", lambda: take_back_and_discard(plain)))
     plain.send("planes", planes(4), version="v3")
-    with pytest.raises(CommitConflictError, match="discarded the version that it is compared with"):
+    with pytest.raises(CommitConflictError) as failure:
         plain.advance(fleet(min_rows(1)), lake=lake)
+    assert failure.value.dataset == "planes"
     assert plain.advance(fleet(min_rows(1)), lake=lake).rows == 4
     assert builds(lake) == 1
 
