@@ -444,12 +444,12 @@ def validate_candidate(candidate: CandidateVersion) -> CandidateVersion:
             if lease is not None:
                 lease.check()
         failed = [verdict for verdict in verdicts if not verdict.passed]
-        wrong = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "error"]
-        odd = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "warn"]
-        validating.detail = "; ".join([*wrong, *(f"warning: {warning}" for warning in odd)])
+        failures = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "error"]
+        warned = [f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "warn"]
+        validating.detail = "; ".join([*failures, *(f"warning: {warning}" for warning in warned)])
     return replace(
         candidate,
         version=version.model_copy(update={"verdicts": verdicts}),
-        problem="; ".join(wrong),
-        warnings=tuple(f"version {candidate.delivery.version!r}: {warning}" for warning in odd),
+        problem="; ".join(failures),
+        warnings=tuple(f"version {candidate.delivery.version!r}: {warning}" for warning in warned),
     )

@@ -58,8 +58,8 @@ def _find_conflict(candidate: CandidateVersion, now: BoundedManifest) -> str:
     if _has_new_delivery(before, now):
         return "took in the same delivery"
     if candidate.document is None and candidate.unchanged:
-        held = now.ref(candidate.unchanged)
-        same = before.head == now.head and held is not None and held.state == "sealed"
+        ref = now.ref(candidate.unchanged)
+        same = before.head == now.head and ref is not None and ref.state == "sealed"
         return "" if same else "changed what is current, to which this version was equal"
     # Checked after this manifest was read: a finished discard no longer lists the objects as doomed.
     if candidate.document is not None and (candidate.document in now.doomed or not candidate.is_stored()):

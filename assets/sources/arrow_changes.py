@@ -153,10 +153,10 @@ def _add_order(
     parts, reasons = [], dict[int, str]()
     for place, (name, value) in enumerate(zip(order, values, strict=True)):
         sample = "0" if samples is None else samples[place]
-        lacks = pc.and_(value.is_null(), snapshot if place else none)
+        missing = pc.and_(value.is_null(), snapshot if place else none)
         part = sortable_array(value.cast("string"), name, sample) if string else value
-        parts.append(pc.if_else(lacks, MISSING_PART, part) if string else part)
-        bad = pc.indices_nonzero(pc.and_(part.is_null(), pc.invert(lacks)))
+        parts.append(pc.if_else(missing, MISSING_PART, part) if string else part)
+        bad = pc.indices_nonzero(pc.and_(part.is_null(), pc.invert(missing)))
         for row, text in zip(bad.to_pylist(), value.take(bad).cast("string").to_pylist(), strict=True):
             reasons.setdefault(
                 row, null_order_reason(name) if text is None else quote_value(text) + incomparable_reason(name, sample)

@@ -76,7 +76,7 @@ def add_order(
     snapshot = F.col(SNAPSHOT) if SNAPSHOT in rows.columns else F.lit(False)
     for place, (name, value) in enumerate(zip(order, values, strict=True)):
         sample = "0" if samples is None else samples[place]
-        lacks = value.isNull() & snapshot if place else F.lit(False)
+        missing = value.isNull() & snapshot if place else F.lit(False)
         part = (
             sortable_column(value, name, sample)
             if string
@@ -84,11 +84,11 @@ def add_order(
             if paths
             else position_column(name, schema)
         )
-        parts.append(F.when(lacks, F.lit(MISSING_PART)).otherwise(part) if string else part)
-        reasons.append(F.when(value.isNull() & ~lacks, F.lit(null_order_reason(name))))
+        parts.append(F.when(missing, F.lit(MISSING_PART)).otherwise(part) if string else part)
+        reasons.append(F.when(value.isNull() & ~missing, F.lit(null_order_reason(name))))
         reasons.append(
             F.when(
-                part.isNull() & ~lacks,
+                part.isNull() & ~missing,
                 F.concat(quote_column(value), F.lit(incomparable_reason(name, sample if string else None))),
             )
         )

@@ -373,8 +373,8 @@ class FileVersions(VersionSource):
         if folder is None or folder.complete is None:
             return Awaiting(name, (f"{self._source.url}/{name}/{self._source.complete}",), notes=self._notes)
         done = next((delivered for delivered in reversed(manifest.delivered) if delivered.name == name), None)
-        held = manifest.ref(done.version) if done else None
-        if done and held and held.state == "sealed" and not self._known.differs(done.markers, folder, asked=True):
+        ref = manifest.ref(done.version) if done else None
+        if done and ref and ref.state == "sealed" and not self._known.differs(done.markers, folder, asked=True):
             return Awaiting(None, (self._marker(folder),), idle=True)
         return self._delivery(name, folder)
 
@@ -389,9 +389,9 @@ class FileVersions(VersionSource):
                 version=self._partition,
             )
         done = manifest.delivered[-1] if manifest.delivered else None
-        held = manifest.ref(done.version) if done else None
+        ref = manifest.ref(done.version) if done else None
         # A copy of withdrawn files is no new delivery.
-        if done is not None and (not done.freed or held is not None):
+        if done is not None and (not done.freed or ref is not None):
             copied = self._known.is_copy(done.markers, folder)
             if copied or self._known.is_known(done.markers, folder):
                 copies = {done.name: self._known.markers(folder, done.markers)} if copied else {}

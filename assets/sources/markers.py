@@ -103,12 +103,12 @@ def find_next_delivery(
     offsets: Mapping[SystemStreamPartition, int],
     markers: Sequence[Marker],
     settled: Settled,
-    gone: Collection[str] = (),
+    reusable: Collection[str] = (),
 ) -> CompleteVersion | IncompleteVersion:
     """Return the next complete version after `offsets`, or the partitions that it waits for.
 
     `markers` are all markers at or after the offsets. `settled` has the facts of markers by version name (empty for an
-    abandoned one). `gone` names lost or dropped versions: they may be delivered again, but their markers repeated
+    abandoned one). `reusable` names lost or dropped versions: they may be delivered again, but their markers repeated
     without records are no empty version. Raises MarkerConflictError if a marker contradicts another one of its version,
     or if partitions mark different versions as the next.
     """
@@ -133,10 +133,10 @@ def find_next_delivery(
     version = resolve_next_version(dataset, marked, spans)
     wanted = [ssp for ssp in by_partition if has_partition(ssp, version, spans)]
     next_segments = {ssp: next_segments[ssp] for ssp in wanted if ssp in next_segments}
-    repeated = bool(next_segments) and all(segment.marker.version in gone for segment in next_segments.values())
+    repeated = bool(next_segments) and all(segment.marker.version in reusable for segment in next_segments.values())
     if repeated and len(next_segments) == len(wanted) and is_bare(cut.marker for cut in next_segments.values()):
         after = {**position, **{ssp: segment.next for ssp, segment in next_segments.items()}}
-        behind = find_next_delivery(dataset, after, markers, settled, gone)
+        behind = find_next_delivery(dataset, after, markers, settled, reusable)
         return replace(behind, dropped=(*dropped, *behind.dropped))
     for ssp, segment in next_segments.items():
         for marker in by_partition[ssp]:
@@ -294,10 +294,10 @@ def _describe_redelivery(manifest: BoundedManifest, name: str, segments: Mapping
 def settled_from_manifest(
     manifest: BoundedManifest,
 ) -> tuple[dict[SystemStreamPartition, int], Settled, frozenset[str]]:
-    """Return the offsets of a dataset in its stream, the versions that are settled, and the names that are gone.
+    """Return the offsets of a dataset in its stream, the settled versions, and the names that are reusable.
 
     Settled versions have the facts of their markers, none for abandoned, rejected and old ones, which are not compared.
-    Lost, withdrawn, and rejected-then-dropped versions are gone: a delivery under their name is a new version.
+    Lost, withdrawn, and rejected-then-dropped versions are reusable: a delivery under their name is a new version.
     """
     offsets = {SystemStreamPartition.parse(text): int(offset) for text, offset in manifest.offsets.items()}
     rejected = {ref.id for ref in manifest.versions if ref.state == "rejected"}

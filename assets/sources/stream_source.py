@@ -120,7 +120,7 @@ class StreamSource(VersionSource):
         Raises MarkerConflictError, and OffsetOutOfRangeError for a recreated stream.
         """
         self._raise_if_recreated(manifest.stream)
-        offsets, settled, gone = settled_from_manifest(manifest)
+        offsets, settled, reusable = settled_from_manifest(manifest)
         oldest = {ssp: int(offset) for ssp, offset in self._stream.system.oldest(self._stream.ssps).items()}
         markers, truncated = self._markers(offsets), find_truncated_partitions(offsets, oldest)
         name, identity = self.spec.name, self._stream.info.identity
@@ -136,7 +136,7 @@ class StreamSource(VersionSource):
         lost = None
         if truncated and (ahead.versions or manifest.change):
             lost = _lost_ranges(ahead.versions, truncated, self._now())
-        upcoming = find_next_delivery(name, ahead.offsets, markers, settled, gone | set(ahead.versions))
+        upcoming = find_next_delivery(name, ahead.offsets, markers, settled, reusable | set(ahead.versions))
 
         dropped = {cut: self._count(cut) for cut in upcoming.dropped}
         answer: Delivery | Awaiting
@@ -163,18 +163,18 @@ class StreamSource(VersionSource):
             assert schema is not None
             checksums = self._checksums(delivery, spark, schema) if any(records.values()) else {}
             for cut, checksum in promised.items():
-                held = checksums.get(cut.ssp.partition, EMPTY_CHECKSUM)
-                if checksum is not None and checksum != held:
+                found = checksums.get(cut.ssp.partition, EMPTY_CHECKSUM)
+                if checksum is not None and checksum != found:
                     raise MarkerConflictError(
                         f"dataset {self.spec.name!r}, version {delivery.version!r}: the marker at offset "
                         f"{cut.marker.offset} of {cut.marker.ssp} expects records with the checksum {checksum}, those "
-                        f"before it have {held}.",
+                        f"before it have {found}.",
                         "The version is not published and what is served stays. Deliver the right content under a new "
                         "version name; producers compute checksums with records_checksum(df, schema).",
                         dataset=self.spec.name,
                         version=delivery.version,
                         expected=checksum,
-                        found=held,
+                        found=found,
                     )
         return sum(records.values())
 

@@ -65,13 +65,13 @@ def cut_at_incomplete(
     ends are then the furthest at which every transaction is included completely or not at all. `spare` changes could
     not be read and may belong to any ended transaction, so that number may be missing.
     """
-    held = {
+    incomplete = {
         transaction
         for transaction, count in count_by_transaction(seen).items()
         if transaction not in complete or count + spare < complete[transaction]
     }
     cuts = dict(ends)
-    fresh = set(held)
+    fresh = set(incomplete)
     while fresh:
         for (transaction, partition), part in seen.items():
             if transaction in fresh:
@@ -79,9 +79,9 @@ def cut_at_incomplete(
         fresh = {
             transaction
             for (transaction, partition), part in seen.items()
-            if transaction not in held and part.last >= cuts[partition]
+            if transaction not in incomplete and part.last >= cuts[partition]
         }
-        held |= fresh
+        incomplete |= fresh
     return cuts
 
 

@@ -200,14 +200,14 @@ def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
     from dagster_adjunct.resources.schemas.column_sql import named_column
 
     types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
-    twice = repeated_names(rows.columns)
+    repeated = repeated_names(rows.columns)
     wrong = [(name, "is missing") for name in schema.names if name not in types]
     wrong += [
         (field.name, f"is {types[field.name]}, expected {field.type}")
         for field in schema.fields
         if field.name in types and not is_widening(types[field.name], field.type)
     ]
-    wrong += [(name, "is duplicated") for name in twice if name in schema]
+    wrong += [(name, "is duplicated") for name in repeated if name in schema]
     if wrong:
         raise DatasetError(
             f"{what} has different columns than the dataset: {'; '.join(' '.join(part) for part in wrong)}.",

@@ -453,9 +453,10 @@ def switch_version(manifest: UnboundedManifest, version: SealedVersion, now: dat
     """Return the manifest with `version` served; generations that only earlier versions read are retired."""
     before = manifest.version.generations if manifest.version else ()
     needed = {generation.folder for generation in version.generations}
-    gone = [generation for generation in before if generation.folder not in needed and generation.files]
+    replaced = [generation for generation in before if generation.folder not in needed and generation.files]
     retired = [
-        Retired(generation=generation.id, folder=generation.folder, until=version.number, at=now) for generation in gone
+        Retired(generation=generation.id, folder=generation.folder, until=version.number, at=now)
+        for generation in replaced
     ]
     return manifest.after(version=version, retired=(*manifest.retired, *retired))
 

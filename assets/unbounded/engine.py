@@ -174,7 +174,7 @@ class SparkEngine:
         places = Window.partitionBy(*[named_column(name) for name in key]).orderBy(POSITION, _GENERATION)
         winners = rows.withColumn(_NEWER, F.lead(F.lit(1)).over(places)).where(F.col(_NEWER).isNull()).drop(_NEWER)
         tombstone = F.col(TOMBSTONE)
-        gone = tombstone & (F.col(POSITION) <= F.lit(horizon)) if horizon is not None else F.lit(False)
+        forgotten = tombstone & (F.col(POSITION) <= F.lit(horizon)) if horizon is not None else F.lit(False)
         observed = Observation()
 
         def count(condition: Column, name: str) -> Column:
@@ -183,10 +183,10 @@ class SparkEngine:
         watched = winners.observe(
             observed,
             F.count(F.lit(1)).alias("keys"),
-            count(gone, "forgotten"),
-            count(tombstone & ~gone, "tombstones"),
+            count(forgotten, "forgotten"),
+            count(tombstone & ~forgotten, "tombstones"),
         )
-        return watched.where(~gone), lambda: {name: int(value) for name, value in observed.get.items()}
+        return watched.where(~forgotten), lambda: {name: int(value) for name, value in observed.get.items()}
 
     def drop_expired(self, rows: DataFrame, expires: str, watermark: datetime) -> DataFrame:
         """Return the rows whose time in the column `expires` is after the watermark."""
@@ -232,9 +232,9 @@ def _join_stored_positions(changes: DataFrame, stored: DataFrame, key: tuple[str
 
     names = [f"__key_{index}" for index in range(len(key))]
     keys = [named_column(own).alias(name) for own, name in zip(key, names, strict=True)]
-    held = stored.select(*keys, F.col(POSITION).alias(_STORED)).groupBy(*names).agg(F.max(_STORED).alias(_STORED))
+    highest = stored.select(*keys, F.col(POSITION).alias(_STORED)).groupBy(*names).agg(F.max(_STORED).alias(_STORED))
     same = reduce(and_, [named_column(own) == F.col(name) for own, name in zip(key, names, strict=True)])
-    return changes.join(held, same, "left").drop(*names)
+    return changes.join(highest, same, "left").drop(*names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,12 +328,12 @@ class ArrowEngine:
         last = {row: index for index, row in enumerate(_iterate_keys(rows, key))}
         winners = rows.take(list(last.values()))
         deleted, positions = (winners.column(name).to_pylist() for name in (TOMBSTONE, POSITION))
-        gone = [
+        forgotten = [
             mark and horizon is not None and position <= horizon
             for mark, position in zip(deleted, positions, strict=True)
         ]
-        counts = {"keys": len(last), "forgotten": sum(gone), "tombstones": sum(deleted) - sum(gone)}
-        return winners.filter(pa.array([not mark for mark in gone], pa.bool_())), lambda: counts
+        counts = {"keys": len(last), "forgotten": sum(forgotten), "tombstones": sum(deleted) - sum(forgotten)}
+        return winners.filter(pa.array([not mark for mark in forgotten], pa.bool_())), lambda: counts
 
     def drop_expired(self, rows: pa.Table, expires: str, watermark: datetime) -> pa.Table:
         return rows.filter(pc.greater(rows.column(expires).cast("int64"), to_microseconds(watermark)))

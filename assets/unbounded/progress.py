@@ -41,9 +41,9 @@ class BootstrapProgress:
         """Return the progress in one line."""
         if self.state == "done":
             return f"done: {self.total:,} offsets in {self.seconds:.1f} s"
-        lacks = ", ".join(f"{count:,} of {ssp}" for ssp, count in list(self.missing.items())[:5])
+        unread = ", ".join(f"{count:,} of {ssp}" for ssp, count in list(self.missing.items())[:5])
         more = f" and of {len(self.missing) - 5} more partitions" if len(self.missing) > 5 else ""
-        return f"{self.per_cent}% of {self.total:,} offsets; to read: {lacks or 'nothing'}{more}"
+        return f"{self.per_cent}% of {self.total:,} offsets; to read: {unread or 'nothing'}{more}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the progress as JSON-able values."""
@@ -85,12 +85,12 @@ def describe_progress(system: StreamSystem, manifest: UnboundedManifest, took: f
     """
     bootstrap, offsets = manifest.bootstrap, offsets_by_partition(manifest.offsets)
     start, target = offsets_by_partition(bootstrap.start), offsets_by_partition(bootstrap.target)
-    left = sum(system.distance(ssp, offset, target[ssp]) for ssp, offset in offsets.items())
+    unread = sum(system.distance(ssp, offset, target[ssp]) for ssp, offset in offsets.items())
     total = sum(system.distance(ssp, start[ssp], target[ssp]) for ssp in start)
-    done = total - left
+    done = total - unread
     per_cent = 100 if done >= total else 100 * done // total
     detail = f"{per_cent}% ({done:,} of {total:,} offsets)"
-    return detail + f", about {timedelta(seconds=round(took * left / read))} left" if read else detail
+    return detail + f", about {timedelta(seconds=round(took * unread / read))} left" if read else detail
 
 
 # Ages above this are measured by the stream's timestamps, to within a tenth; below, the time since the table was caught
@@ -214,9 +214,9 @@ def raise_if_stale(
     lag = lags[ssp]
     age = "" if lag.seconds is None else f", the oldest about {timedelta(seconds=round(lag.seconds))} old"
     others = f" ({len(stale) - 1} more of its partitions are too old as well)" if len(stale) > 1 else ""
-    gone = f", of which retention has deleted {lag.lost:,}" if lag.lost else ""
+    deleted = f", of which retention has deleted {lag.lost:,}" if lag.lost else ""
     raise StaleDatasetError(
-        f"dataset {spec.name!r} is stale: {lag.offsets:,} offsets of {ssp} are not in it{gone}{age}, and at most "
+        f"dataset {spec.name!r} is stale: {lag.offsets:,} offsets of {ssp} are not in it{deleted}{age}, and at most "
         f"{max_staleness} is allowed{others}.",
         f"Advance it (materialise its asset, or adjunct dataset advance {spec.name} MODULE:APP) and run this again, or "
         "raise the limit: max_staleness=….",
@@ -233,9 +233,9 @@ def build_report(advance: Advance, progress: AdvanceProgress, action: Action) ->
     notes = []
     if decision.action != "continue":
         notes.append(f"{decision.action}: {decision.reason}")
-    held = sum(lag.values())
-    if action == "waiting" or (action == "up-to-date" and held):
-        notes.append(f"{held:,} offsets wait for unfinished transactions")
+    unread = sum(lag.values())
+    if action == "waiting" or (action == "up-to-date" and unread):
+        notes.append(f"{unread:,} offsets wait for unfinished transactions")
     elif action == "up-to-date":
         notes.append("no changes since the last commit")
     return AdvanceReport(

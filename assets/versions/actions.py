@@ -71,8 +71,10 @@ def pin_version(
         )
 
     def pin(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
-        held = Pin(version=ref.id, reason=reason, by=by, at=log.lake.now(), expires_at=expires_at)
-        return with_served_version(log, manifest, pin=held, change=Change(action="pin", version=ref.id, reason=reason))
+        pinned = Pin(version=ref.id, reason=reason, by=by, at=log.lake.now(), expires_at=expires_at)
+        return with_served_version(
+            log, manifest, pin=pinned, change=Change(action="pin", version=ref.id, reason=reason)
+        )
 
     return _change_each_member(log, version, pin, by=by, sealed=True)
 
@@ -140,26 +142,27 @@ def revoke_version(log: DatasetLog, version: str, *, reason: str, by: str) -> Bo
 
     def withdraw(manifests: Members) -> Members | None:
         chosen = resolve_versions(manifests, log.name, version, present=True)
-        gone = {
+        withdrawn = {
             name: ref.model_copy(update={"state": "withdrawn", "reason": f"{reason} (by {by})"})
             for name, ref in chosen.items()
             if ref.state != "withdrawn" and (name == log.name or len(list_delivered_names(manifests[name], ref)) < 2)
         }
-        without = {name: _replace_ref(m, gone.get(name)) for name, m in manifests.items()}
-        heads = resolve_heads(manifests, without, log.name)
+        versions = {name: _replace_ref(m, withdrawn.get(name)) for name, m in manifests.items()}
+        heads = resolve_heads(manifests, versions, log.name)
         unpinned = any(
-            m.pin is not None and name in gone and m.pin.version == gone[name].id for name, m in manifests.items()
+            m.pin is not None and name in withdrawn and m.pin.version == withdrawn[name].id
+            for name, m in manifests.items()
         )
-        names = list_delivered_names(manifests[log.name], chosen[log.name]) if log.name in gone else ()
-        freed = {name: _free_names(m, gone.get(name), names, log.lake.now()) for name, m in manifests.items()}
+        names = list_delivered_names(manifests[log.name], chosen[log.name]) if log.name in withdrawn else ()
+        freed = {name: _free_names(m, withdrawn.get(name), names, log.lake.now()) for name, m in manifests.items()}
         after = {
             name: with_served_version(
-                log, m, versions=without[name], back_to=heads[name], pin=None if unpinned else m.pin,
+                log, m, versions=versions[name], back_to=heads[name], pin=None if unpinned else m.pin,
                 change=Change(action="withdraw", version=chosen[name].id if name in chosen else None, reason=reason),
                 **freed[name],
             )
             for name, m in manifests.items()
-            if name in gone or heads[name] != m.head or (unpinned and m.pin is not None) or freed[name]
+            if name in withdrawn or heads[name] != m.head or (unpinned and m.pin is not None) or freed[name]
         }  # fmt: skip
         return after or None
 

@@ -172,10 +172,10 @@ class CommonManifest(ManifestPart):
         """Return the folders and documents needed by the retained versions and by a running bootstrap."""
 
     @abstractmethod
-    def without(self, gone: Sequence[str], garbage: Sequence[str]) -> Self:
+    def without(self, removed: Sequence[str], garbage: Sequence[str]) -> Self:
         """Return the manifest without what a discard removes; that and the unreferenced `garbage` become doomed.
 
-        `gone` are versions by id or, where versions are commits, generations by folder.
+        `removed` are versions by id or, where versions are commits, generations by folder.
         """
 
     @abstractmethod
@@ -221,10 +221,10 @@ class CommonManifest(ManifestPart):
         """Return, in words, how readers use a version now."""
         return ["served"] if self.version is not None and self.version.id == version_id else []
 
-    def _without(self, entries: Sequence[str], garbage: Sequence[str], what: str, **left: Any) -> Self:
+    def _without(self, entries: Sequence[str], garbage: Sequence[str], what: str, **fields: Any) -> Self:
         doomed = tuple(dict.fromkeys([*self.doomed, *entries, *garbage]))
         change = Change(action="discard", reason=f"{what}, {len(garbage)} leftovers")
-        return self.after(**left, doomed=doomed, change=change)
+        return self.after(**fields, doomed=doomed, change=change)
 
     def _served_folders(self) -> set[str]:
         return {generation.folder for generation in self.version.generations} if self.version is not None else set()
@@ -366,11 +366,11 @@ class BoundedManifest(CommonManifest):
                 version=version_id,
             )
 
-    def without(self, gone: Sequence[str], garbage: Sequence[str]) -> Self:
-        leaving = [ref for ref in self.versions if ref.id in gone]
-        entries = [entry for ref in leaving for entry in (*ref.folders, ref.document) if entry is not None]
-        left = tuple(ref for ref in self.versions if ref.id not in gone)
-        return self._without(entries, garbage, f"{len(gone)} versions", versions=left)
+    def without(self, removed: Sequence[str], garbage: Sequence[str]) -> Self:
+        refs = [ref for ref in self.versions if ref.id in removed]
+        entries = [entry for ref in refs for entry in (*ref.folders, ref.document) if entry is not None]
+        remaining = tuple(ref for ref in self.versions if ref.id not in removed)
+        return self._without(entries, garbage, f"{len(removed)} versions", versions=remaining)
 
     @property
     def versions_over_time(self) -> tuple[str, ...]:
@@ -486,11 +486,15 @@ class UnboundedManifest(CommonManifest):
         served = [] if version is None else [(f"version {version.id}", version.generations)]
         return [*served, ("the table that is being built", self.bootstrap.building)]
 
-    def without(self, gone: Sequence[str], garbage: Sequence[str]) -> Self:
-        untils = [retired.until for retired in self.retired if retired.folder in gone]
-        left = tuple(retired for retired in self.retired if retired.folder not in gone)
+    def without(self, removed: Sequence[str], garbage: Sequence[str]) -> Self:
+        untils = [retired.until for retired in self.retired if retired.folder in removed]
+        remaining = tuple(retired for retired in self.retired if retired.folder not in removed)
         return self._without(
-            gone, garbage, f"{len(gone)} generations", retired=left, retained_from=max([self.retained_from, *untils])
+            removed,
+            garbage,
+            f"{len(removed)} generations",
+            retired=remaining,
+            retained_from=max([self.retained_from, *untils]),
         )
 
     def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
@@ -501,16 +505,16 @@ class UnboundedManifest(CommonManifest):
         if declared.owner is not None:
             streams = f"the input streams of application {declared.owner}"
             return [f"{streams}: records of these keys that are read later bring them back", outputs]
-        left = [
+        places = [
             f"the input: {declared.input}, whose records hold the keys until its retention drops them; a rebuild "
             "brings the keys back, unless tombstones for them were sent or their records are gone",
             outputs,
         ]
         if self.bootstrap.loaded:
-            left.append("the bulk snapshot that the dataset was loaded from")
+            places.append("the bulk snapshot that the dataset was loaded from")
         if self.counters.get("quarantined"):
-            left.append(f"dead letters: {self.counters['quarantined']:,} changes were sent there")
-        return left
+            places.append(f"dead letters: {self.counters['quarantined']:,} changes were sent there")
+        return places
 
     def has_applied(self, ssp: str, startpoint_id: str) -> bool:
         """Whether a commit has already applied this startpoint to a partition."""

@@ -36,8 +36,8 @@ def find_version(manifest: BoundedManifest, version: str) -> VersionRef | None:
     exact = manifest.ref(version)
     if exact is not None:
         return exact
-    held = [done.version for done in manifest.delivered if done.name == version]
-    named = [ref for ref in manifest.versions if ref.name == version or ref.id in held]
+    holders = [done.version for done in manifest.delivered if done.name == version]
+    named = [ref for ref in manifest.versions if ref.name == version or ref.id in holders]
     return max(named, key=lambda ref: (ref.state == "sealed", ref.number), default=None)
 
 
@@ -129,8 +129,8 @@ def is_after_head(manifest: BoundedManifest, ref: VersionRef) -> bool:
 
 def list_delivered_names(manifest: BoundedManifest, ref: VersionRef) -> tuple[str, ...]:
     """Return the names under which a version was delivered, oldest first."""
-    held = [done.name for done in manifest.delivered if done.version == ref.id]
-    return tuple(dict.fromkeys([*([ref.name] if ref.name else []), *held]))
+    names = [done.name for done in manifest.delivered if done.version == ref.id]
+    return tuple(dict.fromkeys([*([ref.name] if ref.name else []), *names]))
 
 
 def resolve_versions(
@@ -237,8 +237,8 @@ def _find_previous_together(manifests: Members, dataset: str) -> dict[str, Versi
     names = [done.name for done in mine.delivered]
     if mine.declaration.by_time:
         order = version_order(mine)
-        held = [(name, ref) for name in names if (ref := find_version(mine, name)) is not None]
-        names = [name for name, _ in sorted(held, key=lambda named: order(named[1]))]
+        named_refs = [(name, ref) for name in names if (ref := find_version(mine, name)) is not None]
+        names = [name for name, _ in sorted(named_refs, key=lambda named: order(named[1]))]
 
     def is_head(manifest: BoundedManifest, name: str) -> bool:
         ref = find_version(manifest, name)

@@ -183,11 +183,11 @@ class SealedVersion(ManifestPart):
     @property
     def lacks_base(self) -> bool:
         """Whether all rows are in one delta because an erasure removed the base: it can't be read as entries."""
-        left = [generation for generation in self.generations if generation.files]
-        if len(left) != 1:
+        stored = [generation for generation in self.generations if generation.files]
+        if len(stored) != 1:
             return False
         if self.history is not None:
-            return any(file.stats.get(HAS_ENDS) is False for file in left[0].files)
+            return any(file.stats.get(HAS_ENDS) is False for file in stored[0].files)
         return self.rows is None and self.order_by is None
 
     @property
