@@ -158,8 +158,9 @@ def test_an_abandoned_version_lets_the_next_one_seal(world: World) -> None:
     world.mark("planes", "v2", range(4))
     with pytest.raises(MarkerConflictError, match="mark different versions"):
         world.advance(PLANES)
-    with pytest.raises(ConfigurationError, match="abandon v1 has no reason"):
+    with pytest.raises(ConfigurationError) as failure:
         abandon_version(world.lake, "planes", "v1", reason=" ", by="operator")
+    assert failure.value.argument == "reason"
     abandon_version(world.lake, "planes", "v1", reason="the producer died", by="operator")
     assert world.advance(PLANES).action == "sealed"
     assert world.view(PLANES).sealed.name == "v2"
@@ -259,8 +260,9 @@ def test_a_changed_declaration_is_refused_by_name(world: World, changed, named: 
 
 def test_a_key_of_another_type_is_refused(world: World) -> None:
     world.stream("a", Schema.of(k="double", v="int"), ["v"], 1)
-    with pytest.raises(SchemaMismatchError, match="'k' is double"):
+    with pytest.raises(SchemaMismatchError) as failure:
         world.advance(bounded_dataset("a", input="lake.a", key="k", partitions=1))
+    assert failure.value.column == "k"
 
 
 @pytest.mark.spark

@@ -60,17 +60,19 @@ def test_records_between_two_markers_of_one_version_are_dropped() -> None:
 
 def test_a_marker_that_repeats_a_version_with_other_counts_refuses_it() -> None:
     markers = [marker(P0, 5, "v1", 5), marker(P0, 9, "v1", 3), marker(P1, 0, "v1", 0)]
-    with pytest.raises(MarkerConflictError, match=r"'v1' is marked again at offset 9 of lake.planes.0 with records 3"):
+    with pytest.raises(MarkerConflictError) as failure:
         find_next_delivery("planes", START, markers, {})
+    assert (failure.value.version, failure.value.found) == ("v1", "records 3")
 
 
 def test_a_marker_for_a_sealed_version_with_other_counts_is_refused() -> None:
     settled = {"v1": {P0: MarkerFacts(offset=0, rows=5), P1: MarkerFacts(offset=0, rows=0)}}
-    with pytest.raises(MarkerConflictError, match="first delivered there with 5"):
+    with pytest.raises(MarkerConflictError) as failure:
         find_next_delivery("planes", {P0: 6, P1: 1}, [marker(P0, 10, "v1", 4)], settled)
+    assert (failure.value.version, failure.value.expected) == ("v1", "records 5")
 
 
-def test_a_marker_that_repeats_a_version_with_another_time_is_refused_and_with_the_same_it_is_dropped() -> None:
+def test_a_marker_repeated_with_another_valid_from_time_is_rejected() -> None:
     first, other = dt.datetime(2026, 1, 3, tzinfo=dt.UTC), dt.datetime(2026, 1, 4, tzinfo=dt.UTC)
     elsewhere = first.astimezone(dt.timezone(dt.timedelta(hours=2)))
 
@@ -115,8 +117,9 @@ def test_partitions_that_mark_different_versions_next_are_refused_and_named() ->
 def test_a_marker_that_expects_other_counts_than_were_delivered_is_refused() -> None:
     delivery = find_next_delivery("planes", START, [marker(P0, 5, "v1", 6), marker(P1, 2, "v1", 2)], {})
     assert isinstance(delivery, CompleteVersion)
-    with pytest.raises(MarkerConflictError, match="expects 6 records, the partition holds 5"):
+    with pytest.raises(MarkerConflictError) as failure:
         check_counts("planes", delivery, {P0: 5, P1: 2})
+    assert (failure.value.expected, failure.value.found) == ("6 records", "5 records")
 
 
 def grown(ssp: SystemStreamPartition, offset: int, version: str, partitions: int | None) -> Marker:
@@ -150,7 +153,7 @@ def test_markers_that_count_no_partitions_are_waited_for_in_all() -> None:
     assert second.version == "v2"
 
 
-def test_markers_of_one_version_that_count_differently_are_waited_for_in_all_that_any_counts() -> None:
+def test_a_version_spans_as_many_partitions_as_any_of_its_markers_states() -> None:
     start = {P0: 0, P1: 0, P2: 0}
     markers = [grown(P0, 5, "v1", 2), grown(P1, 5, "v1", 3)]
     assert find_next_delivery("planes", start, markers, {}) == IncompleteVersion("v1", (P2,), (), start)

@@ -146,7 +146,7 @@ def test_the_newest_sealed_versions_stay_and_older_ones_go() -> None:
     }
 
 
-def test_what_was_served_before_a_rollback_was_mended_stays_to_take_the_place_of_what_mended_it() -> None:
+def test_the_version_served_before_a_rollback_is_kept_to_replace_its_correction() -> None:
     refs = [ref(1), ref(2), ref(3), ref(4)]
     refs[3] = refs[3].model_copy(update={"replaced": refs[0].id})
     assert judge(refs, head=4)["+v1"] == "served again if the current one is withdrawn"

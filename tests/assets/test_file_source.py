@@ -138,7 +138,7 @@ def test_names_may_have_spaces_and_letters_of_any_script(place: Place) -> None:
     assert in_order(dataset(place))[0] == ["größe 3", "version 2", "version 10"]
 
 
-def test_an_incomplete_folder_holds_back_those_after_it_and_is_named_until_it_is_abandoned(place: Place) -> None:
+def test_an_incomplete_folder_blocks_later_ones_until_it_is_abandoned(place: Place) -> None:
     place.csv("v1", {"N1": 1})
     place.csv("v2", {"N1": 2}, done=None)
     place.csv("v3", {"N1": 3})
@@ -161,9 +161,7 @@ def test_a_relative_folder_that_is_missing_is_told_with_its_whole_path(
     assert f"the folder {tmp_path / 'incoming'} is missing" in in_order(dataset(Place("incoming")))[1].notes[0]
 
 
-def test_nothing_there_waits_for_a_first_folder_and_says_that_the_place_may_be_mistyped(
-    place: Place, world: World
-) -> None:
+def test_an_empty_place_waits_for_a_first_folder_and_reports_the_path(place: Place, world: World) -> None:
     spec = dataset(place, versions=VersionPartitions())
     names, awaiting = in_order(spec)
     assert (names, awaiting.missing, awaiting.idle) == ([], (f"{place.url}/*/_SUCCESS",), True)
@@ -216,7 +214,7 @@ def test_versions_that_are_partitions_may_come_later(place: Place) -> None:
     assert in_order(spec, manifest)[0] == ["2026-01-01"]
 
 
-def test_a_delivered_folder_that_is_completed_anew_with_something_else_is_told_and_later_ones_are_taken(
+def test_a_delivered_folder_completed_again_with_other_contents_is_reported(
     place: Place,
 ) -> None:
     place.csv("v1", {"N1": 1}, done='{"rows": 1}')
@@ -248,7 +246,7 @@ def copied(place: Place, *names: str) -> None:
             os.utime(file, (1.9e9, 1.9e9))
 
 
-def test_copies_of_delivered_folders_go_on_changed_ones_are_told_one_by_one_and_new_ones_are_taken(
+def test_copied_folders_pass_and_changed_ones_are_reported_one_by_one(
     place: Place, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(1, 5):
@@ -377,7 +375,7 @@ def test_a_partition_is_built_again_when_it_was_completed_anew_or_is_not_retaine
 
 
 @pytest.mark.parametrize("change", ["replaced", "added", "removed"])
-def test_a_folder_whose_files_changed_is_another_delivery_when_it_is_completed_anew_with_an_empty_object(
+def test_changed_files_are_another_delivery_once_their_folder_is_completed_again(
     place: Place, world: World, change: str
 ) -> None:
     place.csv("v1", {})
@@ -408,7 +406,7 @@ def test_a_folder_whose_files_changed_is_another_delivery_when_it_is_completed_a
     assert in_order(daily, StoredVersions(world.lake, "planes").require_manifest())[1].idle
 
 
-def test_deliveries_on_record_without_a_list_of_files_are_compared_by_their_completion_objects(place: Place) -> None:
+def test_deliveries_recorded_without_files_are_compared_by_completion_objects(place: Place) -> None:
     place.csv("v1", {"N1": 1})
     spec = dataset(place)
     source, first = delivered(spec)
@@ -651,7 +649,7 @@ def _read_changed(place: Place, source: Any, spark: SparkSession) -> None:
         write_buckets(frame, InMemoryStore(), "data/x", layout, WriteOptions("planes"), order_by=())
 
 
-def test_files_on_s3_are_sealed_by_spark_whatever_their_names_with_their_checksum_compared(
+def test_spark_seals_files_on_s3_with_any_names_after_comparing_their_checksum(
     s3_place: Place, sparkling: World, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dagster_adjunct.resources.streams.checksum import records_checksum

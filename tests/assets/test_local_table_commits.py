@@ -160,8 +160,9 @@ def test_another_content_of_the_same_batch_is_refused(lake: Lake, other: list[li
     batch(lake, 1, [("a", 1)])
     begun = pinned(lake, counts())
     do(lake, 2, [("b", 2)], begun=begun)
-    with pytest.raises(ProducerConflictError, match="batch 2 of application app already"):
+    with pytest.raises(ProducerConflictError) as failure:
         do(lake, 2, *other, begun=begun)
+    assert (failure.value.producer, failure.value.sequence) == ("app", 2)
     assert held(lake) == {"a": 1, "b": 2}
 
 
@@ -179,8 +180,9 @@ def test_an_older_batch_comes_too_late(lake: Lake) -> None:
     begun = pinned(lake, counts())
     batch(lake, 1, [("a", 1)])
     batch(lake, 2, [("a", 2)])
-    with pytest.raises(CommitConflictError, match="batch 2 is committed"):
+    with pytest.raises(CommitConflictError) as failure:
         do(lake, 1, [("a", 1)], begun=begun)
+    assert failure.value.application == "app"
     assert held(lake) == {"a": 2}
 
 
@@ -290,8 +292,9 @@ def test_a_batch_that_was_given_up_is_taken_out_and_comes_under_another_number(l
     for _ in range(2):
         undo_batch(context, "counts", "app", 2, declared=counts())
         assert held(lake) == {"a": 1}
-    with pytest.raises(CommitConflictError, match="it was abandoned"):
+    with pytest.raises(CommitConflictError) as failure:
         do(lake, 2, [("a", 2), ("b", 2)], begun=begun)
+    assert failure.value.application == "app"
     batch(lake, 3, [("b", 3)])
     undo_batch(context, "counts", "app", 2, declared=counts())
     assert held(lake) == {"a": 1, "b": 3}
@@ -303,8 +306,9 @@ def test_a_batch_that_was_given_up_is_taken_out_and_comes_under_another_number(l
 def test_the_first_batch_can_be_given_up_and_one_that_has_written_nothing(lake: Lake) -> None:
     context = Runtime(lake, {}, IN_PROCESS, "me")
     undo_batch(context, "counts", "app", 1, declared=counts())
-    with pytest.raises(CommitConflictError, match="it was abandoned"):
+    with pytest.raises(CommitConflictError) as failure:
         do(lake, 1, [("a", 1)], begun=None)
+    assert failure.value.application == "app"
     batch(lake, 2, [("a", 2)])
     undo_batch(context, "counts", "app", 2, declared=counts())
     assert held(lake) == {}
@@ -354,22 +358,25 @@ def test_added_and_widened_columns_are_read_over_what_was_there(lake: Lake) -> N
         assert writes.reader().get("a") == {"k": "a", "v": 1, "more": None}
         writes.commit()
     assert StoredVersions(lake, wide).require_current().get("b") == {"k": "b", "v": 2, "more": "new"}
-    with pytest.raises(DatasetError, match=r"more \(string\) is removed"):
+    with pytest.raises(DatasetError) as failure:
         advance_local(Runtime(lake, {}, IN_PROCESS, "me"), narrow)
+    assert failure.value.dataset == "counts"
 
 
 def test_a_batch_that_was_begun_without_a_table_adds_nothing_to_one_that_has_entries(lake: Lake) -> None:
     batch(lake, 1, [("a", 1)])
-    with pytest.raises(DatasetError, match="batch 2 of application app began before the table existed"):
+    with pytest.raises(DatasetError) as failure:
         do(lake, 2, [("a", None)], begun=None)
+    assert failure.value.dataset == "counts"
     assert held(lake) == {"a": 1}
 
 
 def test_a_dataset_in_versions_under_the_name_is_told_as_another_declaration() -> None:
     bounded = bounded_dataset("counts", input="lake.counts", key="k", partitions=2)
     stored = BoundedManifest(name="counts", declaration=declaration_from_spec(bounded, COLUMNS), offsets={})
-    with pytest.raises(DatasetError, match=r"of that name, made from lake\.counts"):
+    with pytest.raises(DatasetError) as failure:
         require_local_manifest(stored, counts())
+    assert failure.value.dataset == "counts"
 
 
 def test_another_owner_or_another_key_is_another_table(lake: Lake) -> None:

@@ -45,7 +45,7 @@ def delivered(source: QueryVersions) -> Delivery:
     return delivery
 
 
-def test_a_version_is_computed_once_an_opening_and_named_by_the_time_or_its_partition() -> None:
+def test_a_query_runs_once_per_opening_and_is_named_by_time_or_partition() -> None:
     source = opened(dataset("SELECT 1"))
     first = delivered(source)
     assert re.fullmatch(r"\d{8}T\d{6}Z", first.version)
@@ -76,7 +76,7 @@ def test_version_and_partition_stand_in_sql_as_quoted_texts() -> None:
     assert _fill_placeholders("SELECT {partition}", Computation("v", None)) == "SELECT NULL"
 
 
-def test_what_a_query_answers_is_published_if_it_is_new_whatever_the_order_of_its_columns(sparkling: World) -> None:
+def test_a_new_query_result_is_published_whatever_the_order_of_its_columns(sparkling: World) -> None:
     seats = [1]
 
     def fleet(spark: SparkSession, asked: Computation) -> DataFrame:

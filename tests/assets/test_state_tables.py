@@ -91,7 +91,7 @@ def lake() -> Lake:
     return lake_in(InMemoryStore())
 
 
-def test_a_generation_goes_when_the_watermark_reaches_its_last_row_and_no_other_is_rewritten(lake: Lake) -> None:
+def test_a_generation_is_dropped_once_the_watermark_reaches_its_last_row(lake: Lake) -> None:
     batch(lake, 1, [("a", 1, 10), ("b", 1, 20)], 0)
     batch(lake, 2, [("c", 2, 15)], 5)
     batch(lake, 3, [("d", 3, 40)], 14)
@@ -110,7 +110,7 @@ def test_a_generation_goes_when_the_watermark_reaches_its_last_row_and_no_other_
     assert held(lake, 41) == {"e": 1}
 
 
-def test_what_has_expired_is_deleted_and_the_version_that_a_batch_was_begun_with_stays(lake: Lake) -> None:
+def test_expired_rows_are_deleted_and_the_version_that_a_batch_began_with_stays(lake: Lake) -> None:
     batch(lake, 1, [("a", 1, 10)], 0)
     begun = pinned(lake)
     assert begun is not None
@@ -160,7 +160,7 @@ def test_a_batch_that_was_given_up_leaves_what_was_there_before_also_what_it_dro
     assert held(lake, 0) == {"b": 3}
 
 
-def test_the_first_commit_of_a_batch_that_was_given_up_is_refused_by_a_table_that_is_begun(lake: Lake) -> None:
+def test_a_created_state_table_rejects_the_first_commit_of_an_abandoned_batch(lake: Lake) -> None:
     create_state(writing(lake), dataset())
     create_state(writing(lake), dataset())
     assert held(lake, 0) == {}

@@ -122,8 +122,9 @@ def test_a_stream_that_ends_before_what_was_read_was_made_anew(world: World) -> 
     planes(world)
     source = opened(world)
     manifest = source.first_manifest().after(offsets={"lake.planes.0": "5", "lake.planes.1": "0"})
-    with pytest.raises(OffsetOutOfRangeError, match=r"'planes' has read lake\.planes\.0 up to offset 5.*ends at 0"):
+    with pytest.raises(OffsetOutOfRangeError) as failure:
         source.next(manifest)
+    assert (failure.value.partition, failure.value.offset, failure.value.upcoming) == (0, "5", "0")
 
 
 def test_another_writer_that_read_on_since_we_looked_is_no_stream_made_anew(world: World) -> None:
@@ -137,8 +138,9 @@ def test_another_writer_that_read_on_since_we_looked_is_no_stream_made_anew(worl
 
 def test_an_unknown_system_or_key_is_refused_by_the_datasets_name(world: World) -> None:
     planes(world)
-    with pytest.raises(DatasetError, match=r"'planes'.*no stream system 'lake'"):
+    with pytest.raises(DatasetError) as failure:
         open_source({}, PLANES, world.lake)
+    assert failure.value.dataset == "planes"
     with pytest.raises(SchemaMismatchError, match=r"dataset 'planes' \(input lake\.planes\).*'tail'"):
         opened(world, bounded_dataset("planes", input="lake.planes", key="tail", broadcast=True))
 
@@ -174,10 +176,9 @@ def test_a_version_whose_marker_comes_again_with_another_count_is_not_sealed(wor
     planes(world)
     world.mark("planes", "v1", [0, 1])
     world.mark("planes", "v1", [0], {0: 3})
-    with pytest.raises(
-        MarkerConflictError, match=r"'v1' is marked again at offset 1 of lake\.planes\.0 with records 3"
-    ):
+    with pytest.raises(MarkerConflictError) as failure:
         world.advance(PLANES)
+    assert (failure.value.version, failure.value.found) == ("v1", "records 3")
     assert StoredVersions(world.lake, PLANES).current() is None
 
 
@@ -276,7 +277,7 @@ class _Drifting(LakeStreams):
         return self
 
 
-def test_a_schema_that_changed_inside_a_version_is_named_with_dataset_version_and_column(sparkling: World) -> None:
+def test_a_schema_that_changes_within_a_version_is_rejected_by_column(sparkling: World) -> None:
     planes(sparkling)
     sparkling.send("planes", [("N1", 1)], version="v1")
     source = open_source({"lake": _Drifting(sparkling.lake)}, PLANES, sparkling.lake)
@@ -286,14 +287,14 @@ def test_a_schema_that_changed_inside_a_version_is_named_with_dataset_version_an
         assert part in caught.value.problem
 
 
-def test_a_lake_stream_refuses_records_of_another_schema_before_they_are_in_a_version(world: World) -> None:
+def test_a_lake_stream_rejects_records_of_another_schema_before_a_version(world: World) -> None:
     planes(world)
     for wrong in ({"tailnum": ["N1"], "seats": ["many"]}, {"tailnum": ["N1"]}):
         with pytest.raises(SchemaMismatchError, match="seats"):
             world.streams.append("planes", pa.table(wrong), producer="p", sequence=1, end_of_dataset="v1")
 
 
-def test_a_stream_made_anew_with_other_columns_under_the_same_name_is_refused_as_made_anew(
+def test_a_stream_recreated_with_other_columns_is_rejected_as_recreated(
     world: World,
 ) -> None:
     planes(world)
@@ -337,21 +338,23 @@ def test_files_and_queries_without_a_key_are_refused_by_name(source: FileSource 
 def test_what_could_hide_entries_of_a_dataset_keyed_by_offset_is_refused(world: World) -> None:
     world.stream("odd", Schema.of(source_offset="bigint", name="string"), ["name"], 2)
     spec = bounded_dataset("odd", input="lake.odd", key=BY_OFFSET, broadcast=True)
-    with pytest.raises(SchemaMismatchError, match=r"'odd'.*already have a column 'source_offset'"):
+    with pytest.raises(SchemaMismatchError) as failure:
         opened(world, spec)
+    assert failure.value.column == "source_offset"
     renamed = Projection("source STRING", {"source": "name"})
     spec = bounded_dataset("odd", input="lake.odd", key=BY_OFFSET, broadcast=True, extractor=renamed)
     assert opened(world, spec).schema.names == (*BY_OFFSET, "source")
     several = PythonExtractor("package.module:factory", "name STRING")
     spec = bounded_dataset("odd", input="lake.odd", key=BY_OFFSET, broadcast=True, extractor=several)
-    with pytest.raises(SchemaMismatchError, match=r"'odd'.*several entries from one record"):
+    with pytest.raises(SchemaMismatchError) as failure:
         opened(world, spec)
+    assert failure.value.dataset == "odd"
 
 
 # -- buckets
 
 
-def test_entries_stay_in_the_streams_partitions_only_where_they_hash_as_their_records_do(world: World) -> None:
+def test_entries_keep_the_partitions_of_records_only_where_they_hash_alike(world: World) -> None:
     planes(world)
 
     def copartitioned(**more: Any) -> bool:

@@ -556,7 +556,7 @@ def test_the_version_that_is_compared_with_is_held_meanwhile(plain: World) -> No
     assert list_live_leases(plain.lake, "planes", plain.lake.now()) == []
 
 
-def test_a_version_to_compare_with_that_was_discarded_before_is_a_conflict_and_costs_no_build(plain: World) -> None:
+def test_a_discarded_version_to_compare_with_is_a_conflict_and_costs_no_build(plain: World) -> None:
     two_versions(plain)
     lake = faulty(plain, Fault("upload", 1, "meanwhile", lambda: take_back_and_discard(plain)))
     plain.send("planes", planes(4), version="v3")
@@ -614,7 +614,7 @@ def test_values_of_sensitive_columns_are_in_no_verdict() -> None:
         assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict, "it is what is read back"
 
 
-def test_a_rule_that_has_no_words_without_values_says_nothing_where_columns_are_sensitive() -> None:
+def test_a_rule_without_a_message_free_of_values_is_silent_on_sensitive_columns() -> None:
     facts = {"sample_of": "email", "sample": [["ann@example.com"]]}
     rule = custom("known", lambda candidate: Finding(False, "ann@example.com: is not known", facts))
     nothing = object.__new__(Candidate)

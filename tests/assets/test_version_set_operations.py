@@ -122,7 +122,7 @@ def test_a_withdrawal_takes_along_what_was_delivered_under_that_name_alone() -> 
     assert seen(world) == (1, 1)
 
 
-def test_a_withdrawal_goes_back_to_what_the_set_served_before_and_not_to_what_a_rollback_had_left() -> None:
+def test_a_withdrawal_restores_what_the_set_served_before_and_no_rolled_back_version() -> None:
     world = prices_with((1, 1), (2, 2), (2, 3))
     store(world, "fares").rollback("v1", **WHY)
     publish(world, (1, 4))  # fares is as it was
@@ -151,7 +151,7 @@ def test_a_forced_version_that_is_older_is_kept_beside_in_all_members() -> None:
     assert seen(world) == (2, -2)
 
 
-def test_a_forced_version_is_served_in_all_members_where_it_is_the_newest_or_asked_for() -> None:
+def test_a_forced_version_is_served_in_all_members_if_newest_or_requested() -> None:
     world = prices_with((1, 1))
     publish(world, (2, -2))
     publish(world, (3, -3))

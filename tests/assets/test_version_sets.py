@@ -137,9 +137,10 @@ def test_a_dataset_with_versions_joins_with_what_it_has(prices: World) -> None:
     prices.advance(ALONE[0])
     advance(prices)  # v1 of the other member: the first one is not waited for
     assert seen(prices) == {"fares": 1, "routes": 1}
-    with pytest.raises(DatasetError, match="is a member of a version set with routes, and is declared alone"):
+    with pytest.raises(DatasetError) as failure:
         prices.advance(ALONE[0])
-    with pytest.raises(DatasetError, match="and routes is not declared in it any more"):
+    assert failure.value.dataset == "fares"
+    with pytest.raises(DatasetError) as failure:
         advance_version_set(
             version_set("prices", SET[0], _other()),
             lake=prices.lake,
@@ -147,8 +148,10 @@ def test_a_dataset_with_versions_joins_with_what_it_has(prices: World) -> None:
             spark=IN_PROCESS,
             by="test",
         )
-    with pytest.raises(ConfigurationError, match="its members advance together"):
+    assert failure.value.dataset == "routes"
+    with pytest.raises(ConfigurationError) as failure:
         prices.advance(SET[0])
+    assert failure.value.dataset in ("fares", "routes")
 
 
 def _other():

@@ -63,8 +63,9 @@ def test_a_rollback_can_name_any_sealed_version_and_is_refused_for_what_is_not_t
         deliver(planes, f"v{number}", number)
     store(planes).rollback("v1", **WHY)
     assert seats(planes) == 1
-    with pytest.raises(DatasetError, match="no version 'v9'; the newest retained are"):
+    with pytest.raises(DatasetError) as failure:
         store(planes).rollback("v9", **WHY)
+    assert failure.value.version == "v9"
     with pytest.raises(DatasetError, match="no sealed version before"):
         store(planes).rollback(**WHY)
 
@@ -89,14 +90,16 @@ def test_an_expired_pin_ends_at_the_next_advance(planes: World) -> None:
     planes.advance(PLANES)
     assert seats(planes) == 2
     assert any(entry.reason == "expired" or entry.action == "seal" for entry in store(planes).history())
-    with pytest.raises(ConfigurationError, match="has no time zone"):
+    with pytest.raises(ConfigurationError) as failure:
         store(planes).pin("v1", **WHY, expires_at=datetime(2030, 1, 1))
+    assert failure.value.argument == "expires_at"
 
 
 def test_a_pin_that_would_have_ended_already_is_refused(planes: World) -> None:
     deliver(planes, "v1", 1)
-    with pytest.raises(ConfigurationError, match=r"expires at 2020-01-01.*which has passed.*Pass a later time"):
+    with pytest.raises(ConfigurationError) as failure:
         store(planes).pin("v1", **WHY, expires_at=datetime(2020, 1, 1, tzinfo=UTC))
+    assert failure.value.argument == "expires_at"
     assert store(planes).require_manifest().pin is None
 
 

@@ -151,7 +151,7 @@ def test_markers_of_different_times_or_of_none_reject_a_version(place: Place) ->
         place.streams.append_markers("planes", "v3", producer="m", sequence=9, valid_from=dt.datetime(2026, 1, 1))
 
 
-def test_a_marker_that_comes_again_with_another_time_is_refused_and_with_the_same_changes_nothing(place: Place) -> None:
+def test_a_marker_repeated_with_another_time_is_rejected_and_with_the_same_ignored(place: Place) -> None:
     spec = place.dataset("marker")
     place.send("v1", {"N1": 1}, at=day(4))
     place.advance(spec)
@@ -165,7 +165,7 @@ def test_a_marker_that_comes_again_with_another_time_is_refused_and_with_the_sam
     assert place.spans() == [("v1", day(4), None)]
 
 
-def test_equal_content_of_another_time_is_a_version_of_its_own_and_of_the_same_time_it_is_not(place: Place) -> None:
+def test_equal_content_with_another_time_is_a_version_of_its_own(place: Place) -> None:
     spec = place.dataset("marker")
     for version, number, seats in (("a", 5, 1), ("b", 7, 1), ("c", 7, 1), ("d", 2, 1)):
         place.send(version, {"N1": seats}, at=day(number))
@@ -177,7 +177,7 @@ def test_equal_content_of_another_time_is_a_version_of_its_own_and_of_the_same_t
         assert [part.valid_from for part in opened.history_of("N1")] == [day(2)], "readers join what follows itself"
 
 
-def test_a_version_that_comes_between_two_of_the_same_content_ends_and_begins_where_they_say(place: Place) -> None:
+def test_a_version_between_two_of_equal_content_begins_and_ends_at_their_times(place: Place) -> None:
     spec = place.dataset("name")
     for number, seats in ((1, 10), (5, 10), (3, 20)):
         place.send(f"2026-01-0{number}", {"N1": seats})

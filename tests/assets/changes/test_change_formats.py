@@ -263,7 +263,7 @@ def test_formats_that_can_not_work_are_refused_at_once(make: Any, problem: str) 
     assert problem in caught.value.problem
 
 
-def test_a_format_whose_rows_may_leave_their_partition_is_not_read_in_the_streams_partitions(world: World) -> None:
+def test_a_format_that_moves_rows_between_partitions_is_exchanged(world: World) -> None:
     world.streams.create("changes", schema=Schema.of(id="bigint", value="string"), key=["id"], partitions=4)
     spread = {"broadcast": False, "partitions": 4}
     assert OpenedStream.of(world.systems, dataset(columns=["id"], **spread)).copartitioned

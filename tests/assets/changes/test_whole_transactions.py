@@ -201,8 +201,9 @@ def test_a_table_that_its_transactions_do_not_name_is_an_error(sparkling: World)
 def test_a_stream_that_has_no_events_in_json_is_refused(sparkling: World) -> None:
     changes(sparkling, change("5", 1))
     sparkling.streams.create("tx", schema=Schema.of(id="string"), partitions=1)
-    with pytest.raises(SchemaMismatchError, match="records are id string: expected a column value STRING"):
+    with pytest.raises(SchemaMismatchError) as failure:
         cut(sparkling)
+    assert failure.value.stream == "lake.tx"
 
 
 def appended(world: World, name: str, at: datetime, sequence: int, values: Sequence[str]) -> LakeStreams:
@@ -235,8 +236,9 @@ def test_a_transaction_that_its_stream_has_dropped_is_an_error(sparkling: World,
     appended(sparkling, "tx", hours_ago(1), 2, [begin("6")])
     assert cut(sparkling) == {0: ("0", "1")}
     sparkling.streams.maintain("tx")
-    with pytest.raises(DatasetError, match=r"lake\.tx no longer reaches back to transaction '5'"):
+    with pytest.raises(DatasetError) as failure:
         cut(sparkling)
+    assert failure.value.stream == "lake.tx"
 
 
 def test_a_transaction_whose_beginning_the_input_has_dropped_does_not_wait_for_it(

@@ -188,7 +188,7 @@ def test_a_stream_that_was_made_anew_is_refused(quick: World) -> None:
     assert content(quick.view(table_of())) == {"a": 1, "b": 1, "c": 1, "d": 1}
 
 
-def test_a_stream_that_was_made_anew_and_has_grown_past_the_table_is_not_mixed_with_the_old_one(quick: World) -> None:
+def test_a_recreated_stream_that_outgrew_the_table_is_not_mixed_with_the_old_one(quick: World) -> None:
     facts.send(quick, [("a", 1, 1), ("b", 1, 1)])
     quick.advance(table_of())
     make_anew(quick)
@@ -211,8 +211,9 @@ def test_a_stream_made_anew_with_more_partitions_is_refused_and_what_is_served_s
 
 def test_a_null_key_is_a_bad_change_in_a_bootstrap_too(quick: World) -> None:
     facts.send(quick, [("a", 1, 1), (None, 1, 1)])
-    with pytest.raises(BadChangeError, match="null key column 'k'"):
+    with pytest.raises(BadChangeError) as failure:
         quick.advance(table_of())
+    assert failure.value.dataset == "table"
     assert StoredVersions(quick.lake, NAME).current() is None
     spec = unbounded_dataset(
         NAME, input=f"lake.{NAME}", key="k", partitions=2, on_bad_change=DeadLetters("lake.facts-dead")

@@ -363,7 +363,7 @@ def test_deltas_that_are_committed_meanwhile_are_searched_too(quick: World) -> N
     assert traces(quick.lake.store, SECRET) == []
 
 
-def test_a_compaction_meanwhile_is_searched_too_and_nothing_rewritten_in_vain_is_left(quick: World) -> None:
+def test_an_erasure_searches_a_concurrent_compaction_and_leaves_nothing_behind(quick: World) -> None:
     spec = grown(quick)
     send(quick, spec, {SECRET: 10})
     assert erase_keys(meanwhile(quick, lambda: major(quick)), NAME, [SECRET], **WHY).complete

@@ -124,7 +124,7 @@ def holds(view: VersionReader, model: Model) -> bool:
     return True
 
 
-def test_what_is_committed_during_a_compaction_stays_and_what_it_forgets_is_looked_at_again() -> None:
+def test_commits_during_a_compaction_stay_and_its_horizon_is_checked_again() -> None:
     """A change that comes meanwhile for a key whose deletion is about to be forgotten must find that deletion."""
     spec = prices(history=timedelta(seconds=5))
     for late in (("b", 1, 8), ("b", 28, 8)):

@@ -120,13 +120,13 @@ def test_a_snapshot_that_is_older_than_the_stream_reaches_back_is_refused(sparkl
     table.send(b=1)
     table.drop_the_front()
     folder = write(tmp_path / "bulk", {"lake.accounts.0": "0"}, **rows(1))
-    with pytest.raises(OffsetOutOfRangeError, match=r"at offset 0 of lake.accounts.0, and the stream begins at"):
+    with pytest.raises(OffsetOutOfRangeError) as failure:
         advance(table, ParquetSnapshot(folder))
+    assert (failure.value.offset, failure.value.partition) == ("0", 0)
     write(tmp_path / "bulk", {"lake.accounts.0": "9"}, **rows(1))
-    with pytest.raises(
-        OffsetOutOfRangeError, match=r"at offset 9 of lake.accounts.0, beyond the end of the stream at 2"
-    ):
+    with pytest.raises(OffsetOutOfRangeError) as failure:
         advance(table, ParquetSnapshot(folder))
+    assert (failure.value.offset, failure.value.upcoming) == ("9", "2")
     assert table.content is None
 
 

@@ -57,11 +57,12 @@ def test_one_stream_may_feed_several_datasets_and_a_dataset_has_one_input(feed: 
 
 
 def test_a_dataset_that_is_declared_in_two_ways_is_refused(feed: World) -> None:
-    with pytest.raises(ConfigurationError, match="'one' is given twice with different declarations"):
+    with pytest.raises(ConfigurationError) as failure:
         manager(feed, following("one"), following("one", bootstrap=False))
+    assert failure.value.dataset == "one"
 
 
-def test_what_a_dataset_takes_is_not_delivered_unless_the_application_reads_the_stream_itself(feed: World) -> None:
+def test_a_stream_of_datasets_reaches_the_application_only_if_it_reads_it_itself(feed: World) -> None:
     datasets = manager(feed, following("one"))
     assert datasets.takes(FEED, app_inputs=["lake.main"])
     assert datasets.takes(SystemStreamPartition("lake", NAME, 0), app_inputs=())
@@ -105,8 +106,9 @@ def test_bounded_datasets_and_version_sets_are_fed_as_well(feed: World) -> None:
 
 
 def test_an_unknown_dataset_is_named(feed: World) -> None:
-    with pytest.raises(ConfigurationError, match="the manager has no dataset 'three': it has one"):
+    with pytest.raises(ConfigurationError) as failure:
         manager(feed, following("one")).frame("three", IN_PROCESS)
+    assert failure.value.dataset == "three"
 
 
 # -- what is reset at start
@@ -156,8 +158,9 @@ def test_a_table_of_one_run_lives_in_the_manager(sparkling: World) -> None:
     sparkling.stream(NAME, COLUMNS, ["k"], 2)
     one = following("one", persistent=False)
     datasets = manager(sparkling, one)
-    with pytest.raises(NoSealedVersionError, match="'one' has no version to read yet: nothing"):
+    with pytest.raises(NoSealedVersionError) as failure:
         datasets.frame("one", sparkling.spark)
+    assert failure.value.dataset == "one"
     sparkling.send(NAME, [("a", 1), ("b", 2)])
     assert datasets.process(FEED, sparkling.spark, "test")["one"].action == "bootstrapped"
     sparkling.send(NAME, [("a", 3)])

@@ -134,7 +134,7 @@ def test_a_compaction_and_a_discard_at_any_moment_of_a_commit_cost_it_nothing() 
     assert all("another writer committed first" in problem for problem in refused)
 
 
-def test_a_late_change_at_any_moment_of_a_compaction_that_forgets_brings_nothing_back() -> None:
+def test_a_late_change_at_any_moment_of_a_compaction_restores_no_deleted_row() -> None:
     """The deletion of "a" at 4 goes with the compaction; "a" at 3 comes while it runs, or after it."""
     spec = table_of(order_by="at", keep_tombstones=5)
     late: list[Fact] = [("a", 3, 99), ("e", 21, 1)]

@@ -120,7 +120,7 @@ def test_no_store_found_and_not_marked_creates_and_continues_from_the_default_of
     assert bootstrap.state == "done"
 
 
-def test_store_found_not_valid_and_not_marked_recreates_and_continues_from_last_offset(world: World) -> None:
+def test_an_invalid_unmarked_table_is_recreated_and_continues_from_its_offset(world: World) -> None:
     table = table_in(world, bootstrap=False)
     table.send(a=1, b=2)
     table.advance()
@@ -235,7 +235,7 @@ def test_retention_behind_the_table_is_none_of_its_business(world: World) -> Non
     assert table.content == {"a": 1, "b": 2, "c": 3}
 
 
-def test_a_lost_offset_on_a_stream_that_does_not_tell_all_is_refused_and_what_was_served_stays(world: World) -> None:
+def test_a_lost_offset_of_an_incomplete_stream_is_rejected_and_the_table_served(world: World) -> None:
     table = table_in(world, partitions=1)
     table.send(a=1, b=2)
     table.advance()
@@ -304,8 +304,9 @@ def test_a_stream_that_was_made_anew_under_the_same_name_is_told_apart(world: Wo
     table_in(world, partitions=partitions)
     world.sequences.clear()
     table.send(z=1)
-    with pytest.raises(OffsetOutOfRangeError, match=r"has read lake.accounts.0 up to offset 2.*stream ends at [01]"):
+    with pytest.raises(OffsetOutOfRangeError) as failure:
         table.advance()
+    assert (failure.value.partition, failure.value.offset) == (0, "2")
     assert table.content == {"a": 1, "b": 2}
     assert table.advance(rebuild="made anew").action == "bootstrapped"
     assert table.content == {"z": 1}
@@ -374,7 +375,7 @@ def stop_after_chunks(table: Table, chunks: int, **advance: object) -> None:
         table.advance(on_stage=count, **advance)  # type: ignore[arg-type]
 
 
-def test_a_rebuild_is_built_beside_the_served_table_in_chunks_and_goes_on_after_a_crash(world: World) -> None:
+def test_a_rebuild_in_chunks_continues_after_a_crash_next_to_the_served_table(world: World) -> None:
     table = table_in(world, partitions=1, chunk=2)
     table.send(a=1, b=1, c=1, d=1, e=1)
     table.advance()
@@ -489,9 +490,7 @@ def test_a_first_bootstrap_of_a_stream_that_lost_its_front_is_refused(world: Wor
 
 
 @pytest.mark.parametrize("data", [b"{", b"", b'{"format":1}'], ids=["cut", "empty", "other"])
-def test_a_damaged_manifest_is_an_invalid_table_that_is_built_anew_beside_the_newest_readable_one(
-    world: World, data: bytes
-) -> None:
+def test_a_table_with_a_damaged_manifest_is_rebuilt_next_to_the_readable_one(world: World, data: bytes) -> None:
     table = table_in(world)
     table.send(a=1)
     table.advance()
@@ -519,7 +518,7 @@ def test_a_damaged_manifest_does_not_keep_the_sensor_from_the_run_that_mends_it(
     assert describe_waiting_datasets(world.lake, {"lake": table.streams}, app) == ()
 
 
-def test_a_damaged_manifest_of_an_unmarked_table_goes_on_from_the_newest_readable_offset(world: World) -> None:
+def test_an_unmarked_table_continues_from_its_newest_readable_manifest(world: World) -> None:
     table = table_in(world, bootstrap=False, partitions=1)
     table.send(a=1)
     table.advance()
@@ -584,8 +583,9 @@ def test_a_damaged_pointer_is_refused_with_the_next_step(world: World) -> None:
         table.advance()
     assert "Restore this object" in caught.value.next_step
     pointer.unlink()
-    with pytest.raises(MalformedDocumentError, match="its pointer datasets/accounts/CURRENT is missing") as caught:
+    with pytest.raises(MalformedDocumentError) as caught:
         table.advance()
+    assert caught.value.document == "datasets/accounts/CURRENT"
     assert "Restore that object" in caught.value.next_step
     pointer.write_bytes(whole)
     assert table.advance().action == "up-to-date"
@@ -607,7 +607,7 @@ def test_two_writers_who_find_the_damage_commit_once(world: World) -> None:
 # -- for good measure: what is read is what is whole
 
 
-def test_a_table_that_is_not_marked_and_lost_an_object_says_so_to_readers_until_it_is_advanced(world: World) -> None:
+def test_an_unmarked_table_that_lost_an_object_fails_readers_until_it_is_advanced(world: World) -> None:
     table = table_in(world, bootstrap=False)
     table.send(a=1)
     table.advance()

@@ -377,7 +377,7 @@ def test_what_is_after_the_table_is_refused_unless_forced() -> None:
     assert told(world).offsets == {str(ssp): end for ssp, end in upcoming.items()}
 
 
-def test_a_rebuild_from_a_stream_that_lost_its_front_keeps_only_what_is_left_by_force(world: World) -> None:
+def test_a_forced_rebuild_from_a_truncated_stream_keeps_only_what_it_holds(world: World) -> None:
     world.spark = IN_PROCESS
     table = table_in(world, partitions=1)
     table.send(a=1)
@@ -398,7 +398,7 @@ def test_a_rebuild_from_a_stream_that_lost_its_front_keeps_only_what_is_left_by_
     assert rewind(world, table.spec, oldest, force=True).action == "up-to-date"
 
 
-def test_a_table_is_built_from_the_oldest_offset_also_where_it_is_not_marked_for_bootstrap() -> None:
+def test_a_rewind_builds_an_unmarked_table_from_the_oldest_offset_too() -> None:
     world = facts_in(lake_in(InMemoryStore()), IN_PROCESS)
     world.streams.configure(NAME, retention=None, compaction=None)
     facts.send(world, FIRST)

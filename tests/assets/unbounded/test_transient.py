@@ -137,7 +137,7 @@ def test_non_persistent_and_not_marked_continues_from_last_offset(runs: Runs) ->
     assert runs.batch() == {"c": 4, "d": 5}
 
 
-def test_non_persistent_and_not_marked_without_a_last_offset_begins_at_the_default_offset(runs: Runs) -> None:
+def test_an_unmarked_transient_table_begins_at_the_default_offset(runs: Runs) -> None:
     runs.spec = declared(bootstrap=False)
     runs.send(a=1)
     runs.start()
@@ -159,7 +159,7 @@ def test_a_bootstrap_needs_a_stream_that_tells_of_every_key(runs: Runs) -> None:
         runs.batch()
 
 
-def test_a_last_offset_that_has_fallen_off_the_stream_is_passed_over_and_told_or_fails_as_declared(runs: Runs) -> None:
+def test_a_last_offset_that_the_stream_lost_is_skipped_or_fails_as_declared(runs: Runs) -> None:
     runs.spec = declared(bootstrap=False)
     runs.start()
     runs.batch()
@@ -180,13 +180,13 @@ def test_a_last_offset_beyond_the_streams_end_is_of_another_stream(runs: Runs) -
     runs.spec = declared(bootstrap=False)
     runs.last = 'offsets-1:{"lake.table.0":["0","0"],"lake.table.1":["0","99"]}'
     runs.send(a=1)
-    with pytest.raises(
-        OffsetOutOfRangeError, match=r"dataset 'table' has read lake.table.1 up to offset 99, and the stream ends at \d"
-    ) as caught:
+    with pytest.raises(OffsetOutOfRangeError) as caught:
         runs.start().advance(runs.world.spark)
+    assert (caught.value.dataset, caught.value.partition, caught.value.offset) == ("table", 1, "99")
     assert "declare the dataset under a new name" in caught.value.next_step
-    with pytest.raises(OffsetOutOfRangeError, match=r"'table': the open batch began with offsets 0 to 99 of"):
+    with pytest.raises(OffsetOutOfRangeError) as failure:
         runs.start().restore(str(runs.last), runs.world.spark)
+    assert (failure.value.dataset, failure.value.stream) == ("table", "lake.table")
     runs.spec = declared()
     runs.start()
     assert runs.batch() == {"a": 1}, "marked for bootstrap, it is built of what is there"
@@ -299,11 +299,12 @@ def test_a_version_that_the_stream_does_not_hold_any_more_is_named(runs: Runs) -
     runs.batch()
     runs.send(a=2)
     runs.drop_the_front()
-    with pytest.raises(OffsetOutOfRangeError, match=r"'table': the open batch began with offsets 0 to 1 of"):
+    with pytest.raises(OffsetOutOfRangeError) as failure:
         runs.start().restore(str(runs.last), runs.world.spark)
+    assert (failure.value.dataset, failure.value.stream) == ("table", "lake.table")
 
 
-def test_a_version_of_which_changes_are_lost_is_met_as_it_is_left_where_that_is_declared(runs: Runs) -> None:
+def test_a_version_that_lost_changes_is_restored_without_them_where_declared(runs: Runs) -> None:
     runs.spec = declared(bootstrap=False)
     runs.send(a=1)
     runs.send(b=2)
@@ -329,8 +330,9 @@ def test_a_version_of_another_stream_is_refused(runs: Runs) -> None:
 
 @pytest.mark.parametrize("text", ["offsets-2:{}", "offsets-1:{", 'offsets-1:{"x":["0","1"]}', "v000001-a"])
 def test_a_text_that_is_no_version_is_refused(text: str) -> None:
-    with pytest.raises(MalformedDocumentError, match=r"'table' is transient, and .* is not a version of it"):
+    with pytest.raises(MalformedDocumentError) as failure:
         ranges_from_version("table", text)
+    assert failure.value.dataset == "table"
 
 
 def test_a_table_outlives_the_catalogue_entry_of_what_it_was_read_from(
@@ -419,5 +421,6 @@ def test_what_needs_a_store_is_refused_for_a_table_of_one_run() -> None:
 
 def test_it_is_not_advanced_by_itself(world: World) -> None:
     world.stream("table", COLUMNS, ["k"], 2)
-    with pytest.raises(DatasetError, match="none is stored"):
+    with pytest.raises(DatasetError) as failure:
         advance_dataset(declared(), lake=world.lake, systems=world.systems, spark=world.spark, by="test")
+    assert failure.value.dataset == "table"
