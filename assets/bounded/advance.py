@@ -56,28 +56,27 @@ if TYPE_CHECKING:
 
 def build_bounded_report(member: Member) -> AdvanceReport:
     """Return the report of the advance of this dataset, with what its next version waits for."""
-    outcome = member.outcome
     manifest, version = member.manifest, member.manifest.version
-    idle = member.awaiting is not None and member.awaiting.idle and version is not None and not outcome.lost
+    idle = member.awaiting is not None and member.awaiting.idle and version is not None and not member.lost
     action: Action = "waiting"
     notes = []
-    if outcome.sealed:
+    if member.sealed:
         action = "sealed"
-    elif outcome.rejected:
+    elif member.rejected:
         action = "rejected"
-    elif outcome.unchanged:
+    elif member.unchanged:
         action = "unchanged"
         notes.append("the version delivered equals the current one")
     elif idle:
         action = "up-to-date"
-        dropped = outcome.notes and "redelivered" in outcome.counters
+        dropped = member.notes and "redelivered" in member.counters
         notes += [] if dropped else ["nothing new was delivered"]
-    for ref in (manifest.ref(rejected) for rejected in outcome.rejected):
+    for ref in (manifest.ref(rejected) for rejected in member.rejected):
         if ref is not None:
             notes.append(_describe_rejected(member, ref))
-    notes += [_describe_kept(member, ref) for kept in outcome.kept if (ref := manifest.ref(kept)) is not None]
+    notes += [_describe_kept(member, ref) for kept in member.kept if (ref := manifest.ref(kept)) is not None]
     newest = max(manifest.versions, key=lambda ref: ref.number, default=None)
-    if newest is not None and newest.state == "rejected" and not outcome.rejected:
+    if newest is not None and newest.state == "rejected" and not member.rejected:
         notes.append(f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}")
     awaited = member.others or manifest.awaited
     waiting = member.others.missing if member.others else member.awaiting.missing if member.awaiting else ()
@@ -89,20 +88,20 @@ def build_bounded_report(member: Member) -> AdvanceReport:
         notes.append(f"{wanted} waits for the markers of {', '.join(waiting)}")
     if manifest.pin is not None:
         notes.append(f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}")
-    evaluated = outcome.last_built or version
+    evaluated = member.last_built or version
     return AdvanceReport(
         dataset=manifest.name,
         kind=manifest.declaration.kind,
         action=action,
         version=None if version is None else version.id,
-        sealed=outcome.sealed,
-        rejected=outcome.rejected,
-        lost=tuple(name for lost in outcome.lost for name in lost.versions),
+        sealed=member.sealed,
+        rejected=member.rejected,
+        lost=tuple(name for lost in member.lost for name in lost.versions),
         evaluated=evaluated.id if evaluated else None,
         verdicts=evaluated.verdicts if evaluated else (),
-        warnings=tuple(dict.fromkeys([*outcome.warnings, *[lost.summary() for lost in outcome.lost], *outcome.notes])),
+        warnings=tuple(dict.fromkeys([*member.warnings, *[lost.summary() for lost in member.lost], *member.notes])),
         rows=None if version is None else version.rows,
-        counters=outcome.counters,
+        counters=member.counters,
         offsets=manifest.offsets,
         waiting=waiting,
         waiting_since=awaited.since if awaited and waiting else None,

@@ -58,41 +58,13 @@ from dagster_adjunct.resources.spark.tuning import interpret_small_plans
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """The outcome of an advance for one dataset so far.
-
-    `sealed`, `rejected` and `unchanged` are ids of versions, `kept` are the sealed ones that come before the current
-    version and are not served; `delivery_count` counts the deliveries, and `last_built` is the version built last.
-    """
-
-    sealed: tuple[str, ...] = ()
-    rejected: tuple[str, ...] = ()
-    unchanged: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    lost: tuple[Lost, ...] = ()
-    notes: tuple[str, ...] = ()
-    counters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    delivery_count: int = 0
-    last_built: SealedVersion | None = None
-
-    def with_source_report(self, source: Delivery | Awaiting) -> Outcome:
-        """Return the outcome with the losses, notes and dropped records of a source's answer."""
-        lost = (source.lost,) if source.lost is not None else ()
-        dropped = {"redelivered": source.redelivered} if source.redelivered else {}
-        return replace(self.with_counters(dropped), notes=(*self.notes, *source.notes), lost=(*self.lost, *lost))
-
-    def with_counters(self, counters: Mapping[str, int]) -> Outcome:
-        """Return the outcome with these counters added."""
-        return replace(self, counters=sum_counters(dict(self.counters), dict(counters)))
-
-
-@dataclass(frozen=True, slots=True)
 class Member:
-    """One dataset during an advance.
+    """One dataset during an advance, and the outcome so far.
 
     `manifest` is the state that decisions are based on, `committed` the one in the lake, None before the first commit.
-    `others` is what other members of the version set lack of the version that this one has.
+    `others` is what other members of the version set lack of the version that this one has. `sealed`, `rejected` and
+    `unchanged` are ids of versions, `kept` are the sealed ones that come before the current version and are not served;
+    `last_built` is the version built last.
     """
 
     spec: AdjunctDataset
@@ -101,9 +73,17 @@ class Member:
     stages: Stages
     manifest: BoundedManifest
     committed: BoundedManifest | None = None
-    outcome: Outcome = Outcome()
     awaiting: Awaiting | None = None
     others: Awaited | None = None
+    sealed: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    lost: tuple[Lost, ...] = ()
+    notes: tuple[str, ...] = ()
+    counters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    last_built: SealedVersion | None = None
 
     @property
     def name(self) -> str:
@@ -116,6 +96,13 @@ class Member:
     def after_commit(self, manifest: BoundedManifest) -> Member:
         """Return the member after the commit of this manifest."""
         return replace(self, manifest=manifest, committed=manifest)
+
+    def with_source_report(self, source: Delivery | Awaiting) -> Member:
+        """Return the member with the losses, notes and dropped records of a source's answer."""
+        lost = (source.lost,) if source.lost is not None else ()
+        dropped = {"redelivered": source.redelivered} if source.redelivered else {}
+        counters = sum_counters(dict(self.counters), dropped)
+        return replace(self, counters=counters, notes=(*self.notes, *source.notes), lost=(*self.lost, *lost))
 
 
 @dataclass(frozen=True, slots=True)

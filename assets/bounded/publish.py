@@ -161,7 +161,7 @@ def commit_waiting(group: AdvanceGroup, polled: PollResult) -> AdvanceGroup:
             members.append(replace(member, others=others))
         else:
             awaiting = replace(answer, idle=answer.idle and not polled.complete)
-            members.append(replace(member, outcome=member.outcome.with_source_report(answer), awaiting=awaiting))
+            members.append(replace(member.with_source_report(answer), awaiting=awaiting))
     return replace(group, members=tuple(members))
 
 
@@ -178,7 +178,7 @@ def _commit_waits(group: AdvanceGroup, waits: Mapping[str, Wait]) -> AdvanceGrou
         for member in group.members:
             answer, awaited = waits.get(member.name, (None, member.manifest.awaited))
             if answer is None and member.committed is None:
-                answer = Awaiting(None, (), member.manifest.offsets)
+                answer = Awaiting(None, (), offsets=member.manifest.offsets)
             after = None if answer is None else _waiting_manifest(member, answer, awaited)
             if after is not None:
                 members.append(member.after_commit(after))
@@ -215,23 +215,20 @@ def apply_delivery(
     `switches` makes the version current; otherwise `between` inserts it by time.
     """
     after = _apply_to_manifest(candidate, rejected, switches, between)
-    outcome, ref = candidate.member.outcome.with_source_report(candidate.delivery), after.ref(candidate.id)
+    member, ref = candidate.member.with_source_report(candidate.delivery).after_commit(after), after.ref(candidate.id)
     if ref is None:
-        outcome = replace(outcome, unchanged=(*outcome.unchanged, str(candidate.unchanged)))
+        member = replace(member, unchanged=(*member.unchanged, str(candidate.unchanged)))
     elif ref.state == "rejected":
-        outcome = replace(outcome, rejected=(*outcome.rejected, candidate.id))
+        member = replace(member, rejected=(*member.rejected, candidate.id))
     else:
-        outcome = replace(outcome, sealed=(*outcome.sealed, candidate.id))
-        outcome = outcome.with_counters(candidate.version.counters if candidate.version else {})
-        kept = () if after.head == candidate.id else (candidate.id,)
-        outcome = replace(outcome, kept=(*outcome.kept, *kept))
-    outcome = replace(
-        outcome,
-        warnings=(*outcome.warnings, *candidate.warnings),
-        delivery_count=outcome.delivery_count + 1,
-        last_built=candidate.version,
-    )
-    return replace(candidate.member.after_commit(after), outcome=outcome)
+        built = dict(candidate.version.counters) if candidate.version else {}
+        member = replace(
+            member,
+            sealed=(*member.sealed, candidate.id),
+            kept=(*member.kept, *(() if after.head == candidate.id else (candidate.id,))),
+            counters=sum_counters(dict(member.counters), built),
+        )
+    return replace(member, warnings=(*member.warnings, *candidate.warnings), last_built=candidate.version)
 
 
 def _apply_to_manifest(

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.sources.opened_stream import OpenedStream
 
+_NO_KEY = "is a tombstone that has no entry's key: the key is not the record's own."
+_NO_KEY_STEP = "Key the dataset by columns that the extractor keeps, or deliver versions without tombstones."
 _POSITION = (Field(BY_OFFSET[0], "int"), Field(BY_OFFSET[1], "bigint"))
 
 
@@ -86,11 +88,10 @@ def _reject_tombstones_column(what: str) -> Column:
 
     place = F.concat(
         F.lit(f"{what}: the record at offset "), named_column(OFFSET).cast("string"), F.lit(" of partition "),
-        named_column(PARTITION).cast("string"), F.lit(" is a tombstone that has no entry's key: the "
-        "key is not the record's own."),
+        named_column(PARTITION).cast("string"), F.lit(f" {_NO_KEY}"),
     )  # fmt: skip
-    step = "Key the dataset by columns that the extractor passes on unchanged, or deliver versions without tombstones."
-    return F.when(named_column(TOMBSTONE), raise_error_column(SchemaMismatchError, place, step)).otherwise(F.lit(False))
+    error = raise_error_column(SchemaMismatchError, place, _NO_KEY_STEP)
+    return F.when(named_column(TOMBSTONE), error).otherwise(F.lit(False))
 
 
 def list_spark_needs(source: OpenedStream) -> list[str]:
@@ -137,10 +138,5 @@ def _reject_tombstones(spec: AdjunctDataset, records: pa.Table) -> None:
     deleted = records.filter(records.column(TOMBSTONE))
     if deleted.num_rows:
         offset, partition = (deleted.column(name)[0].as_py() for name in (OFFSET, PARTITION))
-        raise SchemaMismatchError(
-            f"dataset {spec.name!r} (input {spec.input}): the record at offset {offset} of partition {partition} is a "
-            "tombstone that has no entry's key: the key is not the record's own.",
-            "Key the dataset by columns that the extractor passes on unchanged, or deliver versions without "
-            "tombstones.",
-            dataset=spec.name,
-        )
+        place = f"dataset {spec.name!r} (input {spec.input}): the record at offset {offset} of partition {partition}"
+        raise SchemaMismatchError(f"{place} {_NO_KEY}", _NO_KEY_STEP, dataset=spec.name)

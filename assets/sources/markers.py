@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
+from dagster_adjunct.assets.sources.version_source import Delivery
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, MarkerFacts
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
@@ -53,13 +53,12 @@ class CompleteVersion:
         """The offset of each partition after this version."""
         return {**self.position, **{segment.ssp: segment.next for segment in self.segments}}
 
-    def delivery(self, records: Mapping[SystemStreamPartition, int], redelivered: int) -> Delivery:
-        """Return the version as a Delivery with these numbers of records and of dropped records."""
+    def delivery(self, records: Mapping[SystemStreamPartition, int]) -> Delivery:
+        """Return the version as a Delivery with these numbers of records."""
         return Delivery(
             self.version,
-            {str(ssp): str(offset) for ssp, offset in sorted(self.offsets.items())},
-            {str(cut.ssp): (str(cut.start), str(cut.end)) for cut in self.segments},
-            {
+            ranges={str(cut.ssp): (str(cut.start), str(cut.end)) for cut in self.segments},
+            markers={
                 str(cut.ssp): MarkerFacts(
                     offset=cut.end,
                     rows=records[cut.ssp] if cut.marker.rows is None else cut.marker.rows,
@@ -68,7 +67,6 @@ class CompleteVersion:
                 )
                 for cut in self.segments
             },
-            redelivered,
             content=self,
             valid_from=tuple(sorted({cut.marker.valid_from for cut in self.segments if cut.marker.valid_from})),
         )
@@ -85,17 +83,6 @@ class IncompleteVersion:
     missing: tuple[SystemStreamPartition, ...]
     dropped: tuple[MarkedSegment, ...]
     offsets: dict[SystemStreamPartition, int]
-
-    def awaiting(self, redelivered: int, *, idle: bool) -> Awaiting:
-        """Return it as an Awaiting with this number of dropped records; `idle` means that nothing has arrived."""
-        missing = tuple(map(str, self.missing))
-        return Awaiting(
-            self.version,
-            missing,
-            {str(ssp): str(offset) for ssp, offset in sorted(self.offsets.items())},
-            redelivered,
-            idle,
-        )
 
 
 def find_next_delivery(

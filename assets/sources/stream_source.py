@@ -131,7 +131,7 @@ class StreamSource(VersionSource):
             notes = (_lost_ranges((), truncated, self._now()).summary(),) if manifest.change else ()
             missing = tuple(map(str, ahead.missing))
             idle = self._ends_at({ssp: max(offset, oldest[ssp]) for ssp, offset in offsets.items()})
-            return Awaiting(ahead.version, missing, manifest.offsets, idle=idle, notes=notes, stream=identity)
+            return Awaiting(ahead.version, missing, offsets=manifest.offsets, idle=idle, notes=notes, stream=identity)
         # A dataset without a commit only reports losses of versions that it can name.
         lost = None
         if truncated and (ahead.versions or manifest.change):
@@ -143,10 +143,18 @@ class StreamSource(VersionSource):
         if isinstance(upcoming, CompleteVersion):
             records = self._stream.counts({cut.ssp: (str(cut.start), str(cut.end)) for cut in upcoming.segments})
             check_repeats(name, upcoming, markers, records)
-            answer = upcoming.delivery(records, sum(dropped.values()))
+            answer = upcoming.delivery(records)
         else:
-            answer = upcoming.awaiting(sum(dropped.values()), idle=self._ends_at(upcoming.offsets))
-        return replace(answer, lost=lost, notes=describe_redeliveries(manifest, dropped), stream=identity)
+            missing = tuple(map(str, upcoming.missing))
+            answer = Awaiting(upcoming.version, missing, idle=self._ends_at(upcoming.offsets))
+        return replace(
+            answer,
+            offsets={str(ssp): str(offset) for ssp, offset in sorted(upcoming.offsets.items())},
+            redelivered=sum(dropped.values()),
+            lost=lost,
+            notes=describe_redeliveries(manifest, dropped),
+            stream=identity,
+        )
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int:
         """Return the version's number of records, after comparing counts and checksums with its markers.

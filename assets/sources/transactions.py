@@ -43,12 +43,8 @@ class TransactionPart:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionEnds:
-    """The transactions that began, and the number of this table's changes in those that ended."""
-
-    begun: frozenset[str]
-    expected: Mapping[str, int]
+TransactionEnds = tuple[set[str], dict[str, int]]
+"""The transactions that began, and the number of this table's changes in those that ended."""
 
 
 def cut_at_incomplete(
@@ -108,7 +104,7 @@ def limit_to_complete_transactions(
         return ranges
     spare = sum(row["count"] for row in rows if not row["readable"])
     since = _first_seen(rows)
-    expected = dict(read_transaction_ends(declared, systems, spark, since, what).expected)
+    _, expected = read_transaction_ends(declared, systems, spark, since, what)
     counts = count_by_transaction(seen)
     oldest = source.system.oldest(list(ranges))
     trimmed = {ssp.partition for ssp, (start, _) in ranges.items() if start == oldest[ssp] != "0"}
@@ -218,12 +214,14 @@ def read_transaction_ends(
     ssps = system.partitions(stream)
     oldest, ends = system.oldest(ssps), system.upcoming(ssps)
     near = {ssp: system.offset_for_timestamp(ssp, min(since.values()) - _LOOK_BACK_MS) for ssp in ssps}
-    ended = _read_events(declared, system, spark, {ssp: (near[ssp], ends[ssp]) for ssp in ssps}, since, what)
-    missing = since.keys() - ended.begun - ended.expected.keys()
+    spans = {ssp: (near[ssp], ends[ssp]) for ssp in ssps}
+    begun, expected = _read_events(declared, system, spark, spans, since, what)
+    missing = since.keys() - begun - expected.keys()
     if missing and any(system.compare(oldest[ssp], near[ssp]) < 0 for ssp in ssps):
-        before = _read_events(declared, system, spark, {ssp: (oldest[ssp], near[ssp]) for ssp in ssps}, since, what)
-        ended = TransactionEnds(ended.begun | before.begun, {**before.expected, **ended.expected})
-        missing = since.keys() - ended.begun - ended.expected.keys()
+        spans = {ssp: (oldest[ssp], near[ssp]) for ssp in ssps}
+        begun_before, expected_before = _read_events(declared, system, spark, spans, since, what)
+        begun, expected = begun | begun_before, expected_before | expected
+        missing = since.keys() - begun - expected.keys()
     for transaction in sorted(missing):
         at = since[transaction]
         # Offset 0 was removed, and all that is left is newer: the end of this one will never be found.
@@ -235,7 +233,7 @@ def read_transaction_ends(
                 "transactions= in its declaration.",
                 stream=declared.transactions,
             )
-    return ended
+    return begun, expected
 
 
 def _read_events(
@@ -250,7 +248,7 @@ def _read_events(
 
     ranges = {ssp: OffsetRange(*span) for ssp, span in spans.items() if system.compare(*span) < 0}
     if not ranges:
-        return TransactionEnds(frozenset(), {})
+        return set(), {}
     collection = "struct<data_collection:string,event_count:bigint>"
     block = f"status string, id string, data_collections array<{collection}>"
     form = f"{block}, payload struct<{block.replace(' string', ':string').replace(' array', ':array')}>"
@@ -274,4 +272,4 @@ def _read_events(
                     stream=declared.transactions,
                 )
             expected[event["id"]] = counts[declared.collection]
-    return TransactionEnds(frozenset(begun), expected)
+    return begun, expected

@@ -26,49 +26,51 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class _Answer:
+    """What a source answers: a delivery, or what it awaits.
+
+    `offsets` are the manifest's offsets after it (empty for files and queries), after dropped re-deliveries and what
+    retention removed (`lost`); `redelivered` is the number of records dropped. `notes` describe what was left out and
+    possible problems of the source, and `stream` is the identity of the stream. `copies` are new marker facts, by name,
+    of earlier deliveries whose files were copied without a change.
+    """
+
+    offsets: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    redelivered: int = field(default=0, kw_only=True)
+    lost: Lost | None = field(default=None, kw_only=True)
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+    copies: Mapping[str, Mapping[str, MarkerFacts]] = field(default_factory=dict, kw_only=True)
+    stream: str | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery(_Answer):
     """A completely delivered version: its name and the location of its records.
 
-    `offsets` are the manifest's offsets after it, `ranges` the records that it reads by stream partition; both are
-    empty for files and queries. `markers` are its marker facts, by stream partition or by completion object.
-    `redelivered` is the number of records dropped before it, `lost` what retention removed before it was read. `notes`
-    describe what was left out, and `stream` is the identity of the stream. `copies` are new marker facts, by name, of
-    earlier deliveries whose files were copied without a change. `content` is private to the source. `identity`
-    identifies the files, so that a finished build of them can be reused after a crash; "" if there is no such identity.
-    `valid_from` are the times stated by its markers: one, none, or by mistake several.
+    `ranges` are the records that it reads by stream partition, empty for files and queries. `markers` are its marker
+    facts, by stream partition or by completion object. `content` is private to the source. `identity` identifies the
+    files, so that a finished build of them can be reused after a crash; "" if there is no such identity. `valid_from`
+    are the times stated by its markers: one, none, or by mistake several.
     """
 
     version: str
-    offsets: Mapping[str, str] = field(default_factory=dict)
     ranges: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     markers: Mapping[str, MarkerFacts] = field(default_factory=dict)
-    redelivered: int = 0
-    lost: Lost | None = None
-    notes: tuple[str, ...] = ()
-    copies: Mapping[str, Mapping[str, MarkerFacts]] = field(default_factory=dict)
-    stream: str | None = None
     content: Any = None
     identity: str = ""
     valid_from: tuple[datetime, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Awaiting:
+class Awaiting(_Answer):
     """No version is complete. `version` is the one that has begun, if any; `missing` names its missing markers.
 
-    `offsets` are the manifest's offsets after dropped re-deliveries and what retention removed (`lost`). `idle` means
-    that nothing at all has arrived. `notes` describe what was left out and possible problems of the source.
+    `idle` means that nothing at all has arrived.
     """
 
     version: str | None
     missing: tuple[str, ...]
-    offsets: Mapping[str, str] = field(default_factory=dict)
-    redelivered: int = 0
     idle: bool = False
-    lost: Lost | None = None
-    notes: tuple[str, ...] = ()
-    copies: Mapping[str, Mapping[str, MarkerFacts]] = field(default_factory=dict)
-    stream: str | None = None
 
 
 class VersionSource(ABC):

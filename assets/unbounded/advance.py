@@ -282,95 +282,57 @@ def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, s
     `commit` is the current one. Raises CommitConflictError where another writer committed first, and what
     `load_snapshot` raises.
     """
-    snapshot = advance.snapshot
+    snapshot, source, decision = advance.snapshot, advance.source, advance.decision
     first = snapshot.manifest or UnboundedManifest(
         name=snapshot.spec.name,
-        declaration=snapshot.source.declaration,
+        declaration=source.declaration,
         offsets=offsets_to_json(snapshot.ends),
         bootstrap=_NO_BOOTSTRAP,
     )
-    attempt = advance.log.attempt()
+    attempt, number = advance.log.attempt(), first.next_generation
     before = AdvanceProgress(commit, first, snapshot.ends)
-    begin = _prepare_bootstrap if advance.decision.action == "bootstrap" else _prepare_empty_table
-    before, after = begin(advance, before, attempt)
-    after = after.after(applied=first.with_applied(applied))
-    progress = commit_manifest(advance, before, after, commit_id=attempt.id)
-    delete_attempt(advance.context.lake, snapshot.spec.name, attempt.id)
-    return progress
-
-
-def _prepare_bootstrap(
-    advance: Advance, before: AdvanceProgress, attempt: Attempt
-) -> tuple[AdvanceProgress, UnboundedManifest]:
-    """Load the bulk snapshot, if one is declared; return the progress then and the manifest of a running bootstrap.
-
-    The bootstrap's target is the end of the stream after the snapshot was loaded.
-    """
-    snapshot, source, first = advance.snapshot, advance.source, before.manifest
+    running, used, building, samples = decision.action == "bootstrap", 0, tuple[Generation, ...](), None
     start: Offsets = source.system.oldest(source.ssps)
-    number = first.next_generation
-    building: tuple[Generation, ...] = ()
-    samples = None
-    if snapshot.spec.following.initial is not None:
+    if not running:  # empty: continues at the offsets of the previous table, if there was one
+        known = {} if snapshot.manifest is None else offsets_by_partition(snapshot.manifest.offsets)
+        start, used = source.last_offsets(known, start, snapshot.ends), 1
+    elif snapshot.spec.following.initial is not None:
         with advance.stages("load"):
             loaded, start, samples = load_snapshot(advance.context, source, attempt, number)
-            building, number = (loaded,) if loaded.files else (), number + 1
+            building, used = (loaded,) if loaded.files else (), 1
+        # The bootstrap's target is the end of the stream after the snapshot was loaded.
         before = replace(before, ends=source.system.upcoming(source.ssps), counters={"loaded": loaded.rows})
     bootstrap = Bootstrap(
-        state="running",
+        state="running" if running else "done",
         start=offsets_to_json(start),
-        target=offsets_to_json(before.ends),
+        target=offsets_to_json(before.ends if running else start),
         started_at=snapshot.at,
+        finished_at=None if running else snapshot.at,
         building=building,
         columns=source.schema,
         loaded=bool(building),
-        why=advance.decision.reason,
+        why=decision.reason,
     )
-    served = first.version is not None
-    after = _new_table_manifest(advance, first, bootstrap).after(
-        next_generation=number,
-        first_ordered=samples,
-        confirmed_at=first.confirmed_at if served else None,
-        horizon=first.horizon if served else None,
-    )
-    return before, after
-
-
-def _prepare_empty_table(
-    advance: Advance, before: AdvanceProgress, attempt: Attempt
-) -> tuple[AdvanceProgress, UnboundedManifest]:
-    """Return the manifest of an empty table that continues at the offsets of the previous table, if there was one."""
-    snapshot, source, first = advance.snapshot, advance.source, before.manifest
-    known = {} if snapshot.manifest is None else offsets_by_partition(snapshot.manifest.offsets)
-    start = offsets_to_json(source.last_offsets(known, source.system.oldest(source.ssps), snapshot.ends))
-    bootstrap = Bootstrap(
-        state="done",
-        start=start,
-        target=start,
-        started_at=snapshot.at,
-        finished_at=snapshot.at,
-        columns=source.schema,
-        why=advance.decision.reason,
-    )
-    number = first.next_generation
-    after = _new_table_manifest(advance, first, bootstrap).after(
-        next_generation=number + 1, confirmed_at=None, horizon=None
-    )
-    empty = (attempt.generation(number),)
-    return before, manifest_with_version(advance, before.commit, after, attempt, empty, {})
-
-
-def _new_table_manifest(advance: Advance, first: UnboundedManifest, bootstrap: Bootstrap) -> UnboundedManifest:
-    return first.after(
-        declaration=advance.source.declaration,
+    served = running and first.version is not None
+    after = first.after(
+        declaration=source.declaration,
         offsets=bootstrap.start,
         bootstrap=bootstrap,
-        stream=advance.source.info.identity,
-        first_ordered=None,
+        stream=source.info.identity,
+        next_generation=number + used,
+        first_ordered=samples,
         quarantining=None,
-        decision=advance.decision,
-        change=change_from_decision(advance.decision),
+        confirmed_at=first.confirmed_at if served else None,
+        horizon=first.horizon if served else None,
+        applied=first.with_applied(applied),
+        decision=decision,
+        change=change_from_decision(decision),
     )
+    if not running:
+        after = manifest_with_version(advance, commit, after, attempt, (attempt.generation(number),), {})
+    progress = commit_manifest(advance, before, after, commit_id=attempt.id)
+    delete_attempt(advance.context.lake, snapshot.spec.name, attempt.id)
+    return progress
 
 
 _NONE: Mapping[str, str] = MappingProxyType({})

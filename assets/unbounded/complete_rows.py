@@ -148,15 +148,13 @@ class BucketCompletion:
             both = pa.chunked_array([*column.chunks, *values.column(name).cast(column.type).chunks], column.type)
             completed[name] = both.take(pa.array(np.where(incomplete | late, row, source)))
         if incomplete.any():
-            self._report_incomplete(incomplete & self._is_effective(~some, first, key), rows, kept)
+            if self._declared.again:  # only those that no later whole row or deletion of their key supersedes
+                last = np.append(first[1:], len(row)) - 1
+                incomplete_now = incomplete & (_last_marked(~some)[last][key] < row)
+            else:
+                incomplete_now = incomplete
+            self._report_incomplete(incomplete_now, rows, kept)
         return pa.table(completed), ~incomplete
-
-    def _is_effective(self, whole: Any, first: Any, key: Any) -> Any:
-        """Return which rows are not superseded by a later whole row or deletion of their key."""
-        if not self._declared.again:
-            return True
-        last = np.append(first[1:], len(whole)) - 1
-        return _last_marked(whole)[last][key] < np.arange(len(whole))
 
     def _report_incomplete(self, rows: Any, places: pa.Table, kept: Any) -> None:
         """Record these changes as incomplete, or raise BadChangeError for the first."""

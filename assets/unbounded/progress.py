@@ -173,6 +173,24 @@ class StreamPosition:
         behind = [ssp for ssp, offset in self.offsets.items() if self.system.compare(offset, self.ends[ssp]) < 0]
         return [ssp for ssp in behind if self._has_unread_before(ssp, limit)]
 
+    def raise_if_stale(self, dataset: str, max_staleness: timedelta, now: datetime, next_step: str) -> None:
+        """Raise StaleDatasetError where the table lacks records older than `max_staleness`."""
+        stale = self.stale_partitions(max_staleness, now)
+        if not stale:
+            return
+        lags = self.lags(now)
+        ssp = max(stale, key=lambda ssp: (lags[ssp].seconds or float("inf"), lags[ssp].offsets))
+        lag = lags[ssp]
+        age = "" if lag.seconds is None else f", the oldest about {timedelta(seconds=round(lag.seconds))} old"
+        others = f" ({len(stale) - 1} more of its partitions are too old as well)" if len(stale) > 1 else ""
+        deleted = f", of which retention has deleted {lag.lost:,}" if lag.lost else ""
+        raise StaleDatasetError(
+            f"dataset {dataset!r} is stale: {lag.offsets:,} offsets of {ssp} are not in it{deleted}{age}, and at most "
+            f"{max_staleness} is allowed{others}.",
+            next_step,
+            dataset=dataset,
+        )
+
     def _seconds_behind(self, ssp: SystemStreamPartition, now: datetime) -> float | None:
         """Return an upper bound of the age of unread records, found by bisection over timestamps."""
         if self.confirmed_at is None:
@@ -205,23 +223,11 @@ def raise_if_stale(
 
     A table that only lacks younger records, or whose stream is idle, is fresh.
     """
-    at = StreamPosition.of(systems, manifest)
-    stale = at.stale_partitions(max_staleness, now)
-    if not stale:
-        return
-    lags = at.lags(now)
-    ssp = max(stale, key=lambda ssp: (lags[ssp].seconds or float("inf"), lags[ssp].offsets))
-    lag = lags[ssp]
-    age = "" if lag.seconds is None else f", the oldest about {timedelta(seconds=round(lag.seconds))} old"
-    others = f" ({len(stale) - 1} more of its partitions are too old as well)" if len(stale) > 1 else ""
-    deleted = f", of which retention has deleted {lag.lost:,}" if lag.lost else ""
-    raise StaleDatasetError(
-        f"dataset {spec.name!r} is stale: {lag.offsets:,} offsets of {ssp} are not in it{deleted}{age}, and at most "
-        f"{max_staleness} is allowed{others}.",
+    step = (
         f"Advance it (materialise its asset, or adjunct dataset advance {spec.name} MODULE:APP) and run this again, or "
-        "raise the limit: max_staleness=….",
-        dataset=spec.name,
+        "raise the limit: max_staleness=…."
     )
+    StreamPosition.of(systems, manifest).raise_if_stale(spec.name, max_staleness, now, step)
 
 
 def build_report(advance: Advance, progress: AdvanceProgress, action: Action) -> AdvanceReport:

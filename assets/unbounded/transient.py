@@ -31,7 +31,6 @@ from dagster_adjunct.resources.errors import (
     DatasetError,
     MalformedDocumentError,
     OffsetOutOfRangeError,
-    StaleDatasetError,
 )
 from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -231,16 +230,8 @@ class TransientTable:
         assert self.view is not None
         system, ssps = self._source.system, self._source.ssps
         at = StreamPosition(system, _end_offsets(self.view.ranges), system.oldest(ssps), system.upcoming(ssps), None)
-        stale = at.stale_partitions(max_staleness, utc_now())
-        if stale:
-            ssp = stale[0]
-            raise StaleDatasetError(
-                f"dataset {self.spec.name!r} is stale: it has read {ssp} up to offset {at.offsets[ssp]} of "
-                f"{at.ends[ssp]}, and the next record is older than {max_staleness}. It belongs to an incomplete "
-                "transaction.",
-                "Deliver the rest of the transaction, or raise the limit: max_staleness=….",
-                dataset=self.spec.name,
-            )
+        step = "Deliver the rest of the transaction that it waits for, or raise the limit: max_staleness=…."
+        at.raise_if_stale(self.spec.name, max_staleness, utc_now(), step)
 
     def release(self) -> None:
         """Free the memory at the end of the run."""

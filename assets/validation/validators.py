@@ -380,7 +380,11 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
     types: dict[str, str | None] = {field.name: field.type for field in stored.fields}
     for validator in dataset.validators:
         what = f"validator {validator.name!r} of dataset {dataset.name!r}"
-        for name in _checked_columns(validator):
+        function = validator.function if isinstance(validator, Check) else None
+        columns = validator.arguments if isinstance(validator, Check) else ()
+        if function is not checks.check_no_nulls:
+            columns = columns[:1] if function is checks.check_values_in else ()
+        for name in columns:
             if name not in types:
                 raise PlanningError(
                     f"{what}: the dataset has no column {name!r}; its columns are {', '.join(types)}.",
@@ -388,7 +392,7 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
                     dataset=dataset.name,
                     column=name,
                 )
-        if isinstance(validator, Check) and validator.function is checks.check_values_in:
+        if isinstance(validator, Check) and function is checks.check_values_in:
             column, values = validator.arguments
             kind = types[column]
             wrong = [] if kind is None else find_impossible_values(values, kind)
@@ -437,11 +441,3 @@ def _check_condition(what: str, dataset: AdjunctDataset, condition: str, types: 
             f"Compare it with something: {condition} is not null.",
             dataset=dataset.name,
         )
-
-
-def _checked_columns(validator: Validator) -> tuple[str, ...]:
-    if not isinstance(validator, Check):
-        return ()
-    if validator.function is checks.check_no_nulls:
-        return validator.arguments
-    return validator.arguments[:1] if validator.function is checks.check_values_in else ()

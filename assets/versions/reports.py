@@ -119,11 +119,8 @@ class AdvanceReport:
         values["verdicts"] = [verdict.model_dump(mode="json") for verdict in self.verdicts]
         values["waiting_since"] = None if self.waiting_since is None else self.waiting_since.isoformat()
         values["decision"] = None if self.decision is None else self.decision.model_dump(mode="json")
-        for name in ("counters", "offsets", "lag"):
-            values[name] = dict(values[name])
-        for name in ("sealed", "rejected", "lost", "waiting", "warnings"):
-            values[name] = list(values[name])
-        return values
+        lists = {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
+        return values | lists | {name: dict(values[name]) for name in ("counters", "offsets", "lag")}
 
 
 @dataclass(slots=True)
