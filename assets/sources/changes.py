@@ -213,7 +213,14 @@ def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
     """
     what, following = _describe_input(spec), spec.following
     rows = following.changes.schema(stream_schema, what)
-    _check_valid_from(rows, following.valid_from, what)
+    name = following.valid_from
+    kind = "timestamp" if name is None else rows.field(name, f"{what}: valid_from names {name!r}, and the record").type
+    if kind not in ("date", "timestamp"):
+        raise SchemaMismatchError(
+            f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp or a date.",
+            "Name another column, or leave valid_from out to use the record's time.",
+            column=name,
+        )
     for name in following.order_by or ():
         _check_ordering(spec, rows, name, what)
     if following.keep_tombstones is not None and position_type(following.order, rows) != "bigint":
@@ -261,18 +268,6 @@ def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) ->
     if found is not None:
         problem, next_step = f"{what}: order_by names {name!r}: {found[0]}.", found[1]
         raise SchemaMismatchError(problem, next_step, dataset=spec.name, column=name)
-
-
-def _check_valid_from(rows: Schema, name: str | None, what: str) -> None:
-    if name is None:
-        return
-    kind = rows.field(name, f"{what}: valid_from names {name!r}, and the record").type
-    if kind not in ("date", "timestamp"):
-        raise SchemaMismatchError(
-            f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp or a date.",
-            "Name another column, or leave valid_from out to use the record's time.",
-            column=name,
-        )
 
 
 def decode_changes(

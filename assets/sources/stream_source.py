@@ -19,15 +19,17 @@ from dagster_adjunct.assets.sources.entries import (
 )
 from dagster_adjunct.assets.sources.markers import (
     CompleteVersion,
+    LossUnknown,
     MarkedSegment,
     check_counts,
     check_repeats,
     describe_redeliveries,
     find_next_delivery,
+    find_truncated_partitions,
+    resume_after_truncation,
     settled_from_manifest,
 )
 from dagster_adjunct.assets.sources.opened_stream import Offsets, OpenedStream, offsets_to_json
-from dagster_adjunct.assets.sources.truncation import LossUnknown, find_truncated_partitions, resume_after_truncation
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.versions.input_partitions import follow_added_partitions, follow_repartition
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, Lost, resume_bounded_manifest

@@ -133,8 +133,11 @@ def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
     )
     if manifest is None and not damage:
         return replace(snapshot, refusal=_lost_pointer_error(log))
-    state = assess_continuity(snapshot)
-    return replace(snapshot, refusal=_concurrent_commit_error(log, commit)) if state.store == "invalid" else snapshot
+    if commit is not None and assess_continuity(snapshot).store == "invalid":
+        head = log.log.head()
+        if head is not None and head.id != commit.id:  # whose writer may have removed the table's files
+            return replace(snapshot, refusal=_overtaken_error(log, f" (number {head.number}, after {commit.number})"))
+    return snapshot
 
 
 def require_matching_manifest(stored: DatasetManifest, declared: DatasetDeclaration) -> UnboundedManifest:
@@ -224,14 +227,6 @@ def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocum
         dataset=log.name,
         document=log.log.pointer_key,
     )
-
-
-def _concurrent_commit_error(log: DatasetLog, commit: Commit | None) -> CommitConflictError | None:
-    """Return the error where another writer committed while the table was inspected, and may have removed its files."""
-    head = log.log.head()
-    if commit is None or head is None or head.id == commit.id:
-        return None
-    return _overtaken_error(log, f" (number {head.number}, after {commit.number})")
 
 
 def _overtaken_error(log: DatasetLog, numbers: str = "") -> CommitConflictError:

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.unbounded.engine import select_engine
-from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
+from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog, no_commit_error
 from dagster_adjunct.assets.versions.leases import Lease, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.version import (
@@ -37,7 +37,6 @@ from dagster_adjunct.resources.common import check_choice, resolve_user
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     DatasetError,
-    DatasetNotFoundError,
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
@@ -271,11 +270,7 @@ def compact_dataset(
     check_choice(level, found, (None, "minor", "major"), argument="level", dataset=dataset_name)
     manifest = DatasetLog(lake, dataset_name).read()[1]
     if manifest is None:
-        raise DatasetNotFoundError(
-            f"dataset {dataset_name!r} has no commit in {lake.url}.",
-            "Advance it once to create it.",
-            dataset=dataset_name,
-        )
+        raise no_commit_error(lake, dataset_name)
     if not isinstance(manifest, UnboundedManifest):
         raise DatasetError(
             f"dataset {dataset_name!r} is bounded, so there is nothing to compact: each version is one generation.",

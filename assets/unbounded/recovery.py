@@ -11,12 +11,10 @@ it is done. `plan_recovery` is pure: it decides on a TableSnapshot.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal
 
 from dagster_adjunct.assets.declaration.change_values import describe_order
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.unbounded.commit import TableContinuity, TableSnapshot, assess_continuity
+from dagster_adjunct.assets.unbounded.commit import TableSnapshot, assess_continuity
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.version import describe_history_length, history_from_spec
 from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
@@ -63,10 +61,7 @@ def decide_recovery(snapshot: TableSnapshot) -> Decision:
     for refusal in (state.refusal, snapshot.refusal):
         if refusal is not None:
             raise refusal
-    return _apply_recovery_table(snapshot.spec, state, snapshot.at)
-
-
-def _apply_recovery_table(spec: AdjunctDataset, state: TableContinuity, now: datetime) -> Decision:
+    spec = snapshot.spec
     lost = state.lost and not state.building
     if lost and spec.following.on_lost_offset == "fail":
         raise OffsetOutOfRangeError(
@@ -88,7 +83,7 @@ def _apply_recovery_table(spec: AdjunctDataset, state: TableContinuity, now: dat
     else:
         action = "create" if state.store == "none" else "recreate"
         reason = state.problem or "there is no table yet"
-    return Decision(action=action, store=state.store, reason=reason, at=now)
+    return Decision(action=action, store=state.store, reason=reason, at=snapshot.at)
 
 
 def require_complete_stream(snapshot: TableSnapshot, why: str) -> None:
@@ -128,15 +123,22 @@ def _check_stored(snapshot: TableSnapshot) -> None:
     version, declared = manifest.version, source.declaration
     check_evolution(snapshot.spec.name, version.columns, source.schema, snapshot.spec.key)
     if (version.order_by, version.position_type) != (declared.order_by, declared.position_type):
-        was, wanted = describe_order(version.order_by), describe_order(declared.order_by)
-        name = snapshot.spec.name
-        raise DatasetError(
-            f"dataset {name!r} is ordered by {was}, and declared to be ordered by {wanted}: positions of "
-            "different orders can't be compared.",
-            f"Restore the order, or rebuild the dataset: adjunct dataset rebuild {name} MODULE:APP --reason …. The old "
-            "table is served until the rebuild is done.",
-            dataset=name,
-        )
+        raise order_change_error(snapshot.spec.name, version.order_by, declared.order_by)
+
+
+def order_change_error(dataset: str, stored: tuple[str, ...] | None, declared: tuple[str, ...] | None) -> DatasetError:
+    """Return the error for a table whose positions are of another order than the declared one."""
+    return DatasetError(
+        f"dataset {dataset!r} is ordered by {describe_order(stored)}, and declared to be ordered by "
+        f"{describe_order(declared)}: positions of different orders can't be compared.",
+        _restore_or_rebuild("the order", dataset),
+        dataset=dataset,
+    )
+
+
+def _restore_or_rebuild(what: str, dataset: str) -> str:
+    command = f"adjunct dataset rebuild {dataset} MODULE:APP --reason …"
+    return f"Restore {what}, or rebuild the dataset: {command}. The old table is served until the rebuild is done."
 
 
 def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[str, ...]) -> None:
@@ -146,7 +148,6 @@ def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[s
         raise DatasetError(
             f"dataset {dataset!r} is stored with other columns than declared: {'; '.join(refused)}. Columns can only "
             "be added or widened.",
-            f"Restore these columns, or rebuild the dataset: adjunct dataset rebuild {dataset} MODULE:APP --reason …. "
-            "The old table is served until the rebuild is done.",
+            _restore_or_rebuild("these columns", dataset),
             dataset=dataset,
         )

@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges, offsets_by_partition
@@ -28,7 +27,7 @@ from dagster_adjunct.assets.unbounded.changes import apply_changes, apply_ranges
 from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress, TableSnapshot, inspect_table
 from dagster_adjunct.assets.unbounded.engine import SparkEngine
 from dagster_adjunct.assets.unbounded.progress import build_report
-from dagster_adjunct.assets.unbounded.recovery import plan_recovery, require_complete_stream
+from dagster_adjunct.assets.unbounded.recovery import order_change_error, plan_recovery, require_complete_stream
 from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, Decision, UnboundedManifest
@@ -306,13 +305,7 @@ def _refusal_error(
             dataset=spec.name,
         )
     if manifest.version is not None and manifest.version.order_by != spec.following.order:
-        was, wanted = map(describe_order, (manifest.version.order_by, spec.following.order))
-        return DatasetError(
-            f"{what} is ordered by {was}, and declared to be ordered by {wanted}: positions of different orders "
-            "can't be compared.",
-            f"Rebuild it: {rebuild}.",
-            dataset=spec.name,
-        )
+        return order_change_error(spec.name, manifest.version.order_by, spec.following.order)
     for partition in partitions:
         skips = partition.skipped or isinstance(positions[partition.ssp], StartpointUpcoming)
         if skips and partition.ssp not in forced:
@@ -429,7 +422,13 @@ def _rewind(
         raise not_continuable_error(snapshot, plan.decision)
     progress = resume_table(advance, plan)
     if progress.running or progress.manifest.quarantining is not None:
-        progress = _finish_pending_work(advance, progress)
+        progress, action = apply_changes(advance, progress)  # a bootstrap, or ranges whose dead letters were being sent
+        if action == "waiting":
+            raise DatasetError(
+                f"dataset {spec.name!r} can't be rewound: its bootstrap waits for unfinished transactions.",
+                "Advance it until the bootstrap is done, then retry.",
+                dataset=spec.name,
+            )
         rewind = resolve_rewind(replace(snapshot, manifest=progress.manifest), positions, force)
     _raise_refusal(rewind)
     rewinding = ActiveRewind(rewind, ids, reason, forced)
@@ -441,18 +440,6 @@ def _rewind(
     again, skipped = (sum(getattr(partition, what) for partition in rewind.partitions) for what in ("again", "skipped"))
     note = f"{again:,} offsets of {len(rewind.partitions)} partition(s) applied again"
     return replace(report, note=note + (f", {skipped:,} skipped" if skipped else ""))
-
-
-def _finish_pending_work(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
-    """Finish a running bootstrap, or ranges whose dead letters were being sent; return the progress."""
-    progress, action = apply_changes(advance, progress)
-    if action == "waiting":
-        raise DatasetError(
-            f"dataset {advance.spec.name!r} can't be rewound: its bootstrap waits for unfinished transactions.",
-            "Advance it until the bootstrap is done, then retry.",
-            dataset=advance.spec.name,
-        )
-    return progress
 
 
 def _already_applied_report(context: Runtime, snapshot: TableSnapshot, stages: Stages) -> AdvanceReport:

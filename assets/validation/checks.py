@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -61,7 +61,7 @@ def check_no_nulls(candidate: Candidate, *columns: str) -> Finding:
     nulls = count_nulls(list_stored_files(view.store, view.dataset, view.sealed), columns)
     broken = [f"{count:,} of {view.rows:,} rows have no {column!r}" for column, count in nulls.items() if count]
     facts = {"nulls": nulls, "rows": view.rows}
-    return Finding(not broken, "; ".join(broken) or f"{view.rows:,} rows have {_format_names(columns)}", facts)
+    return Finding(not broken, "; ".join(broken) or f"{view.rows:,} rows have {', '.join(map(repr, columns))}", facts)
 
 
 def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
@@ -176,10 +176,6 @@ def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:
     finally:
         for name in names:
             spark.catalog.dropTempView(f"{name}_{mark}")
-
-
-def _format_names(columns: Sequence[str]) -> str:
-    return ", ".join(repr(column) for column in columns)
 
 
 def to_json_value(value: Any) -> Any:

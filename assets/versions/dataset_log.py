@@ -261,11 +261,7 @@ class DatasetLog:
         def once() -> dict[str, DatasetManifest]:
             commit, manifests = self.read_all()
             if self.name not in manifests:
-                raise DatasetNotFoundError(
-                    f"dataset {self.name!r} has no commit yet in {self.lake.url}.",
-                    "Advance it a first time.",
-                    dataset=self.name,
-                )
+                raise no_commit_error(self.lake, self.name)
             after = change(manifests)
             if after is None:
                 return manifests
@@ -294,6 +290,12 @@ class DatasetLog:
         files = written.files if written is not None else ()
         with contextlib.suppress(AdjunctError):
             self.lake.store.delete_many([f"{written.folder}/{file.name}" for file in files if written])
+
+
+def no_commit_error(lake: Lake, dataset: str) -> DatasetNotFoundError:
+    """Return the error for a dataset that was never advanced."""
+    problem = f"dataset {dataset!r} has no commit in {lake.url}."
+    return DatasetNotFoundError(problem, "Advance it a first time.", dataset=dataset)
 
 
 def version_set_log(lake: Lake, name: str) -> CommitLog:

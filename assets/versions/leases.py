@@ -27,13 +27,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog, no_commit_error
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     CommitConflictError,
     DatasetError,
-    DatasetNotFoundError,
     LeaseLostError,
     ObjectNotFoundError,
     VersionDiscardedError,
@@ -270,9 +269,7 @@ def check_retained(lake: Lake, dataset: str, versions: Sequence[str]) -> None:
     """Raise VersionDiscardedError if one of these leased versions is no longer retained."""
     manifest = DatasetLog(lake, dataset).read()[1]
     if manifest is None:
-        raise DatasetNotFoundError(
-            f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it a first time.", dataset=dataset
-        )
+        raise no_commit_error(lake, dataset)
     for version in versions:
         manifest.check_kept(version)
 

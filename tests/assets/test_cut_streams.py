@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.markers import CompleteVersion, MarkedSegment, find_next_delivery
-from dagster_adjunct.assets.sources.truncation import (
+from dagster_adjunct.assets.sources.markers import (
+    CompleteVersion,
     LossUnknown,
+    MarkedSegment,
     ResumePoint,
+    find_next_delivery,
     resume_after_truncation,
 )
 from dagster_adjunct.resources.errors import MarkerConflictError, OffsetOutOfRangeError
