@@ -213,7 +213,7 @@ def test_a_null_key_is_a_bad_change_in_a_bootstrap_too(quick: World) -> None:
     facts.send(quick, [("a", 1, 1), (None, 1, 1)])
     with pytest.raises(BadChangeError) as failure:
         quick.advance(table_of())
-    assert failure.value.dataset == "table"
+    assert failure.value.dataset == "facts"
     assert StoredVersions(quick.lake, NAME).current() is None
     spec = unbounded_dataset(
         NAME, input=f"lake.{NAME}", key="k", partitions=2, on_bad_change=DeadLetters("lake.facts-dead")
