@@ -1,1 +1,1 @@
-"""Bounded datasets: a version is built beside the served one, validated, sealed, and switched to."""
+"""Bounded datasets: a version is built next to the served one, validated, sealed, and switched to."""

@@ -1,8 +1,8 @@
-"""The advance of bounded datasets: arriving versions are built beside the served one, validated, and switched to.
+"""The advance of bounded datasets: arriving versions are built next to the served one, validated, and switched to.
 
 snapshot_inputs     -> AdvanceGroup      the datasets, their inputs, and their committed manifests
 poll_sources        -> PollResult        the version that all have completely, or what they wait for
-build_candidate     -> CandidateVersion  its files beside the served ones, and whether it is unfit or unchanged
+build_candidate     -> CandidateVersion  its files next to the served ones, and whether it is unfit or unchanged
 validate_candidate  -> CandidateVersion  the verdicts of the validators
 publish_candidates  -> AdvanceGroup      sealed and switched to, or stored as rejected, in one commit
 commit_waiting      -> AdvanceGroup      no version is complete: what is awaited, in one commit

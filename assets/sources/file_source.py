@@ -168,7 +168,7 @@ class FolderContents:
         """Whether a folder is a different delivery from the recorded one.
 
         Replaced files are no delivery before the completion object is rewritten, unless the version is `asked` for:
-        they may still be arriving. A delivery recorded without contents is compared by its listing.
+        they may still be arriving.
         """
         before = markers.get(folder.marker.path)
         if before is None:
@@ -176,17 +176,16 @@ class FolderContents:
         if before.checksum != self._tree.content_tag(folder.marker):
             return True
         again = asked or before.completed != folder.marker.modified
-        if not again or before.listing is None or before.listing == _listing_digest(folder):
+        if not again or before.listing == _listing_digest(folder):
             return False
-        return before.contents is None or before.contents != _contents_digest(self._tree, folder)
+        return before.contents != _contents_digest(self._tree, folder)
 
     def original(self, folder: Folder, deliveries: Iterable[Delivered]) -> str | None:
         """Return the name of an earlier delivery with the same contents under another name, else None."""
         tag = self._tree.content_tag(folder.marker)
         for done in deliveries:
             for marker in done.markers.values():
-                kept = marker.contents is not None and marker.checksum == tag
-                if kept and marker.contents == _contents_digest(self._tree, folder):
+                if marker.checksum == tag and marker.contents == _contents_digest(self._tree, folder):
                     return done.name
         return None
 
@@ -198,7 +197,7 @@ class FolderContents:
     def is_copy(self, markers: Markers, folder: Folder) -> bool:
         """Whether a folder that was completed again has the recorded contents."""
         before = markers.get(folder.marker.path)
-        if before is None or before.contents is None or before.completed == folder.marker.modified:
+        if before is None or before.completed == folder.marker.modified:
             return False
         if before.checksum != self._tree.content_tag(folder.marker):
             return False
@@ -273,13 +272,13 @@ class FileVersions(VersionSource):
         if not named:
             missing = f"{self._source.url}/{'' if in_place else '*/'}{self._source.complete}"
             return Awaiting(None, (missing,), idle=in_place is None, notes=self._notes)
-        copies, others = self._compare(manifest, named)
-        notes = (*self._notes, *map(self._other, others))
+        copies, others = self._compare_delivered_folders(manifest, named)
+        notes = (*self._notes, *map(self._describe_changed_folder, others))
         settled = _settled(manifest) - self._find_completed_again(manifest, named)
-        late, rest = self._in_order(manifest, [folder for folder in named if folder.path not in settled])
+        late, rest = self._split_late_folders(manifest, [folder for folder in named if folder.path not in settled])
         if rest and rest[0].complete is not None:
             return replace(self._delivery(rest[0].path, rest[0]), notes=notes, copies=copies)
-        notes += self._late(manifest, late)
+        notes += self._report_late_folders(manifest, late)
         if rest:
             return Awaiting(rest[0].path, (self._marker(rest[0]),), notes=notes, copies=copies)
         missing = f"{self._source.url}/*/{self._source.complete}"
@@ -413,7 +412,9 @@ class FileVersions(VersionSource):
             return Awaiting(None, (self._marker(folder),), idle=True, notes=notes)
         return self._delivery(name, folder)
 
-    def _in_order(self, manifest: BoundedManifest, folders: list[Folder]) -> tuple[list[Folder], list[Folder]]:
+    def _split_late_folders(
+        self, manifest: BoundedManifest, folders: list[Folder]
+    ) -> tuple[list[Folder], list[Folder]]:
         """Return the folders that come too late, and the others in order.
 
         None is late if versions are ordered by name; nor is a withdrawn one if they are ordered by time.
@@ -431,7 +432,7 @@ class FileVersions(VersionSource):
         ]
         return late, [folder for folder in folders if folder not in late]
 
-    def _late(self, manifest: BoundedManifest, late: list[Folder]) -> tuple[str, ...]:
+    def _report_late_folders(self, manifest: BoundedManifest, late: list[Folder]) -> tuple[str, ...]:
         """Raise MarkerConflictError for a complete folder that comes too late; return notes on copies."""
         newest = max(manifest.taken, key=natural_sort_key, default=None)
         # Where the name states the valid-from time, a new name would state a wrong one.
@@ -472,7 +473,7 @@ class FileVersions(VersionSource):
                 again.add(folder.path)
         return again - self._given - {ended.name for ended in manifest.abandoned}
 
-    def _compare(self, manifest: BoundedManifest, named: list[Folder]) -> tuple[Copies, list[Folder]]:
+    def _compare_delivered_folders(self, manifest: BoundedManifest, named: list[Folder]) -> tuple[Copies, list[Folder]]:
         """Compare delivered folders with their recorded contents; return unchanged copies, and changed folders.
 
         Rejected versions are left out: nothing of them is published.
@@ -495,7 +496,7 @@ class FileVersions(VersionSource):
         ]
         return {folder.path: self._known.markers(folder, delivered[folder.path]) for folder in same}, others
 
-    def _other(self, folder: Folder) -> str:
+    def _describe_changed_folder(self, folder: Folder) -> str:
         """Return a note on a delivered folder with changed contents, and how to publish them."""
         name, at = folder.path, f"{folder.marker.modified:%F %T}"
         rebuild = "rebuild it as a partition (partition=…), or " if self.spec.versions is not None else ""

@@ -226,7 +226,7 @@ def apply_changes(advance: Advance, progress: AdvanceProgress) -> tuple[AdvanceP
             took = time.monotonic() - began
             system = advance.source.system
             detail = describe_progress(system, progress.manifest, took, 0 if reached else done)
-            advance.stages.tell("bootstrap", took, detail)
+            advance.stages.report_progress("bootstrap", took, detail)
         if last:  # the next advance applies what came after a bootstrap began, so that readers need not wait
             return progress, action if reached or not running else "waiting"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -117,15 +118,12 @@ class TransientTable:
         self.spec = spec
         self.view: TransientVersion | None = None
         self._systems, self._last = systems, last
-        self._opened: OpenedStream | None = None
         self._samples: Samples | None = None
 
-    @property
+    @cached_property
     def _source(self) -> OpenedStream:
-        # Opened once: a run keeps the columns and partitions that it began with.
-        if self._opened is None:
-            self._opened = OpenedStream.of(self._systems, self.spec)
-        return self._opened
+        """The input stream, opened once: a run keeps the columns and partitions that it began with."""
+        return OpenedStream.of(self._systems, self.spec)
 
     def advance(self, spark: Callable[[], SparkSession]) -> AdvanceReport:
         """Build the table, or apply the changes since, up to the stream's current end.

@@ -28,7 +28,7 @@ def follow_repartition(manifest: M, info: StreamInfo) -> M | None:
     if not has_read_all(manifest, rewritten.identity, rewritten.ended):
         return None
     offsets = {f"{stream}.{p}": offset for p, offset in enumerate(rewritten.continued_at)}
-    reason = f"{stream} was repartitioned into {info.partitions}: goes on where it had read to"
+    reason = f"{stream} was repartitioned into {info.partitions}: continues where it had read to"
     return manifest.after(
         declaration=manifest.declaration.model_copy(update={"input_partitions": info.partitions}),
         offsets=offsets,

@@ -156,6 +156,6 @@ class Stages:
         """Report the start of a build, which may take long and may have to start Spark."""
         self._on_stage(StageEvent(self._dataset, version, BUILDING, 0.0))
 
-    def tell(self, stage: str, seconds: float, detail: str) -> None:
+    def report_progress(self, stage: str, seconds: float, detail: str) -> None:
         """Report the progress of a stage that consists of other stages."""
         self._on_stage(StageEvent(self._dataset, None, stage, seconds, detail))

@@ -45,7 +45,7 @@ class ManifestPart(StoredDocument):
 
 
 HISTORY = ((VALID_FROM, "timestamp"), (VALID_TO, "timestamp"), (IS_FIRST, "boolean"))
-"""The columns that rows with history have in files beside `__position` and `__tombstone`.
+"""The columns that rows with history have in files next to `__position` and `__tombstone`.
 
 A row is valid from `__valid_from` (included) to `__valid_to` (excluded). A base stores the end of each row, null if it
 is still valid, and in `__first` whether it is the first row of its key. Rows of deltas have null in both: the values
@@ -393,7 +393,7 @@ def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDe
         in_place = None not in (stored.partitions, declared.partitions) and stored.partitions != declared.partitions
         raise DatasetError(
             f"dataset {name!r} was built under another declaration: {'; '.join(changes)}. That needs a rebuild.",
-            "Declare it under a new name, which builds it beside the old one, or restore the old declaration. To "
+            "Declare it under a new name, which builds it next to the old one, or restore the old declaration. To "
             f"rebuild it, delete it (adjunct dataset delete {name} --reason …) and advance it again."
             + (f" Partitions can be changed in place: adjunct dataset repartition {name} --partitions N." * in_place),
             dataset=name,

@@ -81,7 +81,7 @@ def test_the_history_says_that_a_table_was_carried_over() -> None:
     entry = StoredVersions(world.lake, f.NAME).history()[0]
     assert (entry.action, entry.reason) == (
         "carry",
-        "lake.facts was repartitioned into 5: goes on where it had read to",
+        "lake.facts was repartitioned into 5: continues where it had read to",
     )
     after = StoredVersions(world.lake, f.NAME).require_manifest()
     assert (len(after.offsets), after.version) == (5, before.version)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import json
 import os
@@ -404,16 +403,6 @@ def test_changed_files_are_another_delivery_once_their_folder_is_completed_again
     assert asked().action == "unchanged", "it was built again: of no records, as before"
     assert asked().action == "up-to-date"
     assert in_order(daily, StoredVersions(world.lake, "planes").require_manifest())[1].idle
-
-
-def test_deliveries_recorded_without_files_are_compared_by_completion_objects(place: Place) -> None:
-    place.csv("v1", {"N1": 1})
-    spec = dataset(place)
-    source, first = delivered(spec)
-    facts = first.markers["v1/_SUCCESS"].model_copy(update={"listing": None, "completed": None})
-    manifest = after(source.first_manifest(), dataclasses.replace(first, markers={"v1/_SUCCESS": facts}))
-    place.csv("v1", {"N1": 2})
-    assert in_order(spec, manifest)[1].idle
 
 
 # -- one folder, written in place
