@@ -33,7 +33,7 @@ from dagster_adjunct.assets.writing.generation import Runtime, open_runtime, wri
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, Generation
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
-from dagster_adjunct.resources.common import check_choice, resolve_user
+from dagster_adjunct.resources.common import resolve_user
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     DatasetError,
@@ -266,8 +266,6 @@ def compact_dataset(
     stores `by`. During a rebuild the served table is compacted. Raises DatasetNotFoundError, and DatasetError for a
     bounded dataset.
     """
-    found = f"dataset {dataset_name!r}: argument 'level' of a compaction is {level!r}"
-    check_choice(level, found, (None, "minor", "major"), argument="level", dataset=dataset_name)
     manifest = DatasetLog(lake, dataset_name).read()[1]
     if manifest is None:
         raise no_commit_error(lake, dataset_name)
