@@ -460,7 +460,7 @@ def changes_with_spark(records: DataFrame, schema: Schema, tombstone: Column, pr
     """Return the changes of records that are one change each."""
     from pyspark.sql import functions as F
 
-    rest = [F.col(name) for name in metadata_columns(records) if name != TOMBSTONE]
+    rest = [F.col(name) for name in metadata_columns(records.columns) if name != TOMBSTONE]
     return records.select(
         *[named_column(name) for name in schema.names],
         *rest,

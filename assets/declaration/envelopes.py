@@ -75,7 +75,7 @@ def decode_envelopes(
     old = Schema(needed or schema.fields)  # an extractor may compute the whole key
     own = [name for name in key if name in records.columns]
     records = with_envelope_json(declared, records, what)
-    kept = metadata_columns(records)
+    kept = metadata_columns(records.columns)
     carried = [F.col(name) for name in kept if name != TEXT]
     owned = [_own_key(declared, schema, name).alias(f"__own{index}") for index, name in enumerate(own)]
     top = _top(_block(schema, old, paths))

@@ -21,7 +21,7 @@ from decimal import Decimal
 from functools import reduce
 from importlib import import_module
 from operator import and_
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
@@ -188,7 +188,7 @@ class Projection:
                 )
             kept = computed.get(field.name, field.name) in (field.name, quote_name(field.name))
             columns.append((expression if kept else F.when(~tombstone, expression)).cast(field.type).alias(field.name))
-        return records.select(*columns, *metadata_columns(records))
+        return records.select(*columns, *metadata_columns(records.columns))
 
     def describe(self) -> str:
         computed = [f"{expression} AS {quote_name(name)}" for name, expression in self._computed.items()]
@@ -218,8 +218,6 @@ class PythonExtractor:
     sensitive: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "unchanged", tuple(self.unchanged))
-        object.__setattr__(self, "sensitive", tuple(self.sensitive))
         if not _FACTORY.fullmatch(self.factory):
             raise ConfigurationError(
                 f"a Python extractor has the factory {self.factory!r}: expected package.module:name.",
@@ -264,11 +262,11 @@ class PythonExtractor:
         A record without entries becomes a tombstone if it has all columns of the key `deleting`.
         """
         entries = extract_arrow_entries(records, self, Schema.from_ddl(self.columns, what), what, deleting)
-        return entries.select([*schema.names, *(name for name in entries.column_names if name.startswith("__"))])
+        return entries.select([*schema.names, *metadata_columns(entries.column_names)])
 
     def _entries(self, records: DataFrame, schema: Schema, what: str, key: tuple[str, ...]) -> DataFrame:
         return extract_entries(records, self, Schema.from_ddl(self.columns, what), what, key).select(
-            *[quote_name(name) for name in schema.names], *metadata_columns(records)
+            *[quote_name(name) for name in schema.names], *metadata_columns(records.columns)
         )
 
     def describe(self) -> str:
@@ -302,9 +300,9 @@ def is_assignable(given: str, declared: str) -> bool:
     return False
 
 
-def metadata_columns(records: DataFrame) -> list[str]:
-    """Return the metadata columns of records, which begin with `__`: META, and further ones."""
-    return [name for name in records.columns if name.startswith("__")]
+def metadata_columns(names: Sequence[str]) -> list[str]:
+    """Return the metadata columns among the columns of records: META and further ones, which begin with `__`."""
+    return [name for name in names if name.startswith("__")]
 
 
 def _decimal(kind: str) -> tuple[int, int]:
@@ -346,7 +344,7 @@ def extract_entries(
     load_function(extractor, what)  # fail here instead of in every task
     names = records.columns
     by_position = records.toDF(*[f"c{index}" for index in range(len(names))])
-    marks = _marks(names)
+    marks = metadata_columns(names)
     given = [*schema.names, *marks]
     types = [field.type for field in schema.fields] + [records.schema[name].dataType.simpleString() for name in marks]
     ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(types))
@@ -363,7 +361,7 @@ def extract_arrow_entries(
         pa.RecordBatch.from_pylist([], schema=records.schema)
     ]
     made = list(_entries(iter(batches), extractor, names, schema, what, deleting))
-    return pa.Table.from_batches(made).rename_columns([*schema.names, *_marks(names)])
+    return pa.Table.from_batches(made).rename_columns([*schema.names, *metadata_columns(names)])
 
 
 def load_function(extractor: PythonExtractor, what: str) -> Function:
@@ -385,8 +383,7 @@ def load_function(extractor: PythonExtractor, what: str) -> Function:
             "Return the function that takes a record and returns its entries.",
             argument="factory",
         )
-    made: Function = function
-    return made
+    return cast(Function, function)
 
 
 def _task(
@@ -409,7 +406,7 @@ def _entries(
     function = load_function(extractor, what)
     data = [name for name in names if not name.startswith("__")]
     for batch in batches:
-        table = _table_from_batch(batch, names)
+        table = pa.Table.from_batches([batch]).rename_columns(names)
         taken: list[int] = []
         entries: list[dict[str, Any]] = []
         marks = table.select([PARTITION, OFFSET, TOMBSTONE]).to_pylist()
@@ -426,13 +423,9 @@ def _entries(
             taken += [row] * len(made)
         places = [f"{what}: {_describe_record(marks[row])}" for row in taken]
         if deleting:
-            table = _with_tombstones(table, [bool(mark[TOMBSTONE]) for mark in marks])
+            tombstones = pa.array([bool(mark[TOMBSTONE]) for mark in marks], pa.bool_())
+            table = table.set_column(table.column_names.index(TOMBSTONE), TOMBSTONE, tombstones)
         yield _entries_batch(table, taken, entries, schema, extractor, places)
-
-
-def _marks(names: list[str]) -> list[str]:
-    """Return the metadata columns, which begin with `__`."""
-    return [name for name in names if name.startswith("__")]
 
 
 def _table_from_batch(batch: pa.RecordBatch, names: list[str]) -> pa.Table:
@@ -496,8 +489,10 @@ def _entries_batch(
     places: list[str],
 ) -> pa.RecordBatch:
     columns = [_column([entry[field.name] for entry in entries], field, extractor, places) for field in schema.fields]
-    marks = table.select(_marks(table.column_names)).take(pa.array(taken, pa.int64())).combine_chunks()
-    columns += [_single_chunk(column) for column in marks.columns]
+    marks = table.select(metadata_columns(table.column_names)).take(pa.array(taken, pa.int64())).combine_chunks()
+    columns += [
+        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type) for column in marks.columns
+    ]
     return pa.RecordBatch.from_arrays(columns, [f"c{index}" for index in range(len(columns))])
 
 

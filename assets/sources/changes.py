@@ -361,7 +361,7 @@ def _extract_entries(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema
     assert spec.extractor is not None
     extractor = mask_columns(spec.extractor, spec.sensitive)
     kept = extractor.keeps(spec.key)
-    marks = metadata_columns(rows)
+    marks = metadata_columns(rows.columns)
     around = rows.withColumn(TOMBSTONE, F.col(TOMBSTONE) | F.col(PROBLEM).isNotNull())
     if kept and isinstance(extractor, Projection | PythonExtractor):
         entries = extractor.apply_to_changes(around, entry_schema, what, spec.key)

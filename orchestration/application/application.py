@@ -29,7 +29,7 @@ from dagster_adjunct.orchestration.operators.columns import validate_column_name
 from dagster_adjunct.orchestration.operators.event_time import build_event_time
 from dagster_adjunct.orchestration.operators.inputs import DefaultOffset, Input, OnLost, build_input
 from dagster_adjunct.orchestration.operators.operator import KeyedTable, Operator
-from dagster_adjunct.resources.common import check_name, check_whole_number, find_calling_line, split_stream_name
+from dagster_adjunct.resources.common import argument_error, check_name, find_calling_line, split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.validation import validated_methods
@@ -77,22 +77,14 @@ class Application:
             f"application {name!r}: intermediate_partitions",
             None if intermediate_partitions == -1 else intermediate_partitions,
         )
-        what = f"application {name!r}: max_batch_records is {max_batch_records!r}"
-        check_whole_number(max_batch_records, what, "1 or more", argument="max_batch_records")
+        counts = {"max_batch_records": (max_batch_records, 1), "tasks": (tasks, 1), "few_records": (few_records, 0)}
+        for argument, (count, least) in counts.items():
+            if count is not None and count < least:
+                found = f"application {name!r}: {argument} is {count}"
+                raise argument_error(found, f"{least} or more", argument=argument, application=name)
         self.max_batch_records = max_batch_records
-        if tasks is not None:
-            check_whole_number(tasks, f"application {name!r}: tasks is {tasks!r}", "1 or more", argument="tasks")
         self.tasks = tasks
-        what = f"application {name!r}: few_records is {few_records!r}"
-        check_whole_number(few_records, what, "0 or more", argument="few_records", least=0)
         self.few_records = few_records
-        if not isinstance(startpoints, bool):
-            raise ConfigurationError(
-                f"application {self.name!r} has startpoints={startpoints!r}: expected True or False.",
-                "Leave it out for True.",
-                argument="startpoints",
-                application=self.name,
-            )
         self.startpoints = startpoints
         if strict and auto_repartition:
             raise ConfigurationError(
@@ -102,7 +94,7 @@ class Application:
                 argument="strict",
                 application=self.name,
             )
-        self.strict = bool(strict)
+        self.strict = strict
         if startpoints_expire_after < timedelta(milliseconds=1):
             raise ConfigurationError(
                 f"application {self.name!r}: startpoints_expire_after is {startpoints_expire_after}: expected at least "

@@ -81,84 +81,6 @@ class OperatorStream:
         """Return the records that leave an operator over these records and those of `others`."""
 
 
-@dataclass(frozen=True, slots=True)
-class AsOfOptions:
-    """The arguments of an as-of join: the column of a record's time, None where the join is not by time."""
-
-    as_of: str | None = None
-    before_history: BeforeHistory = "null"
-    on_null_time: OnNullTime = "null"
-
-    @property
-    def given(self) -> str | None:
-        """The first of these arguments that was given, or None."""
-        arguments = (
-            ("as_of", self.as_of is not None),
-            ("before_history", self.before_history != "null"),
-            ("on_null_time", self.on_null_time != "null"),
-        )
-        return next((name for name, is_given in arguments if is_given), None)
-
-
-def build_table_join(
-    operator: str,
-    table: DatasetHandle | RemoteTableHandle,
-    *,
-    on: On,
-    how: How,
-    select: Sequence[str] | Mapping[str, str] | None,
-    prefix: str,
-    min_match_rate: float | None,
-    args: Sequence[object],
-    function: RecordFunction | None,
-    schema: Schema | None,
-    by_time: AsOfOptions,
-) -> Spec:
-    """Return the join for the arguments of `MessageStream.join`; `operator` is its id."""
-    calls = function is not None or schema is not None
-    if isinstance(table, RemoteTableHandle):
-        if calls:
-            raise ConfigurationError(
-                f"{operator}: function= and schema= are for datasets; {table.name!r} is a remote table.",
-                "Join with select=, and call the function after it: flat_map(function, schema=…).",
-                argument="function",
-            )
-        if by_time.given is not None:
-            raise ConfigurationError(
-                f"{operator}: {by_time.given}= is for datasets; {table.name!r} is a remote table without history.",
-                "Leave it out, or join a dataset that keeps its history: unbounded_dataset(…, history=…).",
-                argument=by_time.given,
-            )
-        return build_lookup_join(operator, table.name, table.key, on, how, select, prefix, args, min_match_rate)
-    if args or isinstance(select, Mapping):
-        raise ConfigurationError(
-            f"{operator}: args= and types in select= are for remote tables; {table.name!r} is a dataset.",
-            "Leave args= out, and write select=[…].",
-            argument="args" if args else "select",
-        )
-    if by_time.as_of is not None:
-        if calls:
-            raise ConfigurationError(
-                f"{operator} has a function, and as_of=, which joins columns only.",
-                "Join with select=, and call the function after it: flat_map(function, schema=…).",
-                argument="function",
-            )
-        return build_asof_join(
-            operator, table.dataset, on, how, select, prefix, min_match_rate,
-            as_of=by_time.as_of, before_history=by_time.before_history, on_null_time=by_time.on_null_time,
-        )  # fmt: skip
-    if by_time.given is not None:
-        raise ConfigurationError(
-            f"{operator} has {by_time.given}= without as_of=: its records are joined with current entries.",
-            "Name the column with the record's time: as_of=….",
-            argument=by_time.given,
-        )
-    if calls:
-        others = select is not None or bool(prefix)
-        return build_join_function(operator, table.dataset, on, how, function, schema, min_match_rate, others)
-    return build_join(operator, table.dataset, on, how, select, prefix, min_match_rate)
-
-
 class EventTimeOperations(OperatorStream):
     """The operators on records with an event time."""
 
@@ -632,11 +554,52 @@ class MessageStream(EventTimeOperations, SendOperations):
                     "Give one another name=.",
                     operator=operator,
                 )
-        by_time = AsOfOptions(as_of, before_history, on_null_time)
-        spec = build_table_join(
-            operator, table, on=on, how=how, select=select, prefix=prefix, min_match_rate=min_match_rate, args=args,
-            function=function, schema=schema, by_time=by_time,
-        )  # fmt: skip
+        times = {"as_of": as_of, "before_history": before_history, "on_null_time": on_null_time}
+        by_time = next((argument for argument, value in times.items() if value not in (None, "null")), None)
+        calls = function is not None or schema is not None
+        spec: Spec
+        if isinstance(table, RemoteTableHandle):
+            if calls:
+                raise ConfigurationError(
+                    f"{operator}: function= and schema= are for datasets; {table.name!r} is a remote table.",
+                    "Join with select=, and call the function after it: flat_map(function, schema=…).",
+                    argument="function",
+                )
+            if by_time is not None:
+                raise ConfigurationError(
+                    f"{operator}: {by_time}= is for datasets; {table.name!r} is a remote table without history.",
+                    "Leave it out, or join a dataset that keeps its history: unbounded_dataset(…, history=…).",
+                    argument=by_time,
+                )
+            spec = build_lookup_join(operator, table.name, table.key, on, how, select, prefix, args, min_match_rate)
+        elif args or isinstance(select, Mapping):
+            raise ConfigurationError(
+                f"{operator}: args= and types in select= are for remote tables; {table.name!r} is a dataset.",
+                "Leave args= out, and write select=[…].",
+                argument="args" if args else "select",
+            )
+        elif as_of is not None:
+            if calls:
+                raise ConfigurationError(
+                    f"{operator} has a function, and as_of=, which joins columns only.",
+                    "Join with select=, and call the function after it: flat_map(function, schema=…).",
+                    argument="function",
+                )
+            spec = build_asof_join(
+                operator, table.dataset, on, how, select, prefix, min_match_rate,
+                as_of=as_of, before_history=before_history, on_null_time=on_null_time,
+            )  # fmt: skip
+        elif by_time is not None:
+            raise ConfigurationError(
+                f"{operator} has {by_time}= without as_of=: its records are joined with current entries.",
+                "Name the column with the record's time: as_of=….",
+                argument=by_time,
+            )
+        elif calls:
+            others = select is not None or bool(prefix)
+            spec = build_join_function(operator, table.dataset, on, how, function, schema, min_match_rate, others)
+        else:
+            spec = build_join(operator, table.dataset, on, how, select, prefix, min_match_rate)
         return self.apply(spec, name=name or table.name)
 
     def apply(self, spec: Spec, *others: MessageStream, name: str = "") -> MessageStream:
