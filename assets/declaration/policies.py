@@ -4,7 +4,7 @@ when versions are valid."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -168,114 +168,80 @@ class ChangeStreamOptions:
     def __post_init__(self) -> None:
         if self.order_by is not None:
             self._check_order(self.order_by)
-        if self.keep_tombstones is not None and (self.order is None or self.keep_tombstones < 0):
-            raise ConfigurationError(
-                f"keep_tombstones is {self.keep_tombstones!r} in the order of {describe_order(self.order_by)}: "
-                "expected a distance, 0 or more, in the unit of the ordering column.",
-                "Leave it out: by offset, deletions are only needed until the next major compaction.",
-                argument="keep_tombstones",
-            )
-        if self.keep_tombstones is not None and len(self.order_by or ()) > 1:
-            raise ConfigurationError(
-                f"keep_tombstones is {self.keep_tombstones!r} in the order of {describe_order(self.order_by)}: "
-                "there is no distance between values of several columns.",
-                "Leave it out, so that deletions are remembered for ever, or order by one number.",
-                argument="keep_tombstones",
-            )
-        for name in ("max_age", "freshness"):
-            value = getattr(self, name)
-            if value is not None and value <= timedelta(0):
-                raise argument_error(
-                    f"{name} is {value!r}",
-                    "a positive timedelta",
-                    "Write, for example, timedelta(days=7).",
-                    argument=name,
-                )
-        if self.chunk < 1:
-            raise argument_error(f"chunk is {self.chunk}", "1 or more records", argument="chunk")
-        if not self.persistent and self.initial is not None:
-            raise ConfigurationError(
-                "a table with persistent=False can't have an initial snapshot.",
-                "Remove one of the two.",
-                argument="initial",
-            )
-        if not self.persistent and self.on_bad_change != "fail":
-            raise ConfigurationError(
-                "a table with persistent=False can't have dead letters: each run would send the same changes again.",
-                'Declare on_bad_change="fail", or persistent=True.',
-                argument="on_bad_change",
-            )
-        if not self.persistent and self.on_lost_offset == "serve_stale":
-            raise ConfigurationError(
-                'a table with persistent=False can\'t have on_lost_offset="serve_stale": nothing is stored.',
-                "Declare rebuild or fail, or persistent=True.",
-                argument="on_lost_offset",
-            )
+        for is_wrong, argument, problem, next_step in self._checks():
+            if is_wrong:
+                raise ConfigurationError(problem, next_step, argument=argument)
 
-        self._check_history()
-        self._check_completed()
+    def _checks(self) -> Iterator[tuple[bool, str, str, str]]:
+        """Yield what can be wrong: whether it is, the argument, the problem and the next step."""
+        distance, history, column, transient = (
+            self.keep_tombstones, self.history, self.valid_from, not self.persistent,
+        )  # fmt: skip
+        found = f"keep_tombstones is {distance!r} in the order of {describe_order(self.order_by)}"
+        yield (
+            distance is not None and (self.order is None or distance < 0), "keep_tombstones",
+            f"{found}: expected a distance, 0 or more, in the unit of the ordering column.",
+            "Leave it out: by offset, deletions are only needed until the next major compaction.",
+        )  # fmt: skip
+        yield (
+            distance is not None and len(self.order_by or ()) > 1, "keep_tombstones",
+            f"{found}: there is no distance between values of several columns.",
+            "Leave it out, so that deletions are remembered for ever, or order by one number.",
+        )  # fmt: skip
+        for name in ("max_age", "freshness", "history"):
+            span = getattr(self, name)
+            yield (
+                isinstance(span, timedelta) and span <= timedelta(0), name,
+                f"{name} is {span!r}: expected a positive timedelta.", "Write, for example, timedelta(days=7).",
+            )  # fmt: skip
+        yield self.chunk < 1, "chunk", f"chunk is {self.chunk}: expected 1 or more records.", ""
+        without = "a table with persistent=False can't"
+        step = "Declare persistent=True, or leave it out."
+        yield transient and self.initial is not None, "initial", f"{without} have an initial snapshot.", step
+        yield (
+            transient and self.on_bad_change != "fail", "on_bad_change",
+            f"{without} have dead letters: each run would send the same changes again.", step,
+        )  # fmt: skip
+        yield (
+            transient and self.on_lost_offset == "serve_stale", "on_lost_offset",
+            f'{without} have on_lost_offset="serve_stale": nothing is stored.', step,
+        )  # fmt: skip
+        yield (
+            transient and history is not None, "history",
+            f"{without} keep a history, which would start again in each run.", step,
+        )  # fmt: skip
+        yield (
+            column is not None and (not column or column.startswith("__")), "valid_from",
+            f"valid_from is {column!r}: expected the name of a column.", "Leave it out to use the record's time.",
+        )  # fmt: skip
+        yield (
+            column is not None and history is None, "valid_from",
+            f"valid_from is {column!r}, but it has no effect without a history.",
+            'Declare history=timedelta(…) or "all", or remove valid_from.',
+        )  # fmt: skip
+        yield (
+            history is not None and distance is not None, "keep_tombstones",
+            f"keep_tombstones is {distance!r}, but history already says how long deletions are remembered.",
+            "Remove keep_tombstones.",
+        )  # fmt: skip
+        partial = f"but changes ({self.changes.describe()}) may leave out columns"
+        yield (
+            self.completes and self.order_by is not None, "order_by",
+            f"order_by is {self.order_by!r}, {partial}, which keep their stored values, so changes must be applied in "
+            "the order of offsets.",
+            "Leave order_by out, or let the source send whole rows.",
+        )  # fmt: skip
+        yield (
+            self.completes and history is not None, "history",
+            f"history is {history!r}, {partial}: a late change would have to be completed from the values at its time, "
+            "and so would all changes after it.",
+            "Remove history, or let the source send whole rows.",
+        )  # fmt: skip
 
     @property
     def completes(self) -> bool:
         """Whether changes may leave out columns, which keep what the dataset has."""
         return bool(getattr(self.changes, "completes", False))
-
-    def _check_completed(self) -> None:
-        """Raise ConfigurationError for options that don't work with changes that may leave out columns."""
-        if not self.completes:
-            return
-        form = self.changes.describe()
-        if self.order_by is not None:
-            raise ConfigurationError(
-                f"order_by is {self.order_by!r}, but changes ({form}) may leave out columns, which keep their stored "
-                "values, so changes must be applied in the order of offsets.",
-                "Leave order_by out, or let the source send whole rows.",
-                argument="order_by",
-            )
-        if self.history is not None:
-            raise ConfigurationError(
-                f"history is {self.history!r}, but changes ({form}) may leave out columns: a late change would have to "
-                "be completed from the values at its time, and so would all changes after it.",
-                "Remove history, or let the source send whole rows.",
-                argument="history",
-            )
-
-    def _check_history(self) -> None:
-        """Raise ConfigurationError for an invalid history, and for options that don't work with one."""
-        history, column = self.history, self.valid_from
-        if isinstance(history, timedelta) and history <= timedelta(0):
-            raise argument_error(
-                f"history is {history!r}",
-                'a positive timedelta, or "all"',
-                "Write, for example, timedelta(days=90).",
-                argument="history",
-            )
-        if column is not None and (not column or column.startswith("__")):
-            raise argument_error(
-                f"valid_from is {column!r}",
-                "the name of a column",
-                "Leave it out to use the record's time.",
-                argument="valid_from",
-            )
-        if column is not None and history is None:
-            raise ConfigurationError(
-                f"valid_from is {column!r}, but it has no effect without a history.",
-                'Declare history=timedelta(…) or "all", or remove valid_from.',
-                argument="valid_from",
-            )
-        if history is not None and self.keep_tombstones is not None:
-            raise ConfigurationError(
-                f"keep_tombstones is {self.keep_tombstones!r}, but history already says how long deletions are "
-                "remembered.",
-                "Remove keep_tombstones.",
-                argument="keep_tombstones",
-            )
-        if history is not None and not self.persistent:
-            raise ConfigurationError(
-                "a table with persistent=False can't keep a history, which would start again in each run.",
-                "Remove history, or persistent=False.",
-                argument="history",
-            )
 
     @property
     def order(self) -> Order | None:
@@ -315,15 +281,9 @@ class Validator(Protocol):
 
 
 def check_validators(what: str, validators: Sequence[Validator]) -> None:
-    """Raise ConfigurationError for objects that are not validators and for duplicate names."""
+    """Raise ConfigurationError for validators whose names are not safe, or not unique."""
     names: list[str] = []
     for validator in validators:
-        if not isinstance(validator, Validator) or not callable(validator) or isinstance(validator, type):
-            raise ConfigurationError(
-                f"{what} has {validator!r} among its validators: expected an object with name, severity and __call__.",
-                "Call one of Adjunct's functions, as in unique_keys(), or custom(NAME, FUNCTION).",
-                argument="validators",
-            )
         names.append(validator.name)
         if not VALIDATOR_NAME.fullmatch(validator.name):
             raise ConfigurationError(
