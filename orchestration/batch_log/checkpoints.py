@@ -20,7 +20,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_application_known,
     check_not_renamed,
 )
-from dagster_adjunct.resources.common import StoredDocument
+from dagster_adjunct.resources.common import StoredDocument, argument_error
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -163,6 +163,8 @@ class CheckpointManager:
 
         Reads one commit after the other, as far as needed. Raises MalformedDocumentError.
         """
+        if limit is not None and limit < 0:
+            raise argument_error(f"limit is {limit}", "0 or more changes, or None for all", argument="limit")
         self._read()
         changes = (_describe_change(*step) for step in self._iter_steps())
         yield from islice(
