@@ -92,7 +92,7 @@ class ChangeFormat(Protocol):
         column `path_column(path)` has the value as a string. `comparable` says whether positions order changes of a key
         in different partitions. Further columns that begin with `__` pass through.
 
-        A format that distinguishes rows of a snapshot from streamed changes has `tells_snapshots = True`, and the
+        A format that distinguishes rows of a snapshot from streamed changes has `marks_snapshots = True`, and the
         boolean column SNAPSHOT.
         """
         ...
@@ -118,7 +118,7 @@ def path_column(path: str) -> str:
 
 def distinguishes_snapshots(changes: ChangeFormat) -> bool:
     """Whether a format distinguishes rows of a snapshot from streamed changes."""
-    return bool(getattr(changes, "tells_snapshots", False))
+    return bool(getattr(changes, "marks_snapshots", False))
 
 
 class _RecordIsRow:
@@ -302,7 +302,7 @@ class DebeziumUnwrapped(_RecordIsRow):
         return self.on_unavailable == "keep"
 
     @property
-    def tells_snapshots(self) -> bool:
+    def marks_snapshots(self) -> bool:
         return self.op is not None
 
     def schema(self, records: Schema, what: str) -> Schema:

@@ -146,9 +146,9 @@ def _task(index: int, schemas: Schemas, what: str) -> Callable[[Iterator[pa.Reco
 def _read(batches: Iterator[pa.RecordBatch], index: int, schemas: Schemas, what: str) -> Iterator[pa.RecordBatch]:
     by_id = avro_readers(schemas, what)
     for batch in batches:
-        made = [json_from_avro(data, by_id) for data in batch.column(index).to_pylist()]
-        columns = [*batch.columns, *(pa.array(list(side), pa.string()) for side in zip(*made, strict=True))]
-        if not made:
+        converted = [json_from_avro(data, by_id) for data in batch.column(index).to_pylist()]
+        columns = [*batch.columns, *(pa.array(list(side), pa.string()) for side in zip(*converted, strict=True))]
+        if not converted:
             columns = [*batch.columns, pa.array([], pa.string()), pa.array([], pa.string())]
         yield pa.RecordBatch.from_arrays(columns, [f"c{index}" for index in range(len(columns))])
 
@@ -162,7 +162,7 @@ class EnvelopeFormat:
 
     __slots__ = ()
 
-    tells_snapshots: ClassVar[bool] = True
+    marks_snapshots: ClassVar[bool] = True
 
     def schema(self, records: Schema, what: str) -> Schema:
         envelope = cast("Envelope", self)

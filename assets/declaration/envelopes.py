@@ -103,8 +103,8 @@ def decode_envelopes(
     read = read.select("*", problem.alias(PROBLEM)).withColumn(SNAPSHOT, F.coalesce(F.col(_OP) == "r", F.lit(False)))
     others += [F.col(name) for name in (SNAPSHOT, *map(path_column, paths))]
     others += [F.col(KEPT)] if declared.completes else []
-    made = read.select(*others, F.explode(changes).alias(_CHANGE))
-    return made.select(
+    changed = read.select(*others, F.explode(changes).alias(_CHANGE))
+    return changed.select(
         *[F.col(_CHANGE)[_ROW][name].alias(name) for name in schema.names],
         *others,
         F.col(_CHANGE)[TOMBSTONE].alias(TOMBSTONE),
@@ -253,15 +253,15 @@ def _check_path(path: str, *, first: bool) -> Column:
     fields = block if name == path else source
     orders = F.create_map(*[F.lit(part) for pair in ORDERS.items() for part in (pair[0], order_as_code(pair[1]))])
     names = F.nullif(F.array_join(F.array_sort(F.map_keys(fields)), ", "), F.lit(""))
-    told = F.concat(
+    reason = F.concat(
         F.lit(f"{NO_PATH}no value to order by: it has no {path!r}, but "),
         mark_column(F.coalesce(names, F.lit("nothing"))),
     )
     advice = F.concat(F.lit("; changes of its connector take "), orders[source["connector"]])
-    told = F.concat(told, F.coalesce(advice, F.lit("")))
+    reason = F.concat(reason, F.coalesce(advice, F.lit("")))
     asked = F.col(path_column(path)).isNull() & F.col(_OP).isin("c", "r", "u", "d")
     asked = asked if first else asked & (F.col(_OP) != "r")
-    return F.when(asked, F.when(~F.coalesce(F.map_contains_key(fields, name), F.lit(False)), told))
+    return F.when(asked, F.when(~F.coalesce(F.map_contains_key(fields, name), F.lit(False)), reason))
 
 
 _READ = ("string", "bigint")  # the types that from_json itself checks
@@ -306,10 +306,10 @@ def _unreadable_column_reason(sent: Column, raw: str, schema: Schema) -> Column:
     )
     first = F.get(lost, F.lit(0))
     kind = F.element_at(types, first["key"])
-    told = F.concat(
+    reason = F.concat(
         F.lit("column '"), first["key"], F.lit("' is "), quote_column(first["value"]), F.lit(", declared "), kind
     )
-    return F.when(F.size(lost) > 0, told)
+    return F.when(F.size(lost) > 0, reason)
 
 
 def _misfit_reason(field: Field, sent: Column) -> Column:
@@ -323,16 +323,18 @@ def _check_value(declared: Envelope, field: Field, raw: str, converted: str) -> 
 
     value = F.col(raw)[field.name]
     sent = raw_value_text(field, value)
-    told = _misfit_reason(field, sent)
+    reason = _misfit_reason(field, sent)
     if field.type in ("float", "double"):
-        told = F.lit(f"column {field.name!r} is a number too large for {field.type}")
+        reason = F.lit(f"column {field.name!r} is a number too large for {field.type}")
     if field.type in DATE_TYPES:
-        told = F.concat(
-            told, F.when(convert_date(declared, field, value).isNotNull(), F.lit(f": {YEARS}")).otherwise("")
+        reason = F.concat(
+            reason, F.when(convert_date(declared, field, value).isNotNull(), F.lit(f": {YEARS}")).otherwise("")
         )
     if field.type == "timestamp" and declared.timestamps is None:
-        told = F.concat(told, F.when(is_whole_number(value), F.lit("; timestamps= says what it counts")).otherwise(""))
-    return F.when(sent.isNotNull() & F.col(converted)[field.name].isNull(), told)
+        reason = F.concat(
+            reason, F.when(is_whole_number(value), F.lit("; timestamps= says what it counts")).otherwise("")
+        )
+    return F.when(sent.isNotNull() & F.col(converted)[field.name].isNull(), reason)
 
 
 _HALF = (
@@ -346,8 +348,8 @@ def _check_surrogates(field: Field, row: Column) -> Column:
     from pyspark.sql import functions as F
 
     value, text = row[field.name], F.col(TEXT)
-    told = F.lit(f"column {field.name!r} has half of a character: {UTF8}")
-    return F.when(value.contains("?") & text.contains("\\u") & text.rlike(_HALF), told)
+    reason = F.lit(f"column {field.name!r} has half of a character: {UTF8}")
+    return F.when(value.contains("?") & text.contains("\\u") & text.rlike(_HALF), reason)
 
 
 def _unavailable(declared: Envelope, schema: Schema) -> Column:
@@ -384,8 +386,8 @@ def _unknown_reasons(declared: Envelope, schema: Schema, key: tuple[str, ...]) -
             within = F.col(_OP).isin("c", "u") & ~unknown & contains_unavailable(placeholder, raw)
             reasons.append(F.when(within, F.lit(nested_unavailable_reason(placeholder, field.name))))
     if declared.completes:
-        told = "the change gives the row another key and does not tell all of its columns: "
-        names = F.concat(F.lit(told), F.array_join(KEPT, ", "))
+        reason = "the change gives the row another key and does not tell all of its columns: "
+        names = F.concat(F.lit(reason), F.array_join(KEPT, ", "))
         reasons.append(F.when(_key_changes(key) & (F.size(KEPT) > 0), names))
     return reasons
 
@@ -459,14 +461,14 @@ def _changes(schema: Schema, old: Schema, key: tuple[str, ...], own: list[str]) 
     known = {field.name for field in old.fields}
     nothing = [F.lit(None).cast(field.type).alias(field.name) for field in schema.fields]
 
-    def held(field: Field) -> Column:
+    def deleted_column(field: Field) -> Column:
         """Return a column of the deleted row, of which only the record's own key may be known."""
         before = F.col(_BEFORE)[field.name] if field.name in known else F.lit(None).cast(field.type)
         if field.name in own:
             before = F.when(F.col(_BEFORE).isNull(), F.col(f"__own{own.index(field.name)}")).otherwise(before)
         return before.alias(field.name)
 
-    before = [held(field) for field in schema.fields]
+    before = [deleted_column(field) for field in schema.fields]
     write = change(F.col(_AFTER), False, fine)
     delete = change(F.struct(*before), True, fine)
     bad = change(F.struct(*nothing), True, F.col(PROBLEM))

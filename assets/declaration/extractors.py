@@ -360,8 +360,8 @@ def extract_arrow_entries(
     batches = records.combine_chunks().to_batches(max_chunksize=_BATCH) or [
         pa.RecordBatch.from_pylist([], schema=records.schema)
     ]
-    made = list(_entries(iter(batches), extractor, names, schema, what, deleting))
-    return pa.Table.from_batches(made).rename_columns([*schema.names, *metadata_columns(names)])
+    entries = list(_entries(iter(batches), extractor, names, schema, what, deleting))
+    return pa.Table.from_batches(entries).rename_columns([*schema.names, *metadata_columns(names)])
 
 
 def load_function(extractor: PythonExtractor, what: str) -> Function:
@@ -413,14 +413,18 @@ def _entries(
         if (found := first_unreadable(table, data)) is not None:
             raise found.error(what, _describe_record(marks[found.row]), hidden=_is_hidden(found.column, extractor))
         for row, record in enumerate(table.select(data).to_pylist()):
-            made: list[dict[str, Any]] = []
+            extracted: list[dict[str, Any]] = []
             if not marks[row][TOMBSTONE]:
-                made = _call_function(function, record, extractor, schema, f"{what}: {_describe_record(marks[row])}")
-                marks[row][TOMBSTONE] = not made and deleting and all(record[name] is not None for name in deleting)
+                extracted = _call_function(
+                    function, record, extractor, schema, f"{what}: {_describe_record(marks[row])}"
+                )
+                marks[row][TOMBSTONE] = (
+                    not extracted and deleting and all(record[name] is not None for name in deleting)
+                )
             if marks[row][TOMBSTONE]:
-                made = [{name: record[name] if name in extractor.unchanged else None for name in schema.names}]
-            entries += made
-            taken += [row] * len(made)
+                extracted = [{name: record[name] if name in extractor.unchanged else None for name in schema.names}]
+            entries += extracted
+            taken += [row] * len(extracted)
         places = [f"{what}: {_describe_record(marks[row])}" for row in taken]
         if deleting:
             tombstones = pa.array([bool(mark[TOMBSTONE]) for mark in marks], pa.bool_())
@@ -441,9 +445,9 @@ def _call_function(
 ) -> list[dict[str, Any]]:
     kept = {name: record[name] for name in extractor.unchanged}
     try:
-        made = function(record)
-        iterable = isinstance(made, Iterable) and not isinstance(made, dict | str | bytes)
-        entries = list(made) if iterable else []
+        returned = function(record)
+        iterable = isinstance(returned, Iterable) and not isinstance(returned, dict | str | bytes)
+        entries = list(returned) if iterable else []
     except Exception as error:
         # The message may contain values of the record.
         text = "the message is not shown, because columns are sensitive" if extractor.sensitive else str(error)
@@ -456,7 +460,7 @@ def _call_function(
         raise _function_error(
             extractor.factory,
             where,
-            f"returned {_describe_value(made, bool(extractor.sensitive))}",
+            f"returned {_describe_value(returned, bool(extractor.sensitive))}",
             f"an iterable of dicts with {_describe_columns(schema)}",
         )
     for entry in entries:
@@ -526,8 +530,10 @@ def _has_type(kind: str, value: Any) -> bool:
 
 
 def _misfit_error(place: str, field: Field, extractor: PythonExtractor, value: Any) -> DatasetError:
-    told = _describe_value(value, _is_hidden(field.name, extractor))
-    return _function_error(extractor.factory, place, f"returned column {field.name!r} as {told}", f"it as {field.type}")
+    shown = _describe_value(value, _is_hidden(field.name, extractor))
+    return _function_error(
+        extractor.factory, place, f"returned column {field.name!r} as {shown}", f"it as {field.type}"
+    )
 
 
 def _is_hidden(column: str, extractor: PythonExtractor) -> bool:

@@ -309,10 +309,10 @@ class Application:
     def _with_tables(self, datasets: Mapping[str, AdjunctDataset], tables: Mapping[str, KeyedTable]) -> Application:
         """Return a copy whose datasets and remote tables are replaced by these, by name."""
         twin = copy(self)
-        twin._datasets = {name: replace(held, dataset=datasets[name]) for name, held in self._datasets.items()}
+        twin._datasets = {name: replace(handle, dataset=datasets[name]) for name, handle in self._datasets.items()}
         twin._tables = {name: tables.get(name, table) for name, table in self._tables.items()}
         handles = self._remote_tables.items()
-        twin._remote_tables = {name: replace(held, table=twin._tables[name]) for name, held in handles}
+        twin._remote_tables = {name: replace(handle, table=twin._tables[name]) for name, handle in handles}
         return twin
 
     def _declared(self, declared: Mapping[str, T], kind: str, name: str) -> T:
