@@ -248,7 +248,8 @@ def _call_function(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Rec
         return
     label = function_label(call.function)
     if call.several and (isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__")):
-        problem = f"{call.operator}: {label} returned {type(given).__name__} for a record: expected dictionaries."
+        found = f"{call.operator}: {label} returned {type(given).__name__} for a record"
+        problem = f"{found}: expected any number of dictionaries."
         raise SchemaMismatchError(problem, "Return a list of dictionaries, or yield them.", operator=call.operator)
     names = call.schema.names
     for result in given if call.several else (given,):
