@@ -128,8 +128,9 @@ def test_as_many_requests_run_at_a_time_as_there_are_connections(postgres_server
 
 @pytest.mark.parametrize("connections", [0, True, 2.5])
 def test_a_number_of_connections_that_is_none_is_refused(connections, table_of):
-    with pytest.raises(ConfigurationError, match="expected a whole number, at least 1"):
+    with pytest.raises(ConfigurationError) as failure:
         table_of("t", connections=connections)
+    assert failure.value.argument == "connections"
 
 
 def test_a_large_batch_with_a_bad_value_is_refused_for_that_value_only(postgres_server, table_of):
