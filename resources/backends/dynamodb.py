@@ -121,8 +121,8 @@ def _check_key_schema(label: str, description: Any, declared: Mapping[str, str |
     stored = {part["AttributeName"]: types[part["AttributeName"]] for part in parts}
     agrees = list(stored) == list(declared) and all(tag in (None, stored[name]) for name, tag in declared.items())
     if not agrees:
-        problem = f"{label} has the key {_format_key(stored)} (partition key first), not {_format_key(declared)}."
-        step = "Correct the key and the types of its columns, or use another table."
+        problem = f"{label} has the key {_format_key(stored)}, but {_format_key(declared)} is declared."
+        step = "Correct the key (partition key first) and its types, or use another table."
         raise SchemaMismatchError(problem, step, table=label)
     return stored
 

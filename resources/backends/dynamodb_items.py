@@ -450,8 +450,9 @@ class ItemCodec:
             if name in self.key:
                 problem = f"{self.label}: an update changes {name!r}, which is part of the key."
                 raise SchemaMismatchError(problem, "Delete the record and put it with its new key.", column=name)
-        for name in encoded.remove if self.names is not None else ():
-            self.value(name, None)  # raises if there is none
+        for name in encoded.remove:
+            if self.names is not None and name not in self.names:
+                self.value(name, None)  # raises
         for verb, values, tag in (("adds to", encoded.add, "N"), ("appends to", encoded.append, "L")):
             for name, stored in values.items():
                 if tag not in stored:
