@@ -341,7 +341,7 @@ def test_an_open_batch_meets_the_versions_that_it_was_begun_with(place: Place) -
     assert [span.end for span in again.spans] == [None]
 
 
-def test_a_reader_holds_all_versions_before_it_opens_one_whatever_is_discarded_at_any_request_of_it(
+def test_a_reader_leases_all_versions_before_it_opens_one(
     tmp_path: Path,
 ) -> None:
     held_anew = 0
