@@ -128,7 +128,7 @@ def test_errors_in_several_branches_are_reported_at_once_without_consequences() 
     assert (error.operator, error.column) == ("filter-2", "spnt")
 
 
-def test_types_of_computed_columns_are_compared_with_those_of_an_output_that_is_there() -> None:
+def test_types_of_computed_columns_are_compared_with_those_of_an_existing_output() -> None:
     there = StreamFacts("lake.out", 4, ("visitor",), SPARK, Schema.of(visitor="string", sum="int"), evolves=True)
 
     def describe(app, visits):
