@@ -8,14 +8,16 @@ import sys
 from dagster_adjunct.resources.objects.arrow_files import open_bytes
 
 _LEAVES_A_FILE_TO_A_THREAD = """
-import threading, time
+import atexit, threading
 from dagster_adjunct.resources.objects.arrow_files import RangedFile
 
 def read(file):
-    time.sleep(0.3)
+    ending.wait()
     del file[:]
     print("released", flush=True)
 
+ending = threading.Event()
+atexit.register(ending.set)  # runs before what was registered earlier
 file = [RangedFile(0, lambda at, count: b"")]
 threading.Thread(target=read, args=(file,), daemon=True).start()
 """
