@@ -193,7 +193,7 @@ class PostgresSegments:
         require_driver(_label(table))
         from dagster_adjunct.resources.key_value_backends.postgres_segment import PostgresSegment, PostgresStatements
 
-        statements = PostgresStatements.of(self.schema, table)
+        statements = PostgresStatements(self.schema, table)
         kept = 2 * self.horizon  # the last attempt may start at the horizon, and an earlier one arrive late
         return PostgresSegment(pool, statements, partition, self.limits, self._errors(table), kept, waits=waits)
 

@@ -7,10 +7,10 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -42,113 +42,90 @@ from dagster_adjunct.resources.key_value_backends.postgres_wire import (
 )
 from dagster_adjunct.resources.key_value_backends.sqlite import sql_table_name
 
-if TYPE_CHECKING:
-    from psycopg.pq.abc import PGresult
-
-# The two tables of a PostgreSQL schema that are a key-value table, and the statements over them.
-#
-# `kvt_<incarnation>` has the entries of all partitions. An address is the partition in four bytes and the table key;
-# were they two columns, a plan could search for the partition alone and look at all of its keys.
-# `kvt_<incarnation>_tokens` has a row for each recent request, written in the request's own transaction: `applied` is
-# true where it was applied, and false where a repeat found its condition not to hold, which keeps a late first
-# attempt from being applied still.
-#
-# Every statement sees what was committed before it began (READ COMMITTED), and waits for whoever has the rows that it
-# would change. What that means for each is said beside it.
-
-
 SEALED = "KV001"
-"""The SQLSTATE of a write to a sealed table; classes that begin with I to Z are free for use."""
+"""The SQLSTATE of a write to a sealed table; classes that start with I to Z are free for use."""
 ENTRY = "substr(address, 5), version, value"
-BARE = "substr(address, 5), version, NULL::bytea"
+ENTRY_WITHOUT_VALUE = "substr(address, 5), version, NULL::bytea"
 PAGE_BYTES = 16 << 20
 """Bytes of values after which a page of entries of unknown size ends."""
-FORGETTING_BLOCKS = 64
-"""Blocks of the tokens' table that are looked through at a time: about 8,000 requests, after each thousand."""
+PRUNED_BLOCKS = 64
+"""Blocks of the tokens' table that are pruned at a time: about 8,000 requests, after each thousand."""
 
 
-def quoted(schema: str, name: str) -> str:
-    """Return schema.name as it stands in statements."""
-    return sql.Identifier(schema, name).as_string(None)
-
-
-@dataclass(frozen=True, slots=True)
 class PostgresStatements:
-    """What is sent about one table. $1 is the address, or all of them. Rows are the table key, version and value.
+    """The statements over the two tables of a key-value table.
 
-    A change of one key is one statement, which writes the request's token too. `put` and `remove` write it first, as
-    they always happen: a repeat waits for them there. The others write it, and report one row, only if they happened.
+    `kvt_<incarnation>` has the entries of all partitions. An address is the partition in four bytes and the table key.
+    With two columns, a plan could search for the partition alone and look at all of its keys.
+    `kvt_<incarnation>_tokens` has a row for each recent request, written in its transaction. `applied` is true if it
+    was applied, and false if a repeat found that its condition does not hold, which keeps a late first attempt from
+    being applied.
+
+    $1 is the address, or all of them. Result rows are the table key, version and value. A change of one key is one
+    statement, which writes the request's token too. `put` and `remove` always happen and write it first, so a repeat
+    waits there. The others write it, and report one row, only if they happen.
+
+    Every statement sees what was committed before it began (READ COMMITTED), and waits for whoever has locked the rows
+    that it would change.
     """
 
-    name: str
-    rows: str  # the same with its schema, quoted
-    get: str
-    get_version: str
-    get_many: str
-    get_many_versions: str
-    put: str
-    insert: str
-    replace: str
-    remove: str
-    remove_version: str
-    batch: str
-    batch_again: str
-    hold: str
-    claim: str
-    forget: str
-
-    @staticmethod
-    @lru_cache(maxsize=256)
-    def of(schema: str, table: TableId) -> PostgresStatements:
-        """Return the statements over the table of this incarnation."""
-        name = sql_table_name(table)
-        rows, tokens = quoted(schema, name), quoted(schema, f"{name}_tokens")
+    def __init__(self, schema: str, table: TableId) -> None:
+        self.name = name = sql_table_name(table)
+        self.rows = rows = sql.Identifier(schema, name).as_string(None)
+        tokens = sql.Identifier(schema, f"{name}_tokens").as_string(None)
         columns = "(address, version, value)"
         first = f"WITH token AS (INSERT INTO {tokens} (token) VALUES ($2::bytea) RETURNING 1)"
         then = f"INSERT INTO {tokens} (token) SELECT $2::bytea FROM done"
-        return PostgresStatements(
-            name,
-            rows,
-            get=f"SELECT {ENTRY} FROM {rows} WHERE address = $1",
-            get_version=f"SELECT {BARE} FROM {rows} WHERE address = $1",
-            get_many=f"SELECT {ENTRY} FROM {rows} WHERE address = ANY ($1)",
-            get_many_versions=f"SELECT {BARE} FROM {rows} WHERE address = ANY ($1)",
-            # Of two at once the later has the last word.
-            put=f"{first} INSERT INTO {rows} {columns} SELECT $1::bytea, $3::bytea, $4::bytea FROM token "
-            "ON CONFLICT (address) DO UPDATE SET version = excluded.version, value = excluded.value",
-            # Waits for one that is inserting or removing the same key; what that one came to decides.
-            insert=f"WITH done AS (INSERT INTO {rows} {columns} VALUES ($1, $3, $4) ON CONFLICT DO NOTHING "
-            f"RETURNING 1) {then}",
-            # Waits for one that is changing the key, then looks at the version again.
-            replace=f"WITH done AS (UPDATE {rows} SET version = $3, value = $4 WHERE address = $1 AND version = $5 "
-            f"RETURNING 1) {then}",
-            # A key that came in after the statement began stays: then the removal was before it.
-            remove=f"{first} DELETE FROM {rows} USING token WHERE address = $1",
-            remove_version=f"WITH done AS (DELETE FROM {rows} WHERE address = $1 AND version = $3 RETURNING 1) {then}",
-            batch=_batch(rows, f"INSERT INTO {tokens} (token) SELECT $5::bytea WHERE EXISTS (SELECT FROM fine)"),
-            batch_again=_batch(
-                rows, f"UPDATE {tokens} SET applied = true WHERE token = $5::bytea AND EXISTS (SELECT FROM fine)"
-            ),
-            # As a batch does it: those that are there in their order, then the others in theirs.
-            hold=f"WITH locked AS MATERIALIZED (SELECT address FROM {rows} WHERE address = ANY ($1) ORDER BY address "
-            f"FOR UPDATE) INSERT INTO {rows} AS t {columns} SELECT held, ''::bytea, ''::bytea "
-            "FROM unnest($1::bytea[]) AS held WHERE held NOT IN (SELECT address FROM locked) ORDER BY held "
-            "ON CONFLICT (address) DO UPDATE SET version = t.version",
-            # Waits for an attempt that has written its token; one that has not can't write it any more.
-            claim=f"INSERT INTO {tokens} AS t (token, applied) VALUES ($1, false) "
-            "ON CONFLICT (token) DO UPDATE SET applied = t.applied RETURNING applied",
-            forget=_forget(tokens),
+        self.get = f"SELECT {ENTRY} FROM {rows} WHERE address = $1"
+        self.get_version = f"SELECT {ENTRY_WITHOUT_VALUE} FROM {rows} WHERE address = $1"
+        self.get_many = f"SELECT {ENTRY} FROM {rows} WHERE address = ANY ($1)"
+        self.get_many_versions = f"SELECT {ENTRY_WITHOUT_VALUE} FROM {rows} WHERE address = ANY ($1)"
+        # The later of two concurrent writes wins.
+        self.put = (
+            f"{first} INSERT INTO {rows} {columns} SELECT $1::bytea, $3::bytea, $4::bytea FROM token "
+            "ON CONFLICT (address) DO UPDATE SET version = excluded.version, value = excluded.value"
         )
+        # Waits for a concurrent insertion or removal of the key, whose outcome decides.
+        self.insert = (
+            f"WITH done AS (INSERT INTO {rows} {columns} VALUES ($1, $3, $4) ON CONFLICT DO NOTHING RETURNING 1) {then}"
+        )
+        # Waits for a concurrent change of the key, then checks the version again.
+        self.replace = (
+            f"WITH done AS (UPDATE {rows} SET version = $3, value = $4 WHERE address = $1 AND version = $5 "
+            f"RETURNING 1) {then}"
+        )
+        # A key inserted after the statement began stays: then the removal was before it.
+        self.remove = f"{first} DELETE FROM {rows} USING token WHERE address = $1"
+        self.remove_version = (
+            f"WITH done AS (DELETE FROM {rows} WHERE address = $1 AND version = $3 RETURNING 1) {then}"
+        )
+        self.batch = _batch(rows, f"INSERT INTO {tokens} (token) SELECT $5::bytea WHERE EXISTS (SELECT FROM fine)")
+        self.batch_again = _batch(
+            rows, f"UPDATE {tokens} SET applied = true WHERE token = $5::bytea AND EXISTS (SELECT FROM fine)"
+        )
+        # In the order of a batch: existing keys in their order, then the others in theirs.
+        self.lock = (
+            f"WITH locked AS MATERIALIZED (SELECT address FROM {rows} WHERE address = ANY ($1) ORDER BY address "
+            f"FOR UPDATE) INSERT INTO {rows} AS t {columns} SELECT wanted, ''::bytea, ''::bytea "
+            "FROM unnest($1::bytea[]) AS wanted WHERE wanted NOT IN (SELECT address FROM locked) ORDER BY wanted "
+            "ON CONFLICT (address) DO UPDATE SET version = t.version"
+        )
+        # Waits for an attempt that has written its token; one that has not can't write it any more.
+        self.claim = (
+            f"INSERT INTO {tokens} AS t (token, applied) VALUES ($1, false) "
+            "ON CONFLICT (token) DO UPDATE SET applied = t.applied RETURNING applied"
+        )
+        self.prune = _prune(tokens)
 
     def page(self, values: bool, guarded: bool) -> str:
         """Return the query for the first $3 entries from the address $1 on and before $2.
 
-        Where it is `guarded`, no further entry is read behind PAGE_BYTES of values.
+        If it is `guarded`, no further entry is read after PAGE_BYTES of values.
         """
         range_ = f"FROM {self.rows} WHERE address >= $1 AND address < $2 ORDER BY address LIMIT $3::int"
         if not guarded:
-            return f"SELECT {ENTRY if values else BARE} {range_}"
-        # The sizes are known without taking a value apart.
+            return f"SELECT {ENTRY if values else ENTRY_WITHOUT_VALUE} {range_}"
+        # Sizes are known without decompressing values.
         sizes = "sum(octet_length(value)) OVER (ORDER BY address ROWS UNBOUNDED PRECEDING) - octet_length(value)"
         return (
             f"SELECT {ENTRY} FROM (SELECT address, version, value, {sizes} AS before {range_}) AS part "
@@ -156,33 +133,34 @@ class PostgresStatements:
         )
 
 
-def _forget(tokens: str) -> str:
-    """Return the statement that forgets the requests that are older than so many seconds, in some blocks of the table.
+def _prune(tokens: str) -> str:
+    """Return the statement that deletes requests older than so many seconds from random blocks of the table.
 
-    Which blocks is left to chance. An index of times would find all that is old, and cost each write a tenth more.
+    An index of times would find all that are old, and cost each write a tenth more.
     """
     blocks = f"(pg_relation_size({sql.Literal(tokens).as_string(None)}) / current_setting('block_size')::int)"
     # From before the first block on, so that those at both ends have the same chance as all others.
-    first = f"random() * ({blocks} + {FORGETTING_BLOCKS}) - {FORGETTING_BLOCKS}"
+    first = f"random() * ({blocks} + {PRUNED_BLOCKS}) - {PRUNED_BLOCKS}"
     return (
         f"DELETE FROM {tokens} WHERE ctid = ANY (ARRAY(WITH part AS MATERIALIZED (SELECT "
-        f"greatest(least({first}, {blocks} - {FORGETTING_BLOCKS}), 0)::bigint AS first) SELECT ctid FROM {tokens} "
+        f"greatest(least({first}, {blocks} - {PRUNED_BLOCKS}), 0)::bigint AS first) SELECT ctid FROM {tokens} "
         "WHERE ctid >= (SELECT format('(%s,0)', first)::tid FROM part) "
-        f"AND ctid < (SELECT format('(%s,0)', first + {FORGETTING_BLOCKS})::tid FROM part) "
+        f"AND ctid < (SELECT format('(%s,0)', first + {PRUNED_BLOCKS})::tid FROM part) "
         "AND at < now() - interval '1 second' * {} FOR UPDATE SKIP LOCKED))"
     )
 
 
 def _batch(rows: str, token: str) -> str:
-    """Return the statement that applies changes of several keys, or none of them, and returns the place of each whose
-    condition failed. $1 to $4 are addresses, values, versions and what is expected; '' is "no such key". What has the
-    version '' is only looked at: it is locked, and stays as it is.
+    """Return the statement that applies changes of several keys, or none, and returns the places of failed conditions.
 
-    The keys that are there are locked in their order, so that those who change the same ones wait rather than deadlock;
-    what is locked is the newest, and stays so until the commit. A key that came in after the statement began makes the
-    insertion fail, and with it the statement, which is then sent again. Only for keys that are to be removed and were
-    not there, while others are changed, nothing would say so: nothing is applied then, and their places are returned
-    negative. Then all keys are made and locked first, by `hold`, with a version that is empty.
+    $1 to $4 are addresses, values, versions and expected versions; '' expects no such key. A change with the version ''
+    is a guard: its key is locked and stays as it is.
+
+    Existing keys are locked in their order, so that concurrent batches wait instead of deadlocking. Locked rows are
+    current, and stay so until the commit. A key inserted after the statement began makes the insertion fail, and with
+    it the statement, which is then sent again. Nothing would detect it for keys that are to be removed and did not exist,
+    while others are changed: then nothing is applied, and their places are returned negative. All keys are then created
+    and locked first, by `lock`, with an empty version.
     """
     one = f"{rows}.address = ANY ($1) AND {rows}.address = seen.address AND EXISTS (SELECT FROM fine)"
     return f"""
@@ -215,92 +193,57 @@ SELECT place FROM refused
 UNION ALL SELECT - place FROM loose WHERE NOT EXISTS (SELECT FROM refused)"""
 
 
-# `PostgresPages`: the pages of an iteration, of which the server prepares one while the one before is used.
-#
-# Client and server would else work by turns. A page that was asked for holds no connection of the pool: its answer
-# waits in the wire, for whoever uses that next. So an iteration may be left at any time, and others never wait for
-# its end.
-
-
 AHEAD_BYTES = 256 << 10
-"""Bytes that a page asked for ahead may have, by the page before: a server that has to wait until somebody reads them
-would hold its lock on the table meanwhile."""
-_SAMPLED = 32  # entries of a page for one whose size is looked at
-_OF_ROW = 50  # bytes of a row on the wire besides its key and value
-
-
-class PageQuery(NamedTuple):
-    """What is sent to the server for a page."""
-
-    statement: str
-    parameters: Sequence[bytes]
-
-
-class _Asked(NamedTuple):
-    """A page that was asked for ahead."""
-
-    within: KeyRange
-    limit: int
-    values: bool
-    unread: UnreadAnswer
+"""The size of a page, judging by the previous one, up to which the next is requested ahead: a server that has to wait
+for somebody to read it would hold its lock on the table meanwhile."""
+_SAMPLED = 32  # the size of one entry of so many is measured
+_ROW_BYTES = 50  # bytes of a row on the wire besides its key and value
 
 
 class PostgresPages:
-    """Reads pages of one partition. `query` makes what is sent for a page, `seen` is told each."""
+    """Reads pages of one partition. The server prepares one while the previous one is used.
 
-    def __init__(
-        self,
-        pool: Callable[[], WirePool],
-        errors: PostgresSegmentErrors,
-        query: Callable[[KeyRange, int, bool], PageQuery],
-        seen: Callable[[StoredPage, bool], None],
-    ) -> None:
-        self._pool, self._errors, self._query, self._seen = pool, errors, query, seen
-        self._entry_bytes: float | None = None  # on the average of the last page
-        self._asked: _Asked | None = None
+    A page that was requested ahead occupies no connection of the pool: its answer stays in the wire for whoever uses it
+    next. So an iteration may be abandoned at any time, and others never wait for its end.
+    """
+
+    def __init__(self, segment: PostgresSegment) -> None:
+        self._segment = segment
+        self._entry_bytes: float | None = None  # average of the last page
+        self._ahead: tuple[tuple[KeyRange, int, bool], UnreadAnswer] | None = None
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
-        """Return a page as `TableSegment.page` does; ask for the next one, if this is not the first."""
-        asked, self._asked = self._asked, None
-        if asked is not None and asked[:3] != (within, limit, values):
-            asked = None
-        pool = self._pool()
-        wire = (
-            asked.unread.wire if asked is not None and await pool.take_again(asked.unread.wire) else await pool.take()
-        )
+        """Return a page as `TableSegment.page` does; request the next one, if this is not the first."""
+        ahead, self._ahead = self._ahead, None
+        unread = ahead[1] if ahead is not None and ahead[0] == (within, limit, values) else None
+        pool = self._segment._pool()
+        wire = unread.wire if unread is not None and await pool.take_again(unread.wire) else await pool.take()
         try:
-            answer = await wire.read(asked.unread) if asked is not None else None
+            answer = await wire.read(unread) if unread is not None else None
             if answer is None:
-                answer = await wire.ask(*self._query(within, limit, values))
-            await self._ask_ahead(wire, answer, within, limit, values)
+                answer = await wire.ask(*self._segment.page_query(within, limit, values))
+            # The next page is requested before the rows of this one are decoded.
+            if self._entry_bytes and self._entry_bytes * limit <= AHEAD_BYTES and answer.ntuples >= limit:
+                following = within.after(answer.get_value(limit - 1, 0) or b"")
+                with suppress(psycopg.Error):  # which the next page gets too
+                    unread = await wire.ask_ahead(*self._segment.page_query(following, limit, values))
+                    self._ahead = ((following, limit, values), unread)
             rows = wire.rows(answer, tuple)
-            # Fewer than were asked for are all, unless their values have filled the page.
+            # Fewer than requested are all, unless their values have filled the page.
             is_last = len(rows) < limit and (not values or sum(len(value) for _, _, value in rows) < PAGE_BYTES)
             page = StoredPage.of(rows, is_last=is_last)
         except psycopg.Error as error:
-            raise await self._errors.met(error, wire) from error
+            raise await self._segment._errors.translate(error, wire) from error
         finally:
             await pool.give(wire)
         if page:
-            self._seen(page, values)
-            some = range(0, len(page), _SAMPLED)
-            size = sum(len(page.keys[at]) + len(page.values[at] or b"") for at in some)
-            self._entry_bytes = size / len(some) + _OF_ROW
+            if values:
+                some = page.values[::_SAMPLED]
+                self._segment.value_bytes = sum(len(value or b"") for value in some) / len(some)
+            sampled = range(0, len(page), _SAMPLED)
+            size = sum(len(page.keys[at]) + len(page.values[at] or b"") for at in sampled)
+            self._entry_bytes = size / len(sampled) + _ROW_BYTES
         return page
-
-    async def _ask_ahead(
-        self, wire: PostgresWire, answer: PGresult, within: KeyRange, limit: int, values: bool
-    ) -> None:
-        """Ask for what is behind a full page, before its rows are taken apart."""
-        small = self._entry_bytes is not None and self._entry_bytes * limit <= AHEAD_BYTES
-        if not small or answer.ntuples < limit:
-            return
-        last = answer.get_value(limit - 1, 0)
-        assert last is not None
-        behind = within.after(last)
-        with suppress(psycopg.Error):  # which the next page meets
-            unread = await wire.ask_ahead(*self._query(behind, limit, values))
-            self._asked = _Asked(behind, limit, values, unread)
 
 
 _CONFLICTS = ("40001", "40P01")  # serialization failure, deadlock
@@ -310,67 +253,67 @@ _DUPLICATE = "23505"
 
 
 def had_no_effect(error: psycopg.Error, table: str) -> bool:
-    """Tell whether others came between, so that a request did nothing and may be sent again at once."""
+    """Whether a conflict with others kept a request from having any effect, so that it may be sent again at once."""
     return error.sqlstate in _CONFLICTS or (error.sqlstate == _DUPLICATE and error.diag.table_name == table)
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresSegmentErrors:
-    """Makes errors about one table; `label` names it and `place` tells its server."""
+    """Makes errors about one table; `label` names it and `place` returns its server."""
 
     table: TableId
     label: str
     place: Callable[[], str]
 
-    async def met(self, error: psycopg.Error, wire: PostgresWire) -> AdjunctError:
-        """Return what an error that a request met means; a connection that is of no use any more is closed."""
+    async def translate(self, error: psycopg.Error, wire: PostgresWire) -> AdjunctError:
+        """Return the meaning of a request's error; an unusable connection is closed."""
         state, words = error.sqlstate, " ".join(str(error).split())
         cut = state is None or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
-        if cut or state == READ_ONLY:  # a session keeps the setting that it began with
+        if cut or state == READ_ONLY:  # a session keeps the setting that it started with
             await wire.close()
         if state == SEALED:
             return sealed_table_error(self.table, self.label)
         if state in _NOT_THERE:
             return self.not_found()
-        # The only other row that may be there already is the token, where a repeat of this very request has taken it.
-        if (cut and wire.may_stand) or state == _DUPLICATE:
+        # The only other duplicate may be the token, if a repeat of this very request has claimed it.
+        if (cut and wire.may_be_applied) or state == _DUPLICATE:
             return ReplyLostError(
                 f"{self.label} at {self.place()}: the answer to a write was lost ({words}).",
-                "It is found out whether it happened; if that goes on, look at the server and the network.",
+                "It is checked whether it was applied. If that continues, check the server and the network.",
             )
         if cut or state == _GIVEN_UP:
             return TableUnavailableError(
-                f"{self.label} at {self.place()} does not answer, or not now ({words}).",
-                "It is tried again; if that goes on, look at the server's log, or for long transactions.",
+                f"{self.label} at {self.place()} does not answer at present ({words}).",
+                "It is retried. If that continues, check the server's log, and for long transactions.",
                 table=self.label,
             )
         return self.of_schema(error)
 
     def of_schema(self, error: psycopg.Error) -> AdjunctError:
-        """Return what an error means where nothing has happened."""
+        """Return the meaning of an error of a request that had no effect."""
         return translate_error(error, self.label, self.place())
 
     def not_found(self) -> KeyValueTableNotFoundError:
-        """Return the error of a table that is not there (any more)."""
+        """Return the error for a missing or deleted table."""
         return deleted_table_error(self.table, f"{self.label} at {self.place()}")
 
 
-_ROUNDS = 50  # of being overtaken, before the request counts as failed
-_PAUSE = 0.005  # seconds at most, between them
+_ROUNDS = 50  # of conflicts with others, before the request counts as failed
+_PAUSE = 0.005  # seconds at most between them
 _KEYS_AT_ONCE = 50_000
-WRITES_BETWEEN_FORGETTING = 1000
-"""Writes for each of which old tokens are forgotten once, on the average of all processes."""
+WRITES_BETWEEN_PRUNING = 1000
+"""The average number of writes, over all processes, after which old tokens are pruned."""
 
 _KEY = itemgetter(0)
 
 R = TypeVar("R")
-Refused = dict[int, bytes | None]
+Failing = dict[int, bytes | None]
 _entry: Callable[[Sequence[Any]], StoredEntry] = partial(tuple.__new__, StoredEntry)
 
 
 class PostgresSegment:
-    """Requests to one partition, over connections that all segments of the backend share: in an event loop or, where
-    it never `waits`, in all threads."""
+    """Requests to one partition, over connections that all segments of the backend share: those of an event loop or, if
+    it never `waits`, those of all threads."""
 
     def __init__(
         self,
@@ -387,8 +330,8 @@ class PostgresSegment:
         self._pause: Pause = asyncio.sleep if waits else pause_blocking
         self._pool, self._statements, self._errors = pool, statements, errors
         self._prefix, self._end = partition.to_bytes(4, "big"), (partition + 1).to_bytes(4, "big")
-        self._forget = statements.forget.format(round(kept)).encode()
-        self._value_bytes: float | None = None  # on the average of the last page
+        self._prune = statements.prune.format(round(kept)).encode()
+        self.value_bytes: float | None = None  # average of the last page
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
         write = self._again if repeated else self._one if len(changes) == 1 else self._batch
@@ -401,7 +344,7 @@ class PostgresSegment:
             await self._pause(random.random() * _PAUSE)
         raise TableUnavailableError(
             f"{self._errors.label}: others changed the same keys {_ROUNDS} times while they were written.",
-            "It is tried again; if that goes on, let fewer write the same keys.",
+            "It is retried. If that continues, have fewer writers of the same keys.",
             table=self._errors.label,
         )
 
@@ -415,7 +358,7 @@ class PostgresSegment:
             part = self._addresses(keys if len(keys) <= _KEYS_AT_ONCE else keys[start : start + _KEYS_AT_ONCE])
             query = sql.get_many if values else sql.get_many_versions
             rows: list[tuple[Any, ...]] = await self._read(query, [part], tuple)
-            # Faster than to have each row made an entry when it is read.
+            # Faster than making each row an entry when it is read.
             entries.update(zip(map(_KEY, rows), map(tuple.__new__, repeat(StoredEntry), rows), strict=True))
         return list(map(entries.get, keys))
 
@@ -423,23 +366,19 @@ class PostgresSegment:
         return await self.prefetching_reader().page(within, limit, values=values)
 
     def prefetching_reader(self) -> PostgresPages:
-        return PostgresPages(self._pool, self._errors, self._query, self._seen)
+        return PostgresPages(self)
 
     async def close(self) -> None:
         """Close these connections, for all tables of the same backend."""
         await self._pool().close()
 
-    def _query(self, within: KeyRange, limit: int, values: bool) -> PageQuery:
-        # Where the values are small, as they were last, their sizes are not added up, which takes as long as the rest.
-        guarded = values and (self._value_bytes is None or self._value_bytes * limit > PAGE_BYTES)
-        ends = self._end if within.end is None else self._prefix + within.end
-        parameters = [self._prefix + within.start, ends, encode_int4(min(limit, 2**31 - 1))]
-        return PageQuery(self._statements.page(values, guarded), parameters)
-
-    def _seen(self, page: StoredPage, values: bool) -> None:
-        if values:
-            some = page.values[::_SAMPLED]
-            self._value_bytes = sum(len(value or b"") for value in some) / len(some)
+    def page_query(self, within: KeyRange, limit: int, values: bool) -> tuple[str, list[bytes]]:
+        """Return the query of a page and its parameters."""
+        # Sizes of values that were small in the last page are not summed, which takes as long as the rest.
+        guarded = values and (self.value_bytes is None or self.value_bytes * limit > PAGE_BYTES)
+        end = self._end if within.end is None else self._prefix + within.end
+        parameters = [self._prefix + within.start, end, encode_int4(min(limit, 2**31 - 1))]
+        return self._statements.page(values, guarded), parameters
 
     async def _read(self, query: str, parameters: Sequence[bytes], make: Callable[[Sequence[Any]], R]) -> list[R]:
         pool = self._pool()
@@ -447,31 +386,31 @@ class PostgresSegment:
         try:
             return wire.rows(await wire.ask(query, parameters), make)
         except psycopg.Error as error:
-            raise await self._errors.met(error, wire) from error
+            raise await self._errors.translate(error, wire) from error
         finally:
             await pool.give(wire)
 
     async def _attempt(
         self,
-        write: Callable[[PostgresWire, Sequence[SegmentChange], bytes], Awaitable[Refused | None]],
+        write: Callable[[PostgresWire, Sequence[SegmentChange], bytes], Awaitable[Failing | None]],
         changes: Sequence[SegmentChange],
         token: bytes,
-    ) -> Refused | None:
-        """Return what refused the changes, which is nothing where they are done; None where others came between."""
+    ) -> Failing | None:
+        """Return the failed conditions, empty if the changes are applied; None after a conflict with others."""
         pool = self._pool()
         wire = await pool.take()
         try:
-            if random.random() * WRITES_BETWEEN_FORGETTING < 1:
-                await wire.tell(self._forget)
+            if random.random() * WRITES_BETWEEN_PRUNING < 1:
+                await wire.tell(self._prune)
             return await write(wire, changes, token)
         except psycopg.Error as error:
             if had_no_effect(error, self._statements.name):
                 return None
-            raise await self._errors.met(error, wire) from error
+            raise await self._errors.translate(error, wire) from error
         finally:
             await pool.give(wire)
 
-    async def _one(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Refused | None:
+    async def _one(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
         """Apply a change of one key in one statement."""
         sql, (change,) = self._statements, changes
         key, value, version, expected, is_guard = change
@@ -490,11 +429,11 @@ class PostgresSegment:
             return {}
         rows = wire.rows(await wire.ask(sql.get_version, parameters[:1]), _entry)
         current = rows[0].version if rows else None
-        # Where the condition holds by now it did not a moment ago, but nobody could be told why.
+        # If the condition holds by now, it did not a moment ago, but there is no version to report.
         return None if current == (None if expected is ABSENT else expected) else {0: current}
 
-    async def _batch(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Refused | None:
-        """Apply changes of several keys in one statement; in a transaction where keys have to be held first."""
+    async def _batch(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
+        """Apply changes of several keys in one statement; in a transaction if keys have to be locked first."""
         parameters = self._arrays(changes, token)
         answer = await wire.ask(self._statements.batch, parameters, commits=True)
         if not answer.ntuples:
@@ -502,10 +441,10 @@ class PostgresSegment:
         _, loose = _outcome(wire.rows(answer, tuple))
         if not loose:
             return await self._refused(wire, changes)
-        return await self._in_transaction(wire, changes, self._statements.batch, parameters, hold=True)
+        return await self._in_transaction(wire, changes, self._statements.batch, parameters, lock=True)
 
-    async def _again(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Refused | None:
-        """Apply changes whose earlier attempt has not been applied; from here on it can't be any more."""
+    async def _again(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
+        """Apply changes unless their earlier attempt was applied; from here on it can't be any more."""
         parameters = self._arrays(changes, token)
         return await self._in_transaction(wire, changes, self._statements.batch_again, parameters, claim=token)
 
@@ -516,49 +455,51 @@ class PostgresSegment:
         statement: str,
         parameters: list[bytes | None],
         *,
-        hold: bool = False,
+        lock: bool = False,
         claim: bytes | None = None,
-    ) -> Refused | None:
-        """Apply changes, unless the token that is claimed was applied; `hold` all keys first, if need be."""
+    ) -> Failing | None:
+        """Apply changes, unless the claimed token was applied; `lock` all keys first if necessary."""
         await wire.tell(b"BEGIN")
         try:
             if claim is not None:
                 ((applied,),) = wire.rows(await wire.ask(self._statements.claim, [claim]), tuple)
                 if applied:
-                    await wire.undo()
+                    await wire.rollback()
                     return {}
                 await wire.tell(b"SAVEPOINT claimed")
-            if not hold:
-                refused, hold = _outcome(wire.rows(await wire.ask(statement, parameters), tuple))
-            if hold:
-                await wire.ask(self._statements.hold, parameters[:1])
+            if not lock:
+                refused, lock = _outcome(wire.rows(await wire.ask(statement, parameters), tuple))
+            if lock:
+                await wire.ask(self._statements.lock, parameters[:1])
                 refused, _ = _outcome(wire.rows(await wire.ask(statement, parameters), tuple))
             if refused and claim is None:
-                await wire.undo()
+                await wire.rollback()
             else:
-                if refused:  # what was held goes, and the claim stays: an attempt that comes late is not applied
+                if refused:  # locks are released and the claim stays: a late attempt is not applied
                     await wire.tell(b"ROLLBACK TO claimed")
                 await wire.tell(b"COMMIT", commits=not refused)
         except BaseException:
-            may_stand = wire.may_stand
-            await wire.undo()
-            wire.may_stand = may_stand
+            may_be_applied = wire.may_be_applied
+            await wire.rollback()
+            wire.may_be_applied = may_be_applied
             raise
         return await self._refused(wire, changes) if refused else {}
 
-    async def _refused(self, wire: PostgresWire, changes: Sequence[SegmentChange]) -> Refused | None:
-        """Return what refuses changes of which nothing was applied; None where, by now, nothing does.
+    async def _refused(self, wire: PostgresWire, changes: Sequence[SegmentChange]) -> Failing | None:
+        """Return the failing conditions of changes that were not applied; None if all hold by now.
 
-        The batch itself can't tell: a key that came in while it waited for another one counted as missing.
+        The batch itself can't tell: a key inserted while it waited for another one counted as missing.
         """
         keys = self._addresses([change.key for change in changes])
         rows = wire.rows(await wire.ask(self._statements.get_many_versions, [keys]), _entry)
         current = {entry.key: entry.version for entry in rows}
-        refused: Refused = {}
-        for place, (key, _, _, expected, _) in enumerate(changes):
-            if expected is not ANYTHING and current.get(key) != (None if expected is ABSENT else expected):
-                refused[place] = current.get(key)
-        return refused or None
+        failing = {
+            place: current.get(change.key)
+            for place, change in enumerate(changes)
+            if change.expected is not ANYTHING
+            and current.get(change.key) != (None if change.expected is ABSENT else change.expected)
+        }
+        return failing or None
 
     def _addresses(self, keys: Sequence[bytes]) -> bytes:
         return encode_bytea_array(keys, self._prefix)
@@ -575,5 +516,5 @@ class PostgresSegment:
 
 
 def _outcome(rows: list[tuple[Any, ...]]) -> tuple[bool, bool]:
-    """Return whether the conditions of a batch refuse it, and whether keys have to be held first."""
+    """Return whether conditions of a batch failed, and whether keys have to be locked first."""
     return any(place > 0 for (place,) in rows), any(place < 0 for (place,) in rows)

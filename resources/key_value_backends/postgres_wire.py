@@ -1,12 +1,11 @@
-"""Prepared statements over one PostgreSQL connection, without what the driver does around each of them.
+"""Prepared statements over one PostgreSQL connection, without the overhead of the driver's cursors.
 
-The driver's cursors take as long in the client as the server takes for one key. Here a request is its bytes: parameters
-and columns are binary, and nothing is looked up for their types.
+For one key, the driver's cursors take as long in the client as the server does. Here parameters and columns are binary,
+and no types are looked up.
 
-A `LoopWire` waits in an event loop, a `ThreadWire` in the thread of whoever asks, where its coroutines never suspend.
-
-A server nearby answers before the event loop has begun to watch its socket, which costs more than the answer. So where
-the last answer came within NEAR seconds, the next is waited for as long without the loop.
+A `LoopWire` waits in an event loop, a `ThreadWire` blocks the calling thread, and its coroutines never suspend. A
+nearby server answers before the event loop has started to watch its socket, which costs more than the answer. So if the last
+answer came within NEAR seconds, the next is waited for as long without the loop.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ _length = struct.Struct(">i").pack
 
 
 class UnreadAnswer:
-    """The answer to a query that was sent over a wire, which nobody has waited for. Whoever uses the wire next reads it
-    first: then `answer` is there, unless it was an error."""
+    """The answer to a query that was sent ahead. Whoever uses the wire next reads it first; until then, and after
+    an error, `answer` is None."""
 
     def __init__(self, wire: PostgresWire) -> None:
         self.wire = wire
@@ -51,14 +50,14 @@ class UnreadAnswer:
 
 
 class PostgresWire(ABC):
-    """Requests over one connection in autocommit mode, which is somebody's alone meanwhile.
+    """Requests over one connection in autocommit mode, which has one user at a time.
 
-    One that takes longer than `patience` seconds, or is cancelled, is given up with its connection. `may_stand` tells,
-    after an error, whether what the last request changed may have been committed all the same.
+    A request that takes longer than `patience` seconds, or is cancelled, is given up with its connection. After an
+    error, `may_be_applied` tells whether the changes of the last request may have been committed.
     """
 
     def __init__(self, connection: AsyncConnection[Any] | Connection[Any], patience: float) -> None:
-        self.may_stand = False
+        self.may_be_applied = False
         self._pg, self._patience = connection.pgconn, patience
         self._names: dict[str, bytes] = {}
         self._rows = Transformer(connection)
@@ -75,28 +74,27 @@ class PostgresWire(ABC):
 
     @abstractmethod
     async def _turn(self, writing: bool = False) -> None:
-        """Wait until the server has sent something or, where we are `writing`, takes more; read what there is.
+        """Wait until the server has sent something or, if `writing`, accepts more; read what there is.
 
-        Raises psycopg.OperationalError once `patience` is over.
+        Raises psycopg.OperationalError after `patience` seconds.
         """
 
     @abstractmethod
     async def _cancel(self) -> None:
-        """Ask the server to end what it is doing for us."""
+        """Ask the server to cancel the current request."""
 
     async def ask(self, statement: str, parameters: Sequence[bytes | None], *, commits: bool = False) -> PGresult:
-        """Return the answer to a statement, prepared when it first comes. Raises psycopg.Error.
+        """Return the answer to a statement, which is prepared on first use. Raises psycopg.Error.
 
-        `commits` says that it changes something, and that no transaction is open which it would belong to.
+        `commits` says that it changes something, outside of an open transaction.
         """
         await self._send(statement, parameters, commits)
         return await self._answer()
 
     async def ask_ahead(self, statement: str, parameters: Sequence[bytes | None]) -> UnreadAnswer:
-        """Send a query, prepared when it first comes, and return at once. Raises psycopg.Error.
+        """Send a query, which is prepared on first use, and return at once. Raises psycopg.Error.
 
-        `read` its answer later. Until then the server may wait for somebody to take it, and hold what it reads: it
-        should be small.
+        `read` its answer later. It should be small, because until then the server may wait, with its locks.
         """
         await self._send(statement, parameters, False)
         await self._flush()
@@ -104,22 +102,22 @@ class PostgresWire(ABC):
         return self._unread
 
     async def read(self, unread: UnreadAnswer) -> PGresult | None:
-        """Return the answer to what was asked ahead over this wire; None where it has to be asked again."""
+        """Return the answer to a query sent ahead, None if it has to be sent again."""
         if self._unread is unread:
             await self._read_unread()
         return unread.answer
 
     async def tell(self, command: bytes, *, commits: bool = False) -> None:
-        """Send a command that has no parameters and no rows, such as BEGIN. Raises psycopg.Error."""
-        self.may_stand = False
+        """Send a command without parameters and rows, such as BEGIN. Raises psycopg.Error."""
+        self.may_be_applied = False
         if self._unread is not None:
             await self._read_unread()
-        self.may_stand = commits
+        self.may_be_applied = commits
         self._pg.send_query(command)
         await self._answer()
 
-    async def undo(self) -> None:
-        """End an open transaction without effect; where that does not work the connection is closed, which ends it."""
+    async def rollback(self) -> None:
+        """Roll back the open transaction; if that fails, the connection is closed, which ends it."""
         with suppress(psycopg.Error):
             if not self.closed:
                 await self.tell(b"ROLLBACK")
@@ -127,23 +125,22 @@ class PostgresWire(ABC):
         await self.close()
 
     def rows(self, answer: PGresult, make: Callable[[Sequence[Any]], R]) -> list[R]:
-        """Return the rows of an answer, each made of its columns by `make`."""
+        """Return the rows of an answer, each made from its columns by `make`."""
         self._rows.set_pgresult(answer, set_loaders=True)
         return self._rows.load_rows(0, answer.ntuples, make)
 
     async def _send(self, statement: str, parameters: Sequence[bytes | None], commits: bool) -> None:
-        self.may_stand = False
+        self.may_be_applied = False
         if self._unread is not None:
             await self._read_unread()
         name = self._names.get(statement)
         if name is None:
             name = await self._prepare(statement)
-        self.may_stand = commits
+        self.may_be_applied = commits
         self._pg.send_query_prepared(name, parameters, _BINARY[: len(parameters)], 1)
 
     async def _read_unread(self) -> None:
-        """Read what was asked ahead. An error is met again by whoever asks again; one that closed the connection, by
-        the next request over it, which is not sent."""
+        """Read the answer to a query sent ahead. Its errors are dropped, because the query is sent again."""
         unread, self._unread = self._unread, None
         if unread is not None:
             with suppress(psycopg.Error):
@@ -199,7 +196,7 @@ class PostgresWire(ABC):
 
 
 class WirePool(Protocol):
-    """Lends connections: each is the caller's alone until it is given back."""
+    """Lends connections for the caller alone, until they are given back."""
 
     async def take(self) -> PostgresWire: ...
 
@@ -256,7 +253,7 @@ class LoopWire(PostgresWire):
 
 
 class ThreadWire(PostgresWire):
-    """Requests that wait in the thread of whoever asks."""
+    """Requests that block the calling thread."""
 
     def __init__(self, connection: Connection[Any], patience: float) -> None:
         super().__init__(connection, patience)
@@ -267,7 +264,7 @@ class ThreadWire(PostgresWire):
         self.connection.close()
 
     async def _turn(self, writing: bool = False) -> None:
-        # Each time, as the socket of a connection is not its own any more once it is closed.
+        # Each time, because a closed connection's socket may be reused.
         self._poll.register(self._pg.socket, _EITHER if writing else select.POLLIN)
         if not self._poll.poll(self._patience * 1000):
             raise self._late()
@@ -283,10 +280,10 @@ def _set(ready: asyncio.Future[bool], in_time: bool) -> None:
 
 
 def encode_bytea_array(values: Sequence[bytes | None], before: bytes = b"") -> bytes:
-    """Return an array of bytea in the server's binary form, each with the same bytes `before` it; None is null."""
+    """Return an array of bytea in binary format, each with the same bytes `before` it; None is null."""
     if not values:
         return struct.pack(">iii", 0, 1, _BYTEA)
-    # Each is its length and its bytes: one list of both by turns, without a loop.
+    # Lengths and bytes alternate in one list, which is filled without a loop.
     parts = [b""] * (2 * len(values))
     if None in values:
         parts[::2] = [_NONE if value is None else _length(len(before) + len(value)) + before for value in values]
@@ -300,14 +297,14 @@ def encode_bytea_array(values: Sequence[bytes | None], before: bytes = b"") -> b
 
 
 def encode_int4(value: int) -> bytes:
-    """Return an integer of four bytes in the server's binary form."""
+    """Return a 4-byte integer in binary format."""
     return _length(value)
 
 
 class ThreadWires:
-    """At most `size` connections, each made by `connect` when there is no idle one; a thread waits while all are lent.
+    """At most `size` connections, created by `connect` if none is idle; a thread waits while all are in use.
 
-    A child of the process has none of its parent's, and leaves them as they are.
+    A forked child uses none of its parent's, and leaves them open.
     """
 
     def __init__(self, size: int, connect: Callable[[], ThreadWire]) -> None:
@@ -321,16 +318,16 @@ class ThreadWires:
             wire.connection.pgconn.finish()
 
     async def take(self) -> ThreadWire:
-        """A connection that is the caller's alone, until it is given back."""
+        """Return a connection for the caller alone, until it is given back."""
         self._places.acquire()
         try:
-            return self._taken() or self._connect()
+            return self._pop() or self._connect()
         except BaseException:
             self._places.release()
             raise
 
     async def take_again(self, wire: ThreadWire) -> bool:
-        """Take a connection that was given back, if nobody else has it now; tell whether that is so."""
+        """Take a connection that was given back, if it is idle; return whether it was."""
         if not self._places.acquire(blocking=False):
             return False
         try:
@@ -341,7 +338,7 @@ class ThreadWires:
         return True
 
     async def give(self, wire: ThreadWire) -> None:
-        """Take a connection back, outside of any transaction, or closed: then the others may be lost, too."""
+        """Take back a connection, outside of any transaction, or closed: then the others may be lost, too."""
         try:
             if wire.closed:
                 await self.close()
@@ -352,27 +349,24 @@ class ThreadWires:
 
     async def close(self) -> None:
         """Close the connections that are not in use."""
-        while (wire := self._taken()) is not None:
+        while (wire := self._pop()) is not None:
             await wire.close()
 
-    def _taken(self) -> ThreadWire | None:
+    def _pop(self) -> ThreadWire | None:
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
-    def _forget(self) -> None:
-        _of_parents.extend(self._idle)
-        self._places, self._idle = threading.BoundedSemaphore(self._size), []
-
 
 _all: WeakSet[ThreadWires] = WeakSet()
-_of_parents: list[ThreadWire] = []  # kept, as one that goes tells the server that it does
+_of_parents: list[ThreadWire] = []  # kept, because collecting one would close the parent's session
 
 
-def _forget_all() -> None:
+def _abandon_connections() -> None:
     for wires in list(_all):
-        wires._forget()
+        _of_parents.extend(wires._idle)
+        wires._places, wires._idle = threading.BoundedSemaphore(wires._size), []
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_abandon_connections)

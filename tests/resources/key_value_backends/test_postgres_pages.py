@@ -221,7 +221,7 @@ def test_an_error_of_what_was_asked_ahead_is_not_met_by_the_next_request_over_it
         other = await wire.ask_ahead("SELECT $1::text", [b"later"])
         await wire.tell(b"BEGIN")
         assert wire.rows(await wire.read(other), tuple) == [("later",)]
-        await wire.undo()
+        await wire.rollback()
         await pool.give(wire)
 
     if iterated.blocking:

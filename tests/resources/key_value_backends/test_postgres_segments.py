@@ -204,7 +204,7 @@ def test_a_seal_waits_for_the_writes_under_way_and_reads_go_on_meanwhile(
 
 
 def test_old_requests_are_forgotten_and_recent_ones_are_not(segment_store, table, run, monkeypatch, postgres_server):
-    monkeypatch.setattr(postgres_segment, "WRITES_BETWEEN_FORGETTING", 1)
+    monkeypatch.setattr(postgres_segment, "WRITES_BETWEEN_PRUNING", 1)
     tokens = f"{rows_of(table)}_tokens"
     backend = segment_store.backend()
     handle = Handle(backend.open(table, 0), run)
@@ -219,7 +219,7 @@ def test_old_requests_are_forgotten_and_recent_ones_are_not(segment_store, table
 
 
 def test_old_requests_are_forgotten_by_blocks_in_a_large_table(segment_store, table, run, monkeypatch, postgres_server):
-    monkeypatch.setattr(postgres_segment, "WRITES_BETWEEN_FORGETTING", 1)
+    monkeypatch.setattr(postgres_segment, "WRITES_BETWEEN_PRUNING", 1)
     tokens = f"{rows_of(table)}_tokens"
     postgres_server.execute(
         f"INSERT INTO {tokens} (token, at) SELECT sha224(n::text::bytea), now() - interval '1 day' * (n / 30000) "
@@ -235,7 +235,7 @@ def test_old_requests_are_forgotten_by_blocks_in_a_large_table(segment_store, ta
 
 
 def test_what_is_old_is_looked_for_in_a_part_of_the_table_without_an_index(table, bare):
-    forget = postgres_key_values.PostgresStatements.of("public", table).forget.format(1200)
+    forget = postgres_key_values.PostgresStatements("public", table).prune.format(1200)
     bare.execute(postgres_segments.SESSION)
     plan = "\n".join(row[0] for row in bare.execute(f"EXPLAIN {forget}"))
     assert "Tid Range Scan" in plan
@@ -243,7 +243,7 @@ def test_what_is_old_is_looked_for_in_a_part_of_the_table_without_an_index(table
 
 
 def test_plans_made_for_an_empty_table_go_by_the_index_and_join_without_loops(table, bare):
-    statements = postgres_key_values.PostgresStatements.of("public", table)
+    statements = postgres_key_values.PostgresStatements("public", table)
     bare.execute(postgres_segments.SESSION)
 
     def plan(statement: str, parameters: int) -> str:
