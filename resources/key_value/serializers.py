@@ -1,7 +1,6 @@
-"""How keys and values become bytes: `TextSerializer`, `BytesSerializer`, `IntegerSerializer`, or two functions.
+"""How keys and values become bytes: text, bytes, integers, JSON, pydantic models, Avro, or two functions.
 
-JSON, pydantic models and Avro have files of their own. Nothing is ever pickled: whoever may write to a table would
-otherwise run code in whoever reads it.
+Nothing is ever pickled, because whoever may write to a table could then run code in its readers.
 """
 
 from __future__ import annotations
@@ -28,30 +27,39 @@ _SIGN = 2**63
 
 
 class Serializer(Protocol[T]):
-    """Two functions. Keys are equal where their bytes are, and are in the order of these. Picklable, like the table."""
+    """Converts values to bytes and back. Keys are equal and ordered as their bytes are. Picklable, like the table."""
 
     def to_bytes(self, value: T) -> bytes: ...
 
     def from_bytes(self, stored: bytes) -> T: ...
 
 
+def _reject(serializer: object, problem: str, next_step: str) -> SerializationError:
+    """Return the error for a value that this serializer rejects."""
+    return SerializationError(problem, next_step, serializer=type(serializer).__name__)
+
+
+def unreadable(stored: bytes, what: str, why: str) -> SerializationError:
+    """Return the error for stored bytes that a serializer has not written."""
+    return SerializationError(
+        f"{len(stored):,} stored bytes ({stored!r:.60}) are not {what}: {why}.",
+        "Open the table with the serializer that wrote them.",
+        serializer=what,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class TextSerializer:
-    """Text as UTF-8; in the order of its characters' numbers."""
+    """Text as UTF-8, ordered by code points."""
 
     def to_bytes(self, value: str) -> bytes:
         try:
             return value.encode()
         except AttributeError:
-            raise SerializationError(
-                f"{value!r:.80} is no text.", "Give a string.", serializer=type(self).__name__
-            ) from None
+            raise _reject(self, f"{value!r:.80} is no text.", "Pass a string.") from None
         except UnicodeEncodeError as error:
-            raise SerializationError(
-                f"{value!r:.80} is no text: it has half of a surrogate pair at {error.start}.",
-                "Give what UTF-8 can hold.",
-                serializer=type(self).__name__,
-            ) from None
+            problem = f"{value!r:.80} is no valid text: lone surrogate at {error.start}."
+            raise _reject(self, problem, "Pass text that UTF-8 can encode.") from None
 
     def from_bytes(self, stored: bytes) -> str:
         try:
@@ -68,7 +76,7 @@ class BytesSerializer:
         if type(value) is bytes:
             return value
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise SerializationError(f"{value!r:.80} is no bytes.", "Give bytes.", serializer=type(self).__name__)
+            raise _reject(self, f"{value!r:.80} is no bytes.", "Pass bytes.")
         return bytes(value)
 
     def from_bytes(self, stored: bytes) -> bytes:
@@ -77,26 +85,23 @@ class BytesSerializer:
 
 @dataclass(frozen=True, slots=True)
 class IntegerSerializer:
-    """Whole numbers of 64 bits with a sign, in eight bytes that are in the order of the numbers."""
+    """Signed 64-bit integers as eight bytes, ordered as the numbers are."""
 
     def to_bytes(self, value: int) -> bytes:
         if isinstance(value, bool) or not isinstance(value, int) or not -_SIGN <= value < _SIGN:
-            raise SerializationError(
-                f"{value!r:.80} is no whole number of 64 bits.",
-                "Give an integer from -2**63 to 2**63 - 1.",
-                serializer=type(self).__name__,
-            )
+            problem = f"{value!r:.80} is no signed 64-bit integer."
+            raise _reject(self, problem, "Pass an integer from -2**63 to 2**63 - 1.")
         return (value + _SIGN).to_bytes(8, "big")
 
     def from_bytes(self, stored: bytes) -> int:
         if len(stored) != 8:
-            raise unreadable(stored, "a whole number", f"it has {len(stored)} bytes instead of 8")
+            raise unreadable(stored, "a 64-bit integer", f"it has {len(stored)} bytes instead of 8")
         return int.from_bytes(stored, "big") - _SIGN
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionSerializer(Generic[T]):
-    """What two functions of yours make: one gives bytes, the other one takes them. Both are picklable."""
+    """Two functions of yours: `write` returns bytes, `read` accepts them. Both are picklable."""
 
     write: Callable[[T], bytes]
     read: Callable[[bytes], T]
@@ -109,9 +114,9 @@ class FunctionSerializer(Generic[T]):
 
 
 def reader_of_many(serializer: Serializer[T]) -> Callable[[Iterable[bytes]], Iterable[T]]:
-    """Return what reads many stored values with a serializer: without a call of Python for each, where there is a way.
+    """Return a function that reads many stored values, without a Python call for each if possible.
 
-    It fails in whatever way; `from_bytes` of what is unreadable then says more.
+    It may fail with any error; `from_bytes` of the unreadable value then describes the problem.
     """
     return _MANY.get(type(serializer)) or partial(map, serializer.from_bytes)
 
@@ -122,16 +127,7 @@ _MANY: dict[type, Callable[[Iterable[bytes]], Iterable[Any]]] = {
 }
 
 
-def unreadable(stored: bytes, what: str, why: str) -> SerializationError:
-    """Return the error for stored bytes that are not what a serializer writes."""
-    return SerializationError(
-        f"{len(stored):,} stored bytes ({stored!r:.60}) are not {what}: {why}.",
-        "Open the table with the serializer that wrote them.",
-        serializer=what,
-    )
-
-
-# What fastavro raises for values and bytes that are not of the schema, whichever part of it stumbles over them.
+# What fastavro raises for values and bytes that do not fit the schema.
 _UNFIT = (
     ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, AttributeError, OSError, RecursionError,
 )  # fmt: skip
@@ -140,11 +136,11 @@ _UNFIT = (
 @validated
 @dataclass(frozen=True, slots=True)
 class AvroSerializer:
-    """What an Avro schema (JSON text) describes, as bare bytes: they carry no schema, so the table has one for good.
+    """Values of an Avro schema (JSON text), as bytes without the schema, so a table has one for good.
 
-    Records are dictionaries; maps are written by their keys' order, so that equal values have equal bytes. What Avro
-    would change on its way (microseconds of milliseconds, a time without a zone, a tuple) is refused: what is read
-    equals what was written, but that a `float` has 32 bits. Needs fastavro (`pip install "dagster-adjunct[avro]"`).
+    Records are dictionaries. Maps are written in key order, so that equal values have equal bytes. Values that Avro
+    would change (microseconds of milliseconds, a time without a zone, a tuple) are rejected: what is read equals what
+    was written, except that a `float` has 32 bits. Needs fastavro (`pip install "dagster-adjunct[avro]"`).
     """
 
     schema: str
@@ -158,19 +154,13 @@ class AvroSerializer:
             fastavro.validation.validate(value, schema, strict=True)  # numbers of 32 bits, and truths, among others
             fastavro.schemaless_writer(written, schema, _by_keys(value), strict=True)
         except (*_UNFIT, fastavro.validation.ValidationError) as error:
-            raise SerializationError(
-                f"{value!r:.80} does not fit the Avro schema: {error}.",
-                "Give what the schema describes.",
-                serializer=type(self).__name__,
-            ) from None
+            raise self._unfit(value, error) from None
         stored = written.getvalue()
         read = self.from_bytes(stored)
         if not _is_same_avro(value, read):
-            raise SerializationError(
-                f"{value!r:.80} would not be read as it was written, but as {read!r:.80}.",
-                "Give what the schema's types can hold: times with their zone and no finer than theirs, lists.",
-                serializer=type(self).__name__,
-            )
+            problem = f"{value!r:.80} would not be read as it was written, but as {read!r:.80}."
+            next_step = "Pass what the schema's types can hold: lists, and times with a zone and their precision."
+            raise _reject(self, problem, next_step)
         return stored
 
     def from_bytes(self, stored: bytes) -> Any:
@@ -184,38 +174,37 @@ class AvroSerializer:
         return value
 
     def to_json(self, value: Any) -> str:
-        """Return a value as Avro writes it in JSON: the value of a union is `{"type": value}`, bytes are a text."""
+        """Return a value in Avro's JSON encoding: a value of a union is `{"type": value}`, bytes are text."""
         written = io.StringIO()
         try:
             _fastavro().json_writer(written, _parsed(self.schema), [value])
         except _UNFIT as error:
-            raise SerializationError(
-                f"{value!r:.80} does not fit the Avro schema: {error}.",
-                "Give what the schema describes.",
-                serializer=type(self).__name__,
-            ) from None
+            raise self._unfit(value, error) from None
         return written.getvalue()
+
+    def _unfit(self, value: Any, error: Exception) -> SerializationError:
+        problem = f"{value!r:.80} does not fit the Avro schema: {error}."
+        return _reject(self, problem, "Pass what the schema describes.")
 
     def from_json(self, text: str) -> Any:
         """Return the value that `to_json` wrote."""
         try:
             (value,) = _fastavro().json_reader(io.StringIO(text), _parsed(self.schema))
         except _UNFIT as error:
-            raise unreadable(
-                text.encode(errors="replace"), "one value in Avro's JSON of the schema", str(error)
-            ) from None
+            stored = text.encode(errors="replace")
+            raise unreadable(stored, "one value in Avro's JSON of the schema", str(error)) from None
         return value
 
 
 def _by_keys(value: Any) -> Any:
-    """Return a value whose dictionaries are in the order of their keys, as maps are written as they come."""
+    """Return a value with dictionaries in key order, because maps are written in their own order."""
     if type(value) is dict and all(type(key) is str for key in value):
         return {name: _by_keys(value[name]) for name in sorted(value)}
     return type(value)(map(_by_keys, value)) if type(value) in (list, tuple) else value
 
 
 def _is_same_avro(value: Any, read: Any) -> bool:
-    """Return whether what is read is what was written, where a record's name beside it chose one of a union."""
+    """Whether a value is read as it was written; a tuple with a record's name selects a branch of a union."""
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
         return _is_same_avro(value[1], read)
     if isinstance(value, dict) and isinstance(read, dict):
@@ -223,7 +212,7 @@ def _is_same_avro(value: Any, read: Any) -> bool:
     if isinstance(value, list) and isinstance(read, list):
         return len(value) == len(read) and all(map(_is_same_avro, value, read))
     if isinstance(value, float) and isinstance(read, float) and value != read:
-        if math.isinf(read):  # what 32 bits can't hold
+        if math.isinf(read):  # overflow of 32 bits
             return False
         return (math.isnan(value) and math.isnan(read)) or array("f", [value])[0] == read
     return bool(value == read)
@@ -235,9 +224,8 @@ def _parsed(schema: str) -> Any:
     try:
         return fastavro.parse_schema(json.loads(schema))
     except (*_UNFIT, fastavro.schema.SchemaParseException) as error:
-        raise ConfigurationError(
-            f"{schema!r:.80} is no Avro schema: {error}.", "Give one as JSON text.", argument="schema"
-        ) from None
+        problem = f"{schema!r:.80} is no Avro schema: {error}."
+        raise ConfigurationError(problem, "Pass one as JSON text.", argument="schema") from None
 
 
 def _fastavro() -> ModuleType:
@@ -257,10 +245,10 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class JsonSerializer:
-    """None, truths, numbers, texts, lists, and dictionaries whose keys are texts, as JSON in UTF-8 without blanks.
+    """None, booleans, numbers, strings, lists, and dictionaries with strings as keys, as JSON in UTF-8 without spaces.
 
-    Dictionaries are written by their keys' order, so that equal ones have equal bytes. What JSON would change on its
-    way (a tuple, a key that is a number, NaN) is refused: what is read equals what was written.
+    Dictionaries are written in key order, so that equal ones have equal bytes. Values that JSON would change (a tuple,
+    a number as key, NaN) are rejected: what is read equals what was written.
     """
 
     def to_bytes(self, value: Any) -> bytes:
@@ -269,20 +257,17 @@ class JsonSerializer:
                 value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
             ).encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise SerializationError(
-                f"{value!r:.80} can't be JSON: {error}.", "Give what JSON has.", serializer=type(self).__name__
-            ) from None
+            raise _reject(self, f"{value!r:.80} can't be JSON: {error}.", "Pass what JSON can represent.") from None
         if type(value) is not str and not _is_json(value):
-            raise SerializationError(
-                f"{value!r:.80} would not be read as it was written: JSON has no tuples, and only texts as keys.",
-                "Give lists, and dictionaries whose keys are texts.",
-                serializer=type(self).__name__,
+            problem = (
+                f"{value!r:.80} would not be read as it was written: JSON has no tuples, and only strings as keys."
             )
+            raise _reject(self, problem, "Pass lists, and dictionaries with strings as keys.")
         return stored
 
     def from_bytes(self, stored: bytes) -> Any:
         try:
-            return json.loads(stored.decode(), parse_constant=_refused)
+            return json.loads(stored.decode(), parse_constant=_reject_constant)
         except (ValueError, RecursionError) as error:
             raise unreadable(stored, "JSON", str(error)) from None
 
@@ -290,42 +275,33 @@ class JsonSerializer:
 @validated
 @dataclass(frozen=True, slots=True)
 class ModelSerializer(Generic[M]):
-    """Objects of a pydantic class as JSON, by their fields' aliases; what is read is validated.
+    """Objects of a pydantic class as JSON, by their fields' aliases; they are validated when read.
 
-    Computed fields and private attributes are left out. What would be read as something else, or could not be read
-    (an excluded field, an alias that is only written, an object of a subclass, what a validator refuses), is refused.
-    As keys: two objects are one key where their JSON is the same.
+    Computed fields and private attributes are omitted. Objects that would be read as something else, or could not be
+    read (an excluded field, an alias that is only written, an object of a subclass, what a validator rejects), are
+    rejected. As keys, two objects are equal if their JSON is.
     """
 
     model: type[M]
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, type) or not issubclass(self.model, BaseModel):
-            raise ConfigurationError(
-                f"{self.model!r:.80} is no pydantic class.",
-                "Give a subclass of pydantic.BaseModel; JsonSerializer() takes what JSON has.",
-                argument="model",
-            )
+            next_step = "Pass a subclass of pydantic.BaseModel, or use JsonSerializer() for plain values."
+            raise ConfigurationError(f"{self.model!r:.80} is no pydantic class.", next_step, argument="model")
 
     def to_bytes(self, value: M) -> bytes:
         if not isinstance(value, self.model):
-            raise SerializationError(
-                f"{value!r:.80} is no {self.model.__name__}.",
-                f"Give a {self.model.__name__}.",
-                serializer=type(self).__name__,
-            )
+            raise _reject(self, f"{value!r:.80} is no {self.model.__name__}.", f"Pass a {self.model.__name__}.")
         try:
             stored = value.model_dump_json(by_alias=True, round_trip=True, warnings=False).encode()
         except (PydanticSerializationError, UnicodeEncodeError) as error:
-            raise SerializationError(
-                f"{value!r:.80} can't be JSON: {error}.", "Give what JSON has.", serializer=type(self).__name__
-            ) from None
+            raise _reject(self, f"{value!r:.80} can't be JSON: {error}.", "Pass what JSON can represent.") from None
         try:
             read = self.model.model_validate_json(stored)
         except ValidationError as error:
-            self._changed(value, "; ".join(validation_problems(error)))
+            raise self._changed(value, "; ".join(validation_problems(error))) from None
         if value != read and not _is_same_json(value, read):
-            self._changed(value, f"it would be {read!r:.80}")
+            raise self._changed(value, f"it would be {read!r:.80}")
         return stored
 
     def from_bytes(self, stored: bytes) -> M:
@@ -334,21 +310,21 @@ class ModelSerializer(Generic[M]):
         except ValidationError as error:
             raise unreadable(stored, f"a {self.model.__name__}", "; ".join(validation_problems(error))) from None
 
-    def _changed(self, value: M, how: str) -> NoReturn:
-        raise SerializationError(
+    def _changed(self, value: M, how: str) -> SerializationError:
+        return _reject(
+            self,
             f"{value!r:.80} would not be read as it was written: {how}.",
-            f"Give a {self.model.__name__} that its JSON describes: finite numbers (or "
+            f"Pass a {self.model.__name__} that its JSON describes: finite numbers (or "
             'ser_json_inf_nan="strings" in its configuration), no excluded field, and aliases that are read, too.',
-            serializer=type(self).__name__,
         )
 
 
-def _refused(constant: str) -> NoReturn:
+def _reject_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
 def _is_same_json(value: Any, read: Any) -> bool:
-    """Return whether two values are of one class and have equal fields; NaN equals itself."""
+    """Whether two values are of one class and have equal fields; NaN equals itself."""
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
         return (
@@ -381,11 +357,8 @@ _SERIALIZERS: Final[dict[str, Serializer[Any]]] = {
 
 
 def serializer_named(name: str) -> Serializer[Any]:
-    """Return the serializer of this name. Raises ConfigurationError for one that is not known."""
+    """Return the serializer of this name. Raises ConfigurationError for an unknown one."""
     if name not in _SERIALIZERS:
-        raise ConfigurationError(
-            f"no serializer is named {name!r}: expected {', '.join(_SERIALIZERS)}.",
-            "Write one of them; others are given as objects, where Python opens the table.",
-            argument="name",
-        )
+        problem = f"no serializer is named {name!r}: expected {', '.join(_SERIALIZERS)}."
+        raise ConfigurationError(problem, "Others can be passed as objects in Python.", argument="name")
     return _SERIALIZERS[name]

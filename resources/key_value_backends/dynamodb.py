@@ -1,43 +1,57 @@
-"""`DynamoDbSegments`: key-value tables in DynamoDB, without a server of one's own."""
+"""`DynamoDbSegments`: key-value tables in DynamoDB."""
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from dagster_adjunct.resources.backends.dynamodb_connection import Connection
-from dagster_adjunct.resources.common import check_whole_number
-from dagster_adjunct.resources.errors import ConfigurationError
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from dagster_adjunct.resources.backends.dynamodb import resolve_table_key
+from dagster_adjunct.resources.backends.dynamodb_connection import Connection, error_code
+from dagster_adjunct.resources.common import argument_error, check_whole_number
+from dagster_adjunct.resources.errors import AdjunctError, TableUnavailableError, TransientError
 from dagster_adjunct.resources.key_value.segment import TableId, TableSegment
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
+    GATES,
+    KEY_SCHEMA,
     LIMITS,
     Clients,
     LoopCalls,
-    PhysicalTables,
     SegmentLayout,
     TableCalls,
     ThreadCalls,
-    physical_name,
+    table_label,
+    translate_dynamodb_error,
 )
 from dagster_adjunct.resources.key_value_backends.dynamodb_segment import HORIZON, DynamoDbSegment
 from dagster_adjunct.resources.validation import validated
 
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+_LONGEST_NAME = 255
+_CREATING_SECONDS = 10.0  # for a server in trouble; the table itself may take a minute
+_SEALING_SECONDS = 60.0
+_DELETING_SECONDS = 300.0
 _LABEL = "key-value tables in DynamoDB"
 _PREFIX = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 
 
 @validated
 class DynamoDbSegments:
-    """Each key-value table is a DynamoDB table, paid by request, whose name begins with `prefix`.
+    """Key-value tables as DynamoDB tables, paid per request, whose names start with `prefix`.
 
-    Every write is a transaction, which costs twice what a plain write does, and a check whether the table is sealed. Up
-    to `threads` requests of a table are under way at a time for each event loop, and for all threads that have none.
+    Every write is a transaction, which costs twice as much as a plain write, plus a check whether the table is sealed.
+    Up to `threads` requests of a table run at a time for each event loop, and for all threads without one.
 
-    Region, endpoint and credentials come from boto3's own chain unless they are given: `credentials_env` names the
-    environment variables that hold the access key's id, the secret and maybe the session's token.
+    Region, endpoint and credentials come from boto3's own chain unless they are passed. `credentials_env` names the
+    environment variables with the access key's id, the secret and, optionally, the session token.
     """
 
     limits = LIMITS
@@ -62,15 +76,11 @@ class DynamoDbSegments:
         self.connection.check(_LABEL)
         check_whole_number(threads, f"{_LABEL} have threads={threads!r}", "at least one", argument="threads")
         if not _PREFIX.fullmatch(prefix):
-            raise ConfigurationError(
-                f"{_LABEL} have prefix={prefix!r}: expected at most 64 letters, digits, '-', '_' or '.'.",
-                "Change it.",
-                argument="prefix",
-            )
+            found, expected = f"{_LABEL} have prefix={prefix!r}", "at most 64 letters, digits, '-', '_' or '.'"
+            raise argument_error(found, expected, argument="prefix")
         self.prefix = prefix
         self.threads = threads
         self._clients = Clients(self.connection)
-        self._tables = PhysicalTables(self._clients, threads)
         self._calls: WeakValueDictionary[tuple[type, TableId], TableCalls] = WeakValueDictionary()
         self._opening = threading.Lock()
 
@@ -92,16 +102,58 @@ class DynamoDbSegments:
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self.to_dict(),)
+        return _make, (self.to_dict(),)
 
     def create(self, table: TableId, partitions: int) -> None:
-        self._tables.create(table, self._name(table))
+        """Create a table, paid per request, and wait until it accepts requests."""
+        name, tags = self._name(table), {"adjunct:scope": table.scope, "adjunct:table": table.name}
+
+        def create(client: DynamoDBClient) -> None:
+            try:
+                resolve_table_key(client, table_label(table), name, KEY_SCHEMA, create=True, tags=tags)
+            except AdjunctError:
+                raise
+            except Exception as error:
+                raise translate_dynamodb_error(error, table, sent=False) from error
+
+        with self._client(table) as client:
+            _retrying(_CREATING_SECONDS)(create, client)
 
     def seal(self, table: TableId, partitions: int) -> None:
-        self._tables.seal(table, self._name(table), partitions)
+        """Close all gates. A gate that a write is passing is closed after it, and no write passes it then."""
+        name = self._name(table)
+        gates = [SegmentLayout(name, at).gate(number) for at in range(partitions) for number in range(GATES)]
+        with self._client(table) as client, ThreadPoolExecutor(self.threads) as threads:
+
+            def close(gate: dict[str, Any]) -> None:
+                try:
+                    client.put_item(TableName=name, Item=gate)
+                except Exception as error:
+                    raise translate_dynamodb_error(error, table, sent=True) from error
+
+            try:
+                list(threads.map(lambda gate: _retrying(_SEALING_SECONDS)(close, gate), gates))
+            except BaseException:
+                threads.shutdown(cancel_futures=True)
+                raise
 
     def delete(self, table: TableId, partitions: int) -> None:
-        self._tables.delete(table, self._name(table))
+        """Delete a table and wait until it is gone, because it may accept writes until then."""
+        name, label = self._name(table), table_label(table)
+
+        def delete(client: DynamoDBClient) -> None:
+            try:
+                client.delete_table(TableName=name)
+            except Exception as error:
+                if error_code(error) == "ResourceNotFoundException":
+                    return
+                if error_code(error) != "ResourceInUseException":  # it is being created or deleted
+                    raise translate_dynamodb_error(error, table, sent=False) from error
+            problem = f"{label} is not deleted after {_DELETING_SECONDS:.0f} s."
+            raise TableUnavailableError(problem, f"Try again, and check the table {name} in AWS.", table=label)
+
+        with self._client(table) as client:
+            _retrying(_DELETING_SECONDS, longest_pause=2.0)(delete, client)
 
     def open(self, table: TableId, partition: int) -> TableSegment:
         return self._segment(LoopCalls, table, partition)
@@ -120,9 +172,37 @@ class DynamoDbSegments:
                 calls = self._calls[kind, table] = kind(table, self._clients, self.threads)
         return DynamoDbSegment(calls, SegmentLayout(self._name(table), partition))
 
+    @contextmanager
+    def _client(self, table: TableId) -> Iterator[DynamoDBClient]:
+        client = self._clients.new(table_label(table), self.threads)
+        try:
+            yield client
+        finally:
+            client.close()
+
     def _name(self, table: TableId) -> str:
-        return physical_name(self.prefix, table)
+        """Return the name of a table in DynamoDB: unique by its incarnation; the rest is for people, and truncated."""
+        room = _LONGEST_NAME - len(self.prefix) - len(table.incarnation) - 2
+        scope = table.scope[: max(room // 2, room - len(table.name))]
+        return f"{self.prefix}{scope}-{table.name[: room - len(scope)]}-{table.incarnation}"
 
 
-def _made(settings: dict[str, Any]) -> DynamoDbSegments:
+def _retrying(seconds: float, longest_pause: float = 0.5) -> Retrying:
+    return Retrying(
+        retry=retry_if_exception(_may_pass),
+        wait=wait_random_exponential(multiplier=0.01, max=longest_pause),
+        stop=stop_after_delay(seconds),
+        reraise=True,
+    )
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether a reachable server may answer otherwise in a moment."""
+    from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError
+
+    unreached = isinstance(error.__cause__, EndpointConnectionError | ConnectTimeoutError)
+    return isinstance(error, TransientError) and not unreached
+
+
+def _make(settings: dict[str, Any]) -> DynamoDbSegments:
     return DynamoDbSegments(**settings)

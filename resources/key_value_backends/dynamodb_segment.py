@@ -1,4 +1,4 @@
-"""`DynamoDbSegment`: a partition of a key-value table, in the DynamoDB table that all its partitions share."""
+"""`DynamoDbSegment`: reading and writing one partition of a key-value table in DynamoDB."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     SegmentLayout,
     TableCalls,
     family_prefix_at,
+    ignore_failed_condition,
     key_after_family,
     table_key_of,
+    translate_dynamodb_error,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ _LARGEST_LIMIT = 1_000_000
 async def read_keys(
     calls: TableCalls, layout: SegmentLayout, keys: Sequence[bytes], *, values: bool
 ) -> list[StoredEntry | None]:
-    """Return the entries of these keys, in their order, None for what is missing."""
+    """Return the entries of keys in their order, None for missing ones."""
     if len(keys) == 1:
         asked: dict[str, Any] = {"Key": layout.entry(keys[0]), "ConsistentRead": True}
         if not values:
@@ -71,23 +73,21 @@ async def read_keys(
 async def _read_batch(
     calls: TableCalls, layout: SegmentLayout, keys: Sequence[bytes], values: bool, into: dict[bytes, StoredEntry]
 ) -> None:
-    """Put the entries of up to 100 keys into `into`.
-
-    What DynamoDB has no capacity for it leaves out: it is asked for again, ever more slowly.
-    """
+    """Add the entries of up to 100 keys to `into`. Keys that DynamoDB leaves out for lack of capacity are requested
+    again, with growing pauses."""
     patience = Patience(_PATIENCE, calls.pause)
     left: Any = list(map(layout.entry, keys))
     attributes = "s, v, d" if values else "s, v"
     by_sort_key: dict[bytes, bytes] | None = None
     if len({item["h"]["B"] for item in left}) == 1:
-        # boto3 takes its time for every attribute, and this one is known.
+        # boto3 spends time on every attribute, and this one is known.
         by_sort_key = {item["s"]["B"]: key for item, key in zip(left, keys, strict=True)}
     else:
         attributes = f"h, {attributes}"
     while True:
         asked = {"Keys": left, "ConsistentRead": True, "ProjectionExpression": attributes}
         request: Any = {layout.table: asked}
-        answer: Any = await calls.read(partial(_batch_get, request))
+        answer: Any = await calls.read(lambda client, request=request: client.batch_get_item(RequestItems=request))  # type: ignore[misc]
         for item in answer["Responses"].get(layout.table, ()):
             key = table_key_of(item) if by_sort_key is None else by_sort_key[item["s"]["B"]]
             into[key] = _entry(key, item, values)
@@ -98,10 +98,6 @@ async def _read_batch(
             error = throttled_problem(calls.label, f"{len(left)} keys unprocessed").error
             assert error is not None
             raise error
-
-
-def _batch_get(request: Any, client: DynamoDBClient) -> Any:
-    return client.batch_get_item(RequestItems=request)
 
 
 async def read_range(
@@ -124,16 +120,16 @@ async def read_range(
 
 
 async def _stretches(calls: TableCalls, layout: SegmentLayout, within: KeyRange) -> AsyncIterator[Sequence[KeyStretch]]:
-    """Give where the entries of a range lie, in their order; what is given together is best read together.
+    """Yield the places of a range's entries, in order, grouped as they are best read.
 
-    The more families a page has gone through, the smaller they are, and the more of them are read at a time.
+    The more families a page has had, the smaller they are, and the more of them are read at a time.
     """
     before = layout.before_families(within)
     if before is not None:
         yield (before,)
     begun = family_prefix_at(within.start)
     if begun is not None:
-        # Most pages go on in a family, and mostly it has enough for them: the list is not needed.
+        # Most pages continue in a family that has enough entries for them, so the list is not needed.
         yield (layout.in_family(begun, within),)
     listed = layout.families(within if begun is None else KeyRange(key_after_family(begun), within.end))
     together, after = 1, None
@@ -155,9 +151,9 @@ async def _stretches(calls: TableCalls, layout: SegmentLayout, within: KeyRange)
 async def _read_stretch(
     calls: TableCalls, table: str, stretch: KeyStretch, within: KeyRange, limit: int, values: bool
 ) -> tuple[list[StoredEntry], bool]:
-    """Return the first entries of a stretch, and whether that is all that it has.
+    """Return the first entries of a stretch, and whether that is all of them.
 
-    DynamoDB ends a page after 1 MiB; then that is a page here too, unless nothing of it is in the range.
+    DynamoDB ends a page after 1 MiB, which then ends this page too, unless it has nothing in the range.
     """
     entries: list[StoredEntry] = []
     attributes = "s, v, d" if values else "s, v"
@@ -182,7 +178,7 @@ async def _read_stretch(
 async def query(
     calls: TableCalls, table: str, stretch: KeyStretch, attributes: str, limit: int, after: Item | None = None
 ) -> Any:
-    """Return DynamoDB's answer: at most `limit` items of a stretch, with these attributes."""
+    """Return DynamoDB's answer with at most `limit` items of a stretch, with these attributes."""
     bounds = {":h": stretch.hash_key, ":a": stretch.lowest, ":z": stretch.highest}
     request: dict[str, Any] = {
         "TableName": table,
@@ -201,9 +197,9 @@ def _entry(key: bytes, item: Item, values: bool) -> StoredEntry:
     return StoredEntry(key, item["v"]["B"], item["d"]["B"] if values else None)
 
 
-# What is sent to DynamoDB to write to a segment, and what its refusals say. Decisions without any I/O.
+# Requests of writes and the meaning of their rejections, without I/O.
 #
-# A write is one transaction. It checks a gate, which is closed in a sealed table and where families may have been
+# A write is one transaction. It checks a gate, which is closed in a sealed table and raised when families may have been
 # removed since this process listed them (`dynamodb_layout.py`), and makes every change under its condition. All tries
 # of a write are identical except for that term and the number in their client request token.
 
@@ -215,11 +211,11 @@ _THROTTLED = {"ThrottlingError", "ProvisionedThroughputExceeded"}
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """A transaction that had no effect, and why.
+    """A transaction without effect, and why.
 
-    `term`: the gate has this one, which is newer than the request's, and no request of an older one passes it any more.
-    `current` tells, for the place of each change whose condition fails, the version that its key has. `conflict`:
-    others wrote, so that not everything was looked at. `refused`: DynamoDB's words for what it will never take.
+    `term` is the gate's, if it is newer than the request's: no request of an older term passes it any more. `current`
+    has the versions of the keys whose conditions fail, by the index of the change. `conflict`: others wrote, so not
+    everything was checked. `refused` is DynamoDB's message about a permanent error.
     """
 
     sealed: bool = False
@@ -238,7 +234,7 @@ class Cancelled:
 def write_request(
     layout: SegmentLayout, changes: Sequence[SegmentChange], token: bytes, number: int, term: int
 ) -> dict[str, Any]:
-    """Return the request that makes these changes, whose families are listed at `term`: the `number`th try, from 0."""
+    """Return the request of the `number`th try, from 0, of changes whose families are listed at `term`."""
     return {
         "ClientRequestToken": _client_token(token, number),
         "TransactItems": [_gate_check(layout, token, term), *(_action(layout, change) for change in changes)],
@@ -246,32 +242,32 @@ def write_request(
 
 
 def token_invalidation_request(layout: SegmentLayout, token: bytes, number: int, term: int) -> dict[str, Any]:
-    """Return a harmless request that takes the client request token of a try away from it.
+    """Return a harmless request with the client request token of a try.
 
-    DynamoDB does one of the two. A copy of the try that is still on its way is refused when this was done: it has the
-    token of another request.
+    DynamoDB applies one of the two. Once it has applied this one, it rejects a late copy of the try, because the token
+    is of another request.
     """
-    burnt = {**layout.burnt(gate_number(token)), "t": {"B": token}}
+    item = {**layout.invalidated(gate_number(token)), "t": {"B": token}}
     return {
         "ClientRequestToken": _client_token(token, number),
-        "TransactItems": [_gate_check(layout, token, term), {"Put": {"TableName": layout.table, "Item": burnt}}],
+        "TransactItems": [_gate_check(layout, token, term), {"Put": {"TableName": layout.table, "Item": item}}],
     }
 
 
 def gate_number(token: bytes) -> int:
-    """Return the gate that a request checks: any will do, since sealing shuts them all."""
+    """Return the gate that a request checks; any will do, because sealing closes all."""
     return token[0] % GATES
 
 
 def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
-    """Return what the answer to a cancelled transaction says."""
+    """Return the meaning of the answer to a cancelled transaction."""
     reasons: Sequence[Mapping[str, Any]] = response.get("CancellationReasons") or ()
     codes = [str(reason.get("Code", "None")) for reason in reasons]
     if not codes:
-        # Some servers give the reasons in the message alone: nothing was done, and the next try tells more.
+        # Some servers give reasons in the message only: nothing was applied, and the next try tells more.
         return Cancelled(conflict=True)
     current = {
-        place: _version_in(reason.get("Item"))
+        place: reason["Item"]["v"]["B"] if reason.get("Item") else None
         for place, (code, reason) in enumerate(zip(codes[1:], reasons[1:], strict=True))
         if code == _CONDITION_FAILED
     }
@@ -279,7 +275,7 @@ def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
     refused = [
         f"{code}: {reason.get('Message')}" for code, reason in zip(codes, reasons, strict=True) if code not in known
     ]
-    # That the gate was busy does not matter where a condition failed.
+    # That the gate was busy does not matter if a condition failed.
     looked_at = codes[1:] if current else codes
     shut = codes[0] == _CONDITION_FAILED
     term = term_of(reasons[0].get("Item") or {}) if shut else None
@@ -298,7 +294,7 @@ def _client_token(token: bytes, number: int) -> str:
 
 
 def term_of(item: Item) -> int | None:
-    """Return the term of a gate or of a family in the list; None where it has none."""
+    """Return the term of a gate or of a listed family, None if it has none."""
     return int(item["n"]["N"]) if "n" in item else None
 
 
@@ -331,155 +327,122 @@ def _action(layout: SegmentLayout, change: SegmentChange) -> Item:
     return {kind: action}
 
 
-def _version_in(item: Item | None) -> bytes | None:
-    return item["v"]["B"] if item else None
-
-
-# Removes families without entries; `dynamodb_layout.py` says why this is correct whoever writes at the same time.
+# Purging the list of families without entries; `dynamodb_layout.py` explains why this is safe during writes.
 #
-# It is done by those who add families, a part of the list at a time, going round: for every `PURGE_AFTER` new families
-# four times as many are looked at. So the list has no more families without entries than with them, or some hundred.
+# Processes that add families do it, one part of the list after the other: for every `PURGE_AFTER` new families they
+# look at four times as many. So at most half of the list, or some hundred families, have no entries.
 
 
-SETTLING_SECONDS = (
-    60  # seconds, by DynamoDB's clock, after which no transaction is left that passed a gate before it moved up
-)
+SETTLING_SECONDS = 60  # by DynamoDB's clock, after which no transaction is left that passed a gate before it was raised
 FAMILIES_PER_PURGE = 4 * PURGE_AFTER
-MIN_EMPTY_FAMILIES = PURGE_AFTER // 2  # families without entries for which all gates are moved up
-_PURGE_PATIENCE = 5.0  # seconds for which a gate is tried that writes are passing
+MIN_EMPTY_FAMILIES = PURGE_AFTER // 2  # families without entries for which all gates are raised
+_PURGE_PATIENCE = 5.0  # seconds for which a gate that writes are passing is retried
 _log = logging.getLogger("adjunct.key_value")
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """All gates had `term` at `at`, by DynamoDB's clock; the families from `place` on are looked at next."""
-
-    term: int = 0
-    at: int = 0
-    place: bytes = b""
-
-    @staticmethod
-    def of(item: Item) -> Progress:
-        return Progress(int(item["n"]["N"]), int(item["a"]["N"]), item["p"]["B"]) if item else Progress()
-
-    def attributes(self) -> Item:
-        return {"n": {"N": str(self.term)}, "a": {"N": str(self.at)}, "p": {"B": self.place}}
-
-
 async def purge_families(calls: TableCalls, layout: SegmentLayout) -> None:
-    """Look at a part of the list. A write was applied just before: nothing that fails here is an error of it."""
+    """Purge a part of the list. Its errors are only logged, because they are not of the write that was just applied."""
     try:
-        await _look(calls, layout)
+        await _purge(calls, layout)
     except (AdjunctError, KeyError, ValueError) as error:
         _log.warning("%s: families without entries stay in its list for now: %s", calls.label, error)
 
 
-async def _look(calls: TableCalls, layout: SegmentLayout) -> None:
-    answer: Any = await calls.read(partial(_get_progress, layout))
-    progress, now = Progress.of(answer.get("Item", {})), _time_of(answer)
-    if now < progress.at + SETTLING_SECONDS:
+async def _purge(calls: TableCalls, layout: SegmentLayout) -> None:
+    table = layout.table
+    answer: Any = await calls.read(
+        lambda client: client.get_item(TableName=table, Key=layout.progress(), ConsistentRead=True)
+    )
+    item = answer.get("Item")
+    # All gates had this term at this time, by DynamoDB's clock; the families from `place` on are next.
+    term, at, place = (int(item["n"]["N"]), int(item["a"]["N"]), item["p"]["B"]) if item else (0, 0, b"")
+    if _time_of(answer) < at + SETTLING_SECONDS:
         return
-    stretch = layout.families(KeyRange(progress.place))
+    stretch = layout.families(KeyRange(place))
     if stretch is None:
-        raise ValueError(f"item {layout.progress()} has a place that is no family's: {progress.place.hex()}; delete it")
-    part = await query(calls, layout.table, stretch, "s, n", FAMILIES_PER_PURGE)
+        raise ValueError(f"item {layout.progress()} has a place that is no family's: {place.hex()}; delete it")
+    part = await query(calls, table, stretch, "s, n", FAMILIES_PER_PURGE)
     terms = {item["s"]["B"]: term_of(item) or 0 for item in part["Items"]}
-    held = await calls.together(_has_entries(calls, layout, family) for family in terms)
-    empty = [family for family, holds in zip(terms, held, strict=True) if not holds]
-    gone = [family for family in empty if terms[family] < progress.term]
-    await calls.together(calls.read(partial(_delete, layout, family, progress.term)) for family in gone)
-
-    term, at = progress.term, progress.at
-    left = [terms[family] for family in empty if terms[family] >= term]
-    if len(left) >= MIN_EMPTY_FAMILIES:
-        term = max(left) + 1
-        at = max(await calls.together(_move_gate(calls, layout, number, term) for number in range(GATES)))
+    found = await calls.together(query(calls, table, layout.in_family(family, KeyRange()), "s", 1) for family in terms)
+    empty = [family for family, entries in zip(terms, found, strict=True) if not entries["Items"]]
+    await calls.together(
+        calls.read(partial(_remove_family, layout, family, term)) for family in empty if terms[family] < term
+    )
+    newer = [terms[family] for family in empty if terms[family] >= term]
+    if len(newer) >= MIN_EMPTY_FAMILIES:
+        term = max(newer) + 1
+        at = max(await calls.together(_raise_gate(calls, layout, number, term) for number in range(GATES)))
     place = key_after_family(list(terms)[-1]) if part.get("LastEvaluatedKey") else b""
-    await calls.read(partial(_put, layout, {**layout.progress(), **Progress(term, at, place).attributes()}))
+    progress = {**layout.progress(), "n": {"N": str(term)}, "a": {"N": str(at)}, "p": {"B": place}}
+    await calls.read(lambda client: client.put_item(TableName=table, Item=progress))
 
 
-async def _has_entries(calls: TableCalls, layout: SegmentLayout, family: bytes) -> bool:
-    answer = await query(calls, layout.table, layout.in_family(family, KeyRange()), "s", 1)
-    return bool(answer["Items"])
+def _remove_family(layout: SegmentLayout, family: bytes, term: int, client: DynamoDBClient) -> None:
+    """Remove a family from the list, unless another process has listed it at this term or a newer one."""
+    ignore_failed_condition(
+        client.delete_item,
+        TableName=layout.table,
+        Key=layout.family(family),
+        ConditionExpression="attribute_not_exists(n) OR n < :n",
+        ExpressionAttributeValues={":n": {"N": str(term)}},
+    )
 
 
-async def _move_gate(calls: TableCalls, layout: SegmentLayout, number: int, term: int) -> int:
-    """Let a gate pass nothing of an older term, as one of a newer term, or of a sealed table, does; return when."""
+async def _raise_gate(calls: TableCalls, layout: SegmentLayout, number: int, term: int) -> int:
+    """Make a gate reject older terms, as one of a newer term, or of a sealed table, does; return when."""
     patience = Patience(_PURGE_PATIENCE, calls.pause)
+
+    def put(client: DynamoDBClient) -> int:
+        try:
+            answer: Any = client.put_item(
+                TableName=layout.table,
+                Item={**layout.gate(number), "n": {"N": str(term)}},
+                ConditionExpression="attribute_not_exists(h) OR n < :n",
+                ExpressionAttributeValues={":n": {"N": str(term)}},
+            )
+        except Exception as error:
+            if error_code(error) != "ConditionalCheckFailedException":
+                raise
+            answer = getattr(error, "response", {})
+        return _time_of(answer)
+
     while True:
         try:
-            return await calls.read(partial(_raise_gate, layout, number, term))
+            return await calls.read(put)
         except TableUnavailableError:
             if not await patience.wait():
                 raise
 
 
-def _raise_gate(layout: SegmentLayout, number: int, term: int, client: DynamoDBClient) -> int:
-    request: dict[str, Any] = {
-        "TableName": layout.table,
-        "Item": {**layout.gate(number), "n": {"N": str(term)}},
-        "ConditionExpression": "attribute_not_exists(h) OR n < :n",
-        "ExpressionAttributeValues": {":n": {"N": str(term)}},
-    }
-    try:
-        return _time_of(client.put_item(**request))
-    except Exception as error:
-        if error_code(error) != "ConditionalCheckFailedException":
-            raise
-        return _time_of(getattr(error, "response", {}))
-
-
-def _get_progress(layout: SegmentLayout, client: DynamoDBClient) -> Any:
-    return client.get_item(TableName=layout.table, Key=layout.progress(), ConsistentRead=True)
-
-
-def _put(layout: SegmentLayout, item: Item, client: DynamoDBClient) -> None:
-    client.put_item(TableName=layout.table, Item=item)
-
-
-def _delete(layout: SegmentLayout, family: bytes, term: int, client: DynamoDBClient) -> None:
-    """Take a family without entries out of the list, unless somebody has listed it at this term or a later one."""
-    try:
-        client.delete_item(
-            TableName=layout.table,
-            Key=layout.family(family),
-            ConditionExpression="attribute_not_exists(n) OR n < :n",
-            ExpressionAttributeValues={":n": {"N": str(term)}},
-        )
-    except Exception as error:
-        if error_code(error) != "ConditionalCheckFailedException":
-            raise
-
-
 def _time_of(answer: Mapping[str, Any]) -> int:
-    """Return the seconds at which DynamoDB answered, by its own clock."""
+    """Return the time of DynamoDB's answer in seconds, by its own clock."""
     return int(parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp())
 
 
-# Writes to a segment in DynamoDB: one transaction each, tried until it is known what became of it.
+# Writes: one transaction each, tried until its outcome is known.
 #
-# Each try has a client request token of its own. DynamoDB answers a repeated try that was applied with the same
-# success for ten minutes, whatever others wrote since. So a try whose reply was lost is sent once more. If that is
-# cancelled, the first copy may still be on its way: its token is burnt, and only then is the try known never to be
-# applied. It is known too where gates have a newer term than the try.
+# Each try has a client request token of its own. For ten minutes, DynamoDB answers a repeated try that was applied with
+# the same success, whatever others have written since. So a try whose reply was lost is sent once more. If that is
+# cancelled, the first copy may still be in flight: its token is invalidated, and only then is the try known never to be
+# applied. That is also known once gates have a newer term than the try.
 
 
 HORIZON = 540.0  # seconds; DynamoDB forgets a token ten minutes after its request has ended
-PATIENCE = 5.0  # seconds in which a write that meets other writers is tried again here
+PATIENCE = 5.0  # seconds for which a write is retried here after conflicts with others
 _LOST_KNOWN = 1_000
 
 
 class TransactionAnswer(Enum):
-    """What DynamoDB says to a transaction that it does not cancel."""
+    """DynamoDB's answer to a transaction that it does not cancel."""
 
     APPLIED = "applied, now or before"
     TOKEN_TAKEN = "another request has its token"
-    UNDER_WAY = "a copy of it is being worked on"
+    IN_PROGRESS = "a copy of it is being executed"
 
 
 @dataclass(frozen=True, slots=True)
 class LastTry:
-    """Of a write whose reply was lost: the last try's number and term. `over`: it is known never to be applied."""
+    """The last try of a write whose reply was lost. `over`: it is known never to be applied."""
 
     number: int
     term: int
@@ -499,19 +462,19 @@ class SegmentWrites:
         self._remembering = threading.Lock()
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool) -> None:
-        """Do what `TableSegment.apply` says."""
+        """Apply changes as `TableSegment.apply` does."""
         if not repeated:
             await self._try(changes, token, 0)
         elif not await self._settle(changes, token):
             await self._try(changes, token, self._lost[token].number + 1)
             self._forget(token)
-        if self._families.look_is_due():
+        if self._families.take_purge_due():
             await purge_families(self._calls, self._layout)
 
     async def _try(self, changes: Sequence[SegmentChange], token: bytes, number: int) -> None:
-        """Apply the changes; nothing of the tries from `number` on was sent yet, or all that was sent is over."""
+        """Apply the changes; no try from `number` on was sent yet, or all that were sent are over."""
         patience = Patience(self._patience, self._calls.pause)
-        term = await self._families.listed(changes)
+        term = await self._families.ensure_listed(changes)
         while True:
             try:
                 answer = await self._send(write_request(self._layout, changes, token, number, term))
@@ -523,31 +486,31 @@ class SegmentWrites:
             if isinstance(answer, Cancelled):
                 self._check(answer)
             if not await patience.wait():
-                if answer is TransactionAnswer.UNDER_WAY:
+                if answer is TransactionAnswer.IN_PROGRESS:
                     self._remember(token, number, term)
                     raise ReplyLostError(
-                        f"{self._calls.label}: a copy of a write is being worked on for {self._patience:g} s.",
-                        "It is asked about again.",
+                        f"{self._calls.label}: a copy of a write has been in progress for {self._patience:g} s.",
+                        "It is checked again.",
                     )
                 raise self._contended()
-            if answer is not TransactionAnswer.UNDER_WAY:
-                # This one is over. A server that remembered cancelled ones too would cancel it for ever.
+            if answer is not TransactionAnswer.IN_PROGRESS:
+                # This try is over. A server that remembers cancelled ones would cancel it for ever.
                 number += 1
-                term = await self._families.listed(changes)
+                term = await self._families.ensure_listed(changes)
 
     async def _settle(self, changes: Sequence[SegmentChange], token: bytes) -> bool:
-        """Find out whether a write whose reply was lost was applied; after False its last try never will be."""
+        """Return whether a write whose reply was lost was applied; after False its last try never will be."""
         last = self._lost.get(token)
         if last is not None and last.over:
             return False
         try:
-            if last is None:  # another handle has sent it: at which term is not known here
-                term = await self._families.listed(changes)
+            if last is None:  # another handle has sent it, at an unknown term
+                term = await self._families.ensure_listed(changes)
                 applied = await self._was_applied(changes, token, 0, term, sent_here=False)
             else:
                 applied = await self._was_applied(changes, token, last.number, last.term, sent_here=True)
         except TableUnavailableError as error:
-            # Of this call nothing happened; of the one before it nothing is known yet.
+            # This call had no effect; the outcome of the previous one is still unknown.
             raise ReplyLostError(error.problem, error.next_step) from error
         if applied:
             self._forget(token)
@@ -556,10 +519,10 @@ class SegmentWrites:
     async def _was_applied(
         self, changes: Sequence[SegmentChange], token: bytes, number: int, term: int, *, sent_here: bool
     ) -> bool:
-        """Find out what became of a try whose reply was lost: True, or False where it never will be applied.
+        """Return whether a try whose reply was lost was applied; after False it never will be.
 
-        Raises `ConditionsFailed` and the like where it never will be and a new try is no use, `ReplyLostError` or
-        TableUnavailableError where it could not be found out.
+        Raises `ConditionsFailed` and the like if it never will be and a new try would not help, `ReplyLostError` or
+        TableUnavailableError if its outcome could not be determined.
         """
         patience = Patience(self._patience, self._calls.pause)
         taken = False
@@ -570,26 +533,26 @@ class SegmentWrites:
                     raise self._sent_elsewhere()
                 if answer is TransactionAnswer.APPLIED:
                     return True
-                if answer is TransactionAnswer.TOKEN_TAKEN:  # it was burnt before
+                if answer is TransactionAnswer.TOKEN_TAKEN:  # it was invalidated before
                     self._remember(token, number, term, over=True)
                     return False
             elif answer.sealed:
                 raise sealed_table_error(self._calls.table, self._calls.label)
             elif answer.term is not None:
-                # No gate passes any copy of it any more.
+                # No gate lets a copy of it pass any more.
                 self._families.learn(answer.term)
                 if not sent_here:
                     raise self._sent_elsewhere()
                 self._remember(token, number, term, over=True)
                 return False
             elif not answer.may_pass:
-                burnt = await self._send(token_invalidation_request(self._layout, token, number, term))
-                if burnt is TransactionAnswer.APPLIED or (taken and burnt is TransactionAnswer.TOKEN_TAKEN):
+                invalidated = await self._send(token_invalidation_request(self._layout, token, number, term))
+                if invalidated is TransactionAnswer.APPLIED or (taken and invalidated is TransactionAnswer.TOKEN_TAKEN):
                     self._remember(token, number, term, over=True)
                     self._check(answer)
                     return False
-                if burnt is TransactionAnswer.TOKEN_TAKEN:
-                    # The first copy came meanwhile. What became of it is what DynamoDB says to another copy.
+                if invalidated is TransactionAnswer.TOKEN_TAKEN:
+                    # The first copy arrived meanwhile. DynamoDB's answer to another copy tells its outcome.
                     taken = True
                     continue
             if not await patience.wait():
@@ -605,10 +568,10 @@ class SegmentWrites:
             if code == "TransactionCanceledException":
                 return parse_cancellation(getattr(error, "response", {}))
             if code == "TransactionInProgressException":
-                return TransactionAnswer.UNDER_WAY
+                return TransactionAnswer.IN_PROGRESS
             if code == "IdempotentParameterMismatchException":
                 return TransactionAnswer.TOKEN_TAKEN
-            raise self._calls.meaning(error, sent=True) from error
+            raise translate_dynamodb_error(error, self._calls.table, sent=True) from error
         return TransactionAnswer.APPLIED
 
     def _remember(self, token: bytes, number: int, term: int, *, over: bool = False) -> None:
@@ -624,12 +587,12 @@ class SegmentWrites:
             self._lost.pop(token, None)
 
     def _check(self, cancelled: Cancelled) -> None:
-        """Raise what a cancelled transaction has to say, unless it may be applied when it is tried again at once."""
+        """Raise the error of a cancelled transaction, unless it may be applied if it is tried again at once."""
         if cancelled.sealed:
             raise sealed_table_error(self._calls.table, self._calls.label)
         label = self._calls.label
         if cancelled.refused is not None:
-            raise TableError(f"{label}: a write is refused ({cancelled.refused}).", "Correct it.", table=label)
+            raise TableError(f"{label}: a write is rejected ({cancelled.refused}).", table=label)
         if cancelled.term is not None:
             self._families.learn(cancelled.term)
             return
@@ -643,22 +606,23 @@ class SegmentWrites:
     def _contended(self) -> TableUnavailableError:
         label = self._calls.label
         return TableUnavailableError(
-            f"{label}: a write met others that write the same keys, again and again for {self._patience:g} s.",
-            "It is tried again; if that goes on, let fewer write the same keys at a time.",
+            f"{label}: a write conflicted with others of the same keys for {self._patience:g} s.",
+            "It is retried. If that continues, have fewer writers of the same keys.",
             table=label,
         )
 
     def _sent_elsewhere(self) -> ReplyLostError:
         return ReplyLostError(
-            f"{self._calls.label}: a write was sent over another handle, and families were forgotten since.",
-            "Read its keys, or ask over the handle that has sent it.",
+            f"{self._calls.label}: a write was sent through another handle, and families were purged since.",
+            "Read its keys, or repeat it through the handle that sent it.",
         )
 
 
 class DynamoDbSegment:
-    """What `TableSegment` says. Several keys are not read at one moment: DynamoDB reads each as it is then.
+    """A partition of a key-value table, in the DynamoDB table that all its partitions share.
 
-    `calls` is shared by the segments of the table: closing one closes them all for the running event loop.
+    Several keys are read at different moments. The segments of a table share `calls`: closing one closes them all for
+    the running event loop.
     """
 
     limits = LIMITS
@@ -673,29 +637,28 @@ class DynamoDbSegment:
         return f"DynamoDbSegment({self._layout.table!r}, partition={self._layout.partition})"
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
-        with self._as_written():
+        with self._report_foreign_items():
             await self._writes.apply(changes, token, repeated=repeated)
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
-        with self._as_written():
+        with self._report_foreign_items():
             return await read_keys(self._calls, self._layout, keys, values=values) if keys else []
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
-        with self._as_written():
+        with self._report_foreign_items():
             return await read_range(self._calls, self._layout, within, limit, values=values)
 
     async def close(self) -> None:
         await self._calls.close()
 
     @contextmanager
-    def _as_written(self) -> Iterator[None]:
-        """What an item lacks, or has in another type, was not written here: tell that, and of which table."""
+    def _report_foreign_items(self) -> Iterator[None]:
+        """Name the table in errors for items with missing or other attributes, which were not written here."""
         try:
             yield
         except KeyError as error:
             raise TableError(
-                f"{self._calls.label}, table {self._layout.table}: an item has no {error}, as every entry has: "
-                "something else has written it.",
-                "Look for items whose v and d are not both binary, and correct or delete them.",
+                f"{self._calls.label}, table {self._layout.table}: an item has no {error}: something else wrote it.",
+                "Find items whose v and d are not both binary, and correct or delete them.",
                 table=self._calls.label,
             ) from error

@@ -158,8 +158,8 @@ def _batch(rows: str, token: str) -> str:
 
     Existing keys are locked in their order, so that concurrent batches wait instead of deadlocking. Locked rows are
     current, and stay so until the commit. A key inserted after the statement began makes the insertion fail, and with
-    it the statement, which is then sent again. Nothing would detect it for keys that are to be removed and did not exist,
-    while others are changed: then nothing is applied, and their places are returned negative. All keys are then created
+    it the statement, which is then sent again. Nothing would detect it for keys to be removed that did not exist, while
+    others are changed: then nothing is applied, and their places are returned negative. All keys are then created
     and locked first, by `lock`, with an empty version.
     """
     one = f"{rows}.address = ANY ($1) AND {rows}.address = seen.address AND EXISTS (SELECT FROM fine)"

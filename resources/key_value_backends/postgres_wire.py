@@ -4,8 +4,8 @@ For one key, the driver's cursors take as long in the client as the server does.
 and no types are looked up.
 
 A `LoopWire` waits in an event loop, a `ThreadWire` blocks the calling thread, and its coroutines never suspend. A
-nearby server answers before the event loop has started to watch its socket, which costs more than the answer. So if the last
-answer came within NEAR seconds, the next is waited for as long without the loop.
+nearby server answers before the event loop has started to watch its socket, which costs more than the answer. So
+if the last answer came within NEAR seconds, the next is waited for as long without the loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Group commit: requests that come while a swap is under way go into the next one together.
+"""Group commit: requests that arrive during a swap go into the next one together.
 
-Each process does this for itself, and the swap of the pointer decides among them. A group is decided upon what stands,
-one request after the other, as if each were a commit of its own.
+Each process does this for itself, and the swap of the pointer decides among processes. The requests of a group are
+decided one after the other, as if each were a commit of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dagster_adjunct.resources.key_value_backends.objects.store import threads
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedWrite:
-    """A call of `apply`, and where its answer goes."""
+    """A call of `apply`, with the future of its answer."""
 
     changes: Sequence[SegmentChange]
     token: bytes
@@ -47,8 +47,8 @@ class QueuedWrite:
 
 @dataclass(frozen=True, slots=True)
 class CommitDecision:
-    """What a commit does: the requests that it applies, those applied by an earlier commit, and those whose conditions
-    fail, with the versions found. `writes` has each key once, as the last of the applied requests leaves it."""
+    """The requests that a commit applies, those that an earlier commit has applied, and those whose conditions fail,
+    with the versions found. `writes` has each key once, as the last applied request leaves it."""
 
     applied: tuple[QueuedWrite, ...]
     before: tuple[QueuedWrite, ...]
@@ -57,34 +57,34 @@ class CommitDecision:
 
     @property
     def needs_swap(self) -> bool:
-        """Whether it may be told only after a swap. A repeated request is refused for good only when the pointer is not
-        the one any more that its first attempt, which may still be on its way, would swap."""
+        """Whether callers may only be answered after a swap. The rejection of a repeated request is final only once the
+        pointer has changed, because its first attempt may still be in flight."""
         return bool(self.applied) or any(request.repeated for request, _ in self.refused)
 
 
 def conditional_keys(requests: Sequence[QueuedWrite]) -> set[bytes]:
-    """Return the keys whose versions must be known to decide."""
+    """Return the keys whose versions decide."""
     return {change.key for request in requests for change in request.changes if change.expected is not ANYTHING}
 
 
 def decide_commit(
     requests: Sequence[QueuedWrite], versions: Mapping[bytes, bytes | None], applied_before: Collection[bytes]
 ) -> CommitDecision:
-    """Return what becomes of each request, upon the versions that stand (None: no such key).
+    """Decide about each request, given the current versions (None: no such key).
 
-    `applied_before` are tokens, among those of repeated requests, that an earlier commit holds.
+    `applied_before` are the tokens of repeated requests that an earlier commit has applied.
     """
     applied, before, refused = [], [], []
-    standing = dict(versions)
+    current = dict(versions)
     writes: dict[bytes, Write] = {}
     for request in requests:
         if request.token in applied_before:
             before.append(request)
             continue
         failing = {
-            place: standing.get(change.key)
+            place: current.get(change.key)
             for place, change in enumerate(request.changes)
-            if not _holds(change, standing.get(change.key))
+            if not _holds(change, current.get(change.key))
         }
         if failing:
             refused.append((request, failing))
@@ -94,7 +94,7 @@ def decide_commit(
             if change.is_guard:
                 continue
             writes[change.key] = Write(change.key, change.version, change.value)
-            standing[change.key] = None if change.value is None else change.version
+            current[change.key] = None if change.value is None else change.version
     return CommitDecision(tuple(applied), tuple(before), tuple(refused), tuple(writes.values()))
 
 
@@ -106,12 +106,12 @@ def _holds(change: SegmentChange, version: bytes | None) -> bool:
 
 _GROUP_BYTES = 8 * 1024 * 1024
 _GROUP_REQUESTS = 2000
-_PATIENCE = 30.0  # seconds that a group tries to be first
-_LOOKS = 5
+_PATIENCE = 30.0  # seconds for which a group competes with other writers
+_READS = 5
 
 
 class GroupCommit:
-    """Writes to a segment from this process. Any thread may submit."""
+    """Writes to a segment from this process, submitted by any thread."""
 
     def __init__(self, core: SegmentCore, upkeep: SegmentUpkeep) -> None:
         self._core, self._upkeep = core, upkeep
@@ -119,10 +119,10 @@ class GroupCommit:
         self._running = False
         self._lock = threading.Lock()
         self._backoff = SwapBackoff()
-        self._seen = (0, 0)  # number of our last commit, and how many swaps this process had made then
+        self._seen = (0, 0)  # number of our last commit, and the swaps of this process until then
 
     def submit(self, changes: Sequence[SegmentChange], token: bytes, repeated: bool) -> Future[None]:
-        """Return where the outcome will be: None, or the errors of `TableSegment.apply`."""
+        """Return the future of the outcome: None, or an error of `TableSegment.apply`."""
         request = QueuedWrite(changes, token, repeated)
         with self._lock:
             self._waiting.append(request)
@@ -141,15 +141,15 @@ class GroupCommit:
                         return
                 continue
             try:
-                with self._core.told():
+                with self._core.translate_errors():
                     self._commit(group)
-            except BaseException as error:  # noqa: BLE001 - whoever waits for an answer is told
+            except BaseException as error:  # noqa: BLE001 - callers wait for their answers
                 for request in group:
                     if not request.answer.done():
                         request.answer.set_exception(error)
 
     def _take(self, group: list[QueuedWrite]) -> list[QueuedWrite]:
-        """Return what joins a group: as many of those that wait as it may hold."""
+        """Return the waiting requests that join a group, as many as it may have."""
         size = sum(request.size for request in group)
         joining: list[QueuedWrite] = []
         with self._lock:
@@ -163,80 +163,80 @@ class GroupCommit:
         return joining
 
     def _commit(self, group: list[QueuedWrite]) -> None:
-        """Decide and swap until the requests of a group are answered; those that come meanwhile join it."""
+        """Decide and swap until the requests of a group are answered; later ones join it meanwhile."""
         deadline = time.monotonic() + _PATIENCE
-        standing = self._core.pointer.last if self._backoff.alone else None
+        snapshot = self._core.pointer.last if self._backoff.is_alone else None
         fresh = False
-        looks = 0
+        reads = 0
         self._wait()
         while time.monotonic() < deadline:
             began = time.monotonic()
             joining = self._take(group)
             group += joining
-            if standing is None:
-                standing, fresh = self._core.pointer.read(), True
+            if snapshot is None:
+                snapshot, fresh = self._core.pointer.read(), True
             elif joining:
                 fresh = False
             try:
-                decision = self._decide(standing, group)
-            except ObjectNotFoundError as error:  # a run that was merged away since
-                looks, standing = looks + 1, None
-                if looks == _LOOKS:
-                    raise self._core.lost_run(error) from error
+                decision = self._decide(snapshot, group)
+            except ObjectNotFoundError as error:  # the run was merged away since
+                reads, snapshot = reads + 1, None
+                if reads == _READS:
+                    raise self._core.missing_run_error(error) from error
                 continue
             if not decision.needs_swap:
                 if fresh:
                     _answer(decision)
                     return
-                standing = None
+                snapshot = None
                 continue
-            swapped = self._swap(standing, decision)
+            swapped = self._swap(snapshot, decision)
             if swapped.won:
                 self._won(swapped, began)
-                self._upkeep.after_commit(standing, swapped.standing)  # before: who then closes waits for it
+                self._upkeep.after_commit(snapshot, swapped.snapshot)  # first, so that closing waits for it
                 _answer(decision)
                 return
-            standing, fresh = swapped.standing, True
+            snapshot, fresh = swapped.snapshot, True
         raise TableUnavailableError(
-            f"other writers were always first at {self._core.pointer.key!r} for {_PATIENCE:.0f} s.",
-            "Write it again; use more partitions, or fewer writers.",
-            table=f"{self._core.table.scope}/{self._core.table.name}",
+            f"other writers of {self._core.pointer.key!r} were faster for {_PATIENCE:.0f} s.",
+            "Try again, with more partitions or fewer writers.",
+            table=str(self._core.table),
         )
 
-    def _decide(self, standing: PointerSnapshot, group: list[QueuedWrite]) -> CommitDecision:
-        """Return what becomes of the group. What a sealed or deleted segment refuses is answered, and leaves it."""
-        state = self._core.readable(standing)
+    def _decide(self, snapshot: PointerSnapshot, group: list[QueuedWrite]) -> CommitDecision:
+        """Decide about the group. Requests that a sealed segment rejects are answered, and leave the group."""
+        state = self._core.require_existing(snapshot)
         repeated = {request.token for request in group if request.repeated}
-        before = self._core.applied_before(state, repeated) if repeated else set()
+        before = self._core.find_applied(state, repeated) if repeated else set()
         if state.status is Status.SEALED:
             for request in group:
                 if request.token not in before:
-                    request.answer.set_exception(self._core.sealed())
+                    request.answer.set_exception(self._core.sealed_error())
             group[:] = [request for request in group if request.token in before]
         entries = SegmentView(state, self._core.objects).find(conditional_keys(group))
         return decide_commit(group, {key: entry and entry[0] for key, entry in entries.items()}, before)
 
-    def _swap(self, standing: PointerSnapshot, decision: CommitDecision) -> SwapResult:
+    def _swap(self, snapshot: PointerSnapshot, decision: CommitDecision) -> SwapResult:
         tokens = [request.token for request in decision.applied]
-        after = standing.state.committed(now_in_ms(), tokens, decision.writes)
+        after = snapshot.state.with_commit(now_in_ms(), tokens, decision.writes)
         return self._core.pointer.swap(
-            standing,
-            self._upkeep.spilled(after),
-            is_in=lambda later: bool(tokens and self._core.applied_before(later, tokens[:1], after.number)),
+            snapshot,
+            self._upkeep.spill_log(after),
+            is_in=lambda later: bool(tokens and self._core.find_applied(later, tokens[:1], after.number)),
             pause=self._lost,
         )
 
     def _won(self, swapped: SwapResult, began: float) -> None:
-        seen, self._seen = self._seen, (swapped.standing.state.number, self._core.pointer.won)
+        seen, self._seen = self._seen, (swapped.snapshot.state.number, self._core.pointer.swaps)
         others = self._seen[0] - seen[0] - (self._seen[1] - seen[1]) if seen[0] else 0
-        self._backoff.won(others, time.monotonic() - began)
+        self._backoff.record_win(others, time.monotonic() - began)
 
     def _lost(self) -> None:
-        self._backoff.lost()
+        self._backoff.record_loss()
         self._wait()
 
     def _wait(self) -> None:
-        if seconds := self._backoff.pause():
+        if seconds := self._backoff.next_pause():
             time.sleep(seconds)
 
 

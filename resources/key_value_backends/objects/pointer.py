@@ -1,12 +1,13 @@
-"""The pointer of a segment: the one object that is swapped, which says all that stands.
+"""The pointer of a segment: the one object that is swapped, with the current state.
 
     | magic and format | checksum | status | number | time | nonce | length of levels | levels (JSON) | log |
 
-The log holds the recent commits whole, oldest first, and grows at its end:
+The log has the recent commits in full, oldest first, and grows at its end:
 
     | length of the rest | length of tokens | tokens | each change: key length, value length, version, key, value |
 
-What it holds for a key hides what the runs hold; of the runs, the later in `levels` is the newer one.
+Its entry of a key hides those of the runs; of the runs, the later in `levels` is newer. Tokens of recent commits are
+kept with the data, for lost replies: | number | time in ms | n | n tokens of 12 bytes | for each commit.
 """
 
 from __future__ import annotations
@@ -30,11 +31,6 @@ from dagster_adjunct.resources.key_value.segment import TOKEN_BYTES, VERSION_BYT
 from dagster_adjunct.resources.key_value_backends.objects.runs import Columns, Versioned, damaged_object_error
 from dagster_adjunct.resources.objects.store import ObjectStore
 
-# Which requests were applied, and when: the tokens of recent commits, kept with the data for lost replies.
-#
-# | number | time in ms | n | n tokens of 12 bytes |   for each commit, one behind the other
-
-
 _TOKEN_HEAD = struct.Struct("<QQI")
 
 
@@ -51,7 +47,7 @@ class CommitTokens:
 
 
 def read_tokens(data: bytes) -> Iterator[CommitTokens]:
-    """Yield the commits whose tokens were written here."""
+    """Yield the commits of stored tokens."""
     at = 0
     while at < len(data):
         number, time, count = _TOKEN_HEAD.unpack_from(data, at)
@@ -62,12 +58,12 @@ def read_tokens(data: bytes) -> Iterator[CommitTokens]:
 
 
 def tokens_since(data: bytes, oldest: int) -> bytes:
-    """Return the same without the commits before a time in milliseconds."""
+    """Return stored tokens without those of commits before a time in milliseconds."""
     return b"".join(commit.to_bytes() for commit in read_tokens(data) if commit.time >= oldest)
 
 
 def find_tokens(data: bytes, tokens: Collection[bytes]) -> set[bytes]:
-    """Return those of these tokens that were written here."""
+    """Return which of these tokens are among stored ones."""
     return {token for commit in read_tokens(data) for token in commit.tokens if token in tokens}
 
 
@@ -80,7 +76,7 @@ _REMOVED = 2**32 - 1
 
 
 class Status(IntEnum):
-    """What may be done to a segment."""
+    """Whether a segment accepts reads and writes, reads only, or nothing."""
 
     OPEN = 0
     SEALED = 1
@@ -88,7 +84,7 @@ class Status(IntEnum):
 
 
 class RunRef(StoredDocument):
-    """A run: its id, its bytes and those of its footer, its entries, the commits in it, the time of the last."""
+    """A run: its id, size and footer size in bytes, number of entries, first and last commit, and time of the last."""
 
     id: str
     size: int = Field(ge=0)
@@ -100,14 +96,14 @@ class RunRef(StoredDocument):
 
 
 class DroppedRun(StoredDocument):
-    """A run that nothing stands on since a time in milliseconds: its object is deleted later."""
+    """A run that is unused since a time in milliseconds. Its object is deleted later."""
 
     id: str
     at: int
 
 
 class MergeClaim(StoredDocument):
-    """Some process merges these runs into one, until a time in milliseconds. `into` is the id of the run to be."""
+    """A process merges these runs into one, with the id `into`, until a time in milliseconds."""
 
     into: str
     of: tuple[str, ...]
@@ -115,8 +111,8 @@ class MergeClaim(StoredDocument):
 
 
 class Levels(StoredDocument):
-    """What lies below the log: runs, oldest first, the number of the last commit in them, and that of the last swap by
-    which objects that nothing stands on were collected."""
+    """The runs below the log, oldest first, the number of the last commit in them, and that of the last swap for which
+    unused objects were collected."""
 
     runs: tuple[RunRef, ...] = ()
     flushed: int = 0
@@ -127,7 +123,7 @@ class Levels(StoredDocument):
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What a commit does to a key; a value of None removes it."""
+    """A commit's write of a key; a value of None removes it."""
 
     key: bytes
     version: bytes
@@ -136,10 +132,10 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class SegmentState:
-    """All that stands in a segment after commit `number`; `time` in milliseconds never goes back.
+    """The state of a segment after commit `number`; `time` in milliseconds never decreases.
 
-    `recent` and `tokens` are what the log says: by key, and the tokens of its commits with their numbers.
-    `stored_levels` are the bytes of `levels`.
+    `recent` (by key) and `tokens` (with the numbers of their commits) are the content of the log. `stored_levels` are
+    the bytes of `levels`.
     """
 
     status: Status = Status.OPEN
@@ -155,13 +151,13 @@ class SegmentState:
     def levels(self) -> Levels:
         return _read_levels(self.stored_levels)
 
-    def then(self, now: int) -> SegmentState:
-        """Return the state after the next swap, which changes nothing else; `now` by the clock of who swaps."""
+    def following(self, now: int) -> SegmentState:
+        """Return the same state for the next swap; `now` is the time of the writer's clock."""
         return replace(self, number=self.number + 1, time=max(now, self.time), nonce=os.urandom(12))
 
-    def committed(self, now: int, tokens: Sequence[bytes], writes: Sequence[Write]) -> SegmentState:
-        """Return the state after a commit of these writes, by requests of these tokens. There may be none of both."""
-        after = self.then(now)
+    def with_commit(self, now: int, tokens: Sequence[bytes], writes: Sequence[Write]) -> SegmentState:
+        """Return the state after a commit of these writes, by requests of these tokens, or without any."""
+        after = self.following(now)
         if not tokens:
             return after
         added = _commit_bytes(CommitTokens(after.number, after.time, tuple(tokens)), writes)
@@ -173,16 +169,16 @@ class SegmentState:
         )
 
     def to_bytes(self) -> bytes:
-        """Return the object. No two swaps write equal bytes, so that none gives an old ETag back."""
+        """Return the object. No two swaps write equal bytes, so no old ETag returns."""
         facts = _FACTS.pack(self.status, self.number, self.time, self.nonce, len(self.stored_levels))
         body = b"".join((facts, self.stored_levels, self.log))
         return _POINTER_HEAD.pack(_MAGIC, zlib.crc32(body)) + body
 
 
 def read_pointer(data: bytes, where: str, before: SegmentState | None = None) -> SegmentState:
-    """Return the state that a pointer says. Raises MalformedDocumentError.
+    """Return the state of a pointer. Raises MalformedDocumentError.
 
-    `before` is any state that was read from this pointer earlier: what both have in common is not read again.
+    `before` is any earlier state of this pointer: the common part of the log is not decoded again.
     """
     if len(data) < _POINTER_HEAD.size + _FACTS.size or data[:8] != _MAGIC:
         raise damaged_object_error(where, f"it begins with {data[:8]!r}, expected {_MAGIC!r}")
@@ -206,7 +202,7 @@ def read_pointer(data: bytes, where: str, before: SegmentState | None = None) ->
 
 
 def read_log(log: bytes, at: int = 0) -> list[tuple[CommitTokens, list[Write]]]:
-    """Return the commits of a log from a place on, oldest first."""
+    """Return the commits of a log from an offset on, oldest first."""
     commits = []
     while at < len(log):
         length, tokens_length = _COMMIT.unpack_from(log, at)
@@ -230,7 +226,7 @@ def read_log(log: bytes, at: int = 0) -> list[tuple[CommitTokens, list[Write]]]:
 
 
 def replace_log(state: SegmentState, levels: Levels, log: bytes) -> SegmentState:
-    """Return the state with other runs below it, and the commits of `log` alone above them."""
+    """Return the state with other runs, and only the commits of `log` above them."""
     stored = levels.model_dump_json().encode()
     if log == state.log:
         return replace(state, stored_levels=stored)
@@ -243,12 +239,12 @@ def replace_log(state: SegmentState, levels: Levels, log: bytes) -> SegmentState
 
 
 def log_tokens(log: bytes) -> bytes:
-    """Return the tokens of all commits of a log, as runs hold them."""
+    """Return the tokens of all commits of a log, in the form of runs."""
     return b"".join(commit.to_bytes() for commit, _ in read_log(log))
 
 
 def columns_from_log(recent: Mapping[bytes, Versioned]) -> Columns:
-    """Return what a log says by key, in the order of the keys."""
+    """Return the entries of a log by key."""
     keys = sorted(recent)
     versioned = [recent[key] for key in keys]
     return Columns(keys, [version for version, _ in versioned], [value for _, value in versioned])
@@ -276,7 +272,7 @@ _TURNS = 50
 
 @dataclass(frozen=True, slots=True)
 class PointerSnapshot:
-    """A state, and the ETag of the pointer that says it."""
+    """A state, and the ETag of its pointer."""
 
     state: SegmentState
     etag: str
@@ -284,27 +280,26 @@ class PointerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SwapResult:
-    """Whether a swap of ours took place, and a state from after it: ours, or one that others made since."""
+    """Whether our swap took place, and the state after it: ours, or a later one."""
 
     won: bool
-    standing: PointerSnapshot
+    snapshot: PointerSnapshot
 
 
 class PointerObject:
-    """The object at `key`. Any thread may use it. Raises ObjectNotFoundError where there is none, and
-    StoreUnavailableError."""
+    """The pointer at `key`, for any thread. Raises ObjectNotFoundError if it is missing, and StoreUnavailableError."""
 
     def __init__(self, store: ObjectStore, key: str) -> None:
         self.store, self.key = store, key
-        self.last: PointerSnapshot | None = None  # that was read, or written, by this process
-        self.won = 0  # swaps that this process made
+        self.last: PointerSnapshot | None = None  # read or written by this process
+        self.swaps = 0  # by this process
         self._turn = threading.Condition()
         self._begun = 0
         self._ended = 0
         self._outcome: PointerSnapshot | None = None  # of the last read that ended; None where it failed
 
     def read(self) -> PointerSnapshot:
-        """Return what stands now. One GET."""
+        """Return the current state, by one GET."""
         stored = self.store.get(self.key)
         last = self.last
         if last is not None and last.etag == stored.etag:
@@ -314,45 +309,45 @@ class PointerObject:
         self.last = PointerSnapshot(state, stored.etag)
         return self.last
 
-    def fresh(self) -> PointerSnapshot:
-        """Return what stands at some moment of this call. Threads that ask while a GET is under way share the next."""
+    def read_fresh(self) -> PointerSnapshot:
+        """Return the state at some moment of this call. Threads that ask during a GET share the next one."""
         with self._turn:
-            mine = self._begun + 1  # what began before this call may have read what was before it
+            mine = self._begun + 1  # a GET from before this call may return an earlier state
             while self._begun > self._ended or self._ended >= mine:
                 if self._ended >= mine:
                     if self._outcome is not None:
                         return self._outcome
                     if self._begun == self._ended:
-                        break  # it failed: every caller asks for itself
+                        break  # it failed: every caller reads for itself
                 self._turn.wait()
             self._begun += 1
             number = self._begun
-        standing: PointerSnapshot | None = None
+        snapshot: PointerSnapshot | None = None
         try:
-            standing = self.read()
-            return standing
+            snapshot = self.read()
+            return snapshot
         finally:
             with self._turn:
-                self._ended, self._outcome = number, standing
+                self._ended, self._outcome = number, snapshot
                 self._turn.notify_all()
 
     def change(
         self, make: Callable[[SegmentState], SegmentState | None], *, is_in: Callable[[SegmentState], bool]
     ) -> SwapResult | None:
-        """Swap in what `make` makes of what stands, and anew of what others put there first.
+        """Swap in what `make` returns for the current state, again after each swap of others.
 
-        `is_in` is as for `swap`, whose errors it raises. What is returned was not won where `make` returned None: it
-        has nothing to change then. None where others were always first.
+        `is_in` and errors are those of `swap`. If `make` returns None, there is nothing to change, and the result was
+        not won. None means that others were always first.
         """
-        standing = self.read()
+        snapshot = self.read()
         for _ in range(_TURNS):
-            after = make(standing.state)
+            after = make(snapshot.state)
             if after is None:
-                return SwapResult(False, standing)
-            swapped = self.swap(standing, after, is_in=is_in)
+                return SwapResult(False, snapshot)
+            swapped = self.swap(snapshot, after, is_in=is_in)
             if swapped.won:
                 return swapped
-            standing = swapped.standing
+            snapshot = swapped.snapshot
         return None
 
     def swap(
@@ -363,10 +358,10 @@ class PointerObject:
         is_in: Callable[[SegmentState], bool],
         pause: Callable[[], None] = lambda: None,
     ) -> SwapResult:
-        """Put `after` in the place of `before`; `is_in(state)` says of a later state whether ours is part of it.
+        """Replace `before` by `after`; `is_in(state)` tells whether ours is part of a later state.
 
-        `pause` is called where somebody else was first, before that is looked at. Raises ReplyLostError where nobody
-        knows; what else it raises says that nothing happened.
+        `pause` is called if somebody else was first, before the state is read again. Raises ReplyLostError if the
+        outcome is unknown; any other error means that nothing happened.
         """
         data = after.to_bytes()
         problem: Exception | None = None
@@ -384,13 +379,13 @@ class PointerObject:
                 raise self._lost(error) from problem
             else:
                 self.last = PointerSnapshot(after, etag)
-                self.won += 1
+                self.swaps += 1
                 return SwapResult(True, self.last)
             try:
                 now = self.read()
                 if now.state.nonce == after.nonce:
                     return SwapResult(True, now)
-                if now.etag != before.etag:  # whatever of ours may still be on its way is refused now
+                if now.etag != before.etag:  # a request of ours that is still in flight is rejected now
                     return SwapResult(is_in(now.state), now)
             except AdjunctError as error:
                 raise self._lost(error) from problem
@@ -399,21 +394,21 @@ class PointerObject:
 
     def _lost(self, error: Exception | None) -> ReplyLostError:
         return ReplyLostError(
-            f"the store did not say whether {self.key!r} in {self.store.url} was replaced ({error}).",
+            f"whether {self.key!r} in {self.store.url} was replaced is unknown ({error}).",
             "Repeat the request, with its token.",
         )
 
 
 _MOST = 32.0
 _ALONE = 0.25
-_HALF_LIFE = 0.5  # seconds after which half of the rivals that were not met again are forgotten
+_HALF_LIFE = 0.5  # seconds in which the number of rivals that are not seen again halves
 
 
 class SwapBackoff:
-    """How many others write the same pointer, and how long a try takes, as this writer has met them lately.
+    """Estimates how many others write the same pointer, and how long a try takes.
 
-    With n writers the one that won waits for up to n tries' time, and those that lost for less each time: else who wins
-    meets nobody, takes itself for alone, and the others starve.
+    With n writers, the winner waits for up to the time of n tries, and losers for less after each loss. Otherwise a
+    winner would see no rivals, take itself for alone, and starve the others.
     """
 
     def __init__(self) -> None:
@@ -423,23 +418,23 @@ class SwapBackoff:
         self._last = time.monotonic()
 
     @property
-    def alone(self) -> bool:
-        """Whether nobody else seems to write."""
+    def is_alone(self) -> bool:
+        """Whether there seem to be no other writers."""
         return self._rivals < _ALONE
 
-    def won(self, others: int, seconds: float) -> None:
-        """Note a swap of ours: how many others made since our last one, and how long reading and swapping took."""
+    def record_win(self, others: int, seconds: float) -> None:
+        """Record a swap of ours: the number of others since our last one, and the seconds of reading and swapping."""
         now = time.monotonic()
         weight = 0.5 if others > self._rivals else 1 - 0.5 ** ((now - self._last) / _HALF_LIFE)
         self._last, self._losses = now, 0
         self._rivals += weight * (min(others, _MOST) - self._rivals)
         self._try_takes += 0.25 * (min(seconds, 1.0) - self._try_takes)
 
-    def lost(self) -> None:
-        """Note that somebody else was first."""
+    def record_loss(self) -> None:
+        """Record that somebody else was first."""
         self._losses += 1
         self._rivals = max(1.0, self._rivals)
 
-    def pause(self) -> float:
-        """Return how many seconds to wait before the next try."""
-        return 0.0 if self.alone else random.uniform(0, self._rivals * self._try_takes / (1 + self._losses))
+    def next_pause(self) -> float:
+        """Return the seconds to wait before the next try."""
+        return 0.0 if self.is_alone else random.uniform(0, self._rivals * self._try_takes / (1 + self._losses))

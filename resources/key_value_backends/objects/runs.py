@@ -1,10 +1,10 @@
-"""Runs: immutable objects of entries in the order of their keys, as blocks with an index behind them.
+"""Runs: immutable objects with entries in key order, as blocks followed by an index.
 
     | block | block | … | footer |
 
 The footer: a head, then of each block where it begins (one more for the end), its checksum, its number of entries and
 the length of its first key; then these keys, the filter of all keys, and the tokens of commits. A run is read by
-ranges: its footer, whose size the pointer says, then single blocks.
+ranges: its footer, whose size is in the pointer, then single blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.key_value.segment import VERSION_BYTES
 
-# Blocks: some tens of kilobytes of a run, that are read and checked as one.
+# Blocks: some tens of kilobytes of a run, read and checked as one.
 #
 #     | n | length of each key | length of each value | version of each | keys | values |
 #
@@ -32,16 +32,16 @@ from dagster_adjunct.resources.key_value.segment import VERSION_BYTES
 
 
 Value = bytes | None
-"""What a key has in a run, or in the log: None says that it was removed."""
+"""The value of a key in a run or in the log; None means that it was removed."""
 Versioned = tuple[bytes, Value]
-"""The version and the value."""
+"""Version and value."""
 
 _COUNT = struct.Struct("<I")
 _REMOVED = 2**32 - 1
 
 
 class Columns:
-    """Entries in the order of their keys, which differ; `values` has None for a removed one."""
+    """Entries by distinct keys in order; `values` has None for a removed one."""
 
     __slots__ = ("keys", "values", "versions")
 
@@ -52,14 +52,14 @@ class Columns:
         return len(self.keys)
 
     def get(self, key: bytes) -> Versioned | None:
-        """Return what is known of a key here, None where that is nothing."""
+        """Return the entry of a key, None if there is none here."""
         place = bisect_left(self.keys, key)
         if place == len(self.keys) or self.keys[place] != key:
             return None
         return self.versions[place], self.values[place]
 
     def between(self, start: bytes, end: bytes | None) -> Columns:
-        """Return the entries from `start` up to `end`, which is not one of them; None is no end."""
+        """Return the entries from `start` up to but not including `end`; None means no end."""
         first = bisect_left(self.keys, start) if self.keys and self.keys[0] < start else 0
         last = len(self.keys) if end is None else bisect_left(self.keys, end, first)
         if first == 0 and last == len(self.keys):
@@ -68,7 +68,7 @@ class Columns:
 
 
 def concat_columns(parts: Sequence[Columns]) -> Columns:
-    """Return parts one behind the other as one."""
+    """Return consecutive parts as one."""
     if len(parts) == 1:
         return parts[0]
     whole = Columns([], [], [])
@@ -80,7 +80,7 @@ def concat_columns(parts: Sequence[Columns]) -> Columns:
 
 
 def drop_removed(entries: Columns) -> Columns:
-    """Return entries without those that say that a key was removed."""
+    """Return entries without those of removed keys."""
     if None not in entries.values:
         return entries
     left = [place for place, value in enumerate(entries.values) if value is not None]
@@ -92,7 +92,7 @@ def drop_removed(entries: Columns) -> Columns:
 
 
 def write_block(entries: Columns) -> bytes:
-    """Return the bytes of a block of these entries."""
+    """Return the bytes of a block."""
     count = len(entries)
     lengths = [_REMOVED if value is None else len(value) for value in entries.values]
     return b"".join(
@@ -108,7 +108,7 @@ def write_block(entries: Columns) -> bytes:
 
 
 def read_block(data: bytes) -> Columns:
-    """Return the entries of a block whose checksum was right."""
+    """Return the entries of a block."""
     (count,) = _COUNT.unpack_from(data)
     at = _COUNT.size
     key_lengths = struct.unpack_from(f"<{count}H", data, at)
@@ -130,22 +130,22 @@ def read_block(data: bytes) -> Columns:
     return Columns(keys, versions, values)
 
 
-_BITS_A_KEY = 10  # with seven probes: one key in a hundred is looked for in vain
+_BITS_A_KEY = 10  # with seven probes: one percent false positives
 _PROBES = 7
-_SEED = 1  # not that of the partitions, which leaves only some hashes to each segment
+_SEED = 1  # differs from that of partitions, so that hashes within a segment are spread
 _WORD = (1 << 64) - 1
 
 Hashed = tuple[int, int]
 
 
 def hash_key(key: bytes) -> Hashed:
-    """Return what `may_hold` asks for: it is the same for every filter."""
+    """Return the hashes of a key for `may_hold`, the same for every filter."""
     first, second = mmh3.hash64(key, _SEED, True, signed=False)
     return first, second
 
 
 def hash_keys(keys: Sequence[bytes]) -> npt.NDArray[np.uint64]:
-    """Return the two hashes of each key, which `build_filter` takes."""
+    """Return the two hashes of each key for `build_filter`."""
     return np.array([hash_key(key) for key in keys], dtype=np.uint64).reshape(len(keys), 2)
 
 
@@ -160,7 +160,7 @@ def build_filter(hashes: Sequence[npt.NDArray[np.uint64]]) -> bytes:
 
 
 def may_hold(stored: bytes, key: Hashed) -> bool:
-    """Whether the key may be one that the filter was built of; where it was, this is True."""
+    """Whether the filter may have been built from this key; never False if it was."""
     size = 8 * len(stored)
     first, second = key
     for probe in range(_PROBES):
@@ -173,12 +173,12 @@ def may_hold(stored: bytes, key: Hashed) -> bool:
 BLOCK_BYTES = 32 * 1024
 _MAGIC = b"adjkvr\x00\x01"  # the last two bytes are the number of the format
 _HEAD = struct.Struct("<8sIIQIII")
-_OVERHEAD = 24  # bytes of an entry beside key and value: version and lengths
+_OVERHEAD = 24  # bytes of an entry besides key and value: version and lengths
 
 
 @dataclass(frozen=True, slots=True)
 class RunIndex:
-    """What a footer says: `offsets` of blocks and the end of the last one, `firsts` their first keys."""
+    """The content of a footer: `offsets` of blocks and the end of the last one, `firsts` their first keys."""
 
     offsets: tuple[int, ...]
     checksums: tuple[int, ...]
@@ -188,12 +188,12 @@ class RunIndex:
     tokens: bytes
 
     def block_of(self, key: bytes) -> int:
-        """Return the block that the key is in, if the run has it; below 0 where it lies before all."""
+        """Return the block that has the key if the run has it; below 0 if the key precedes all."""
         return bisect_right(self.firsts, key) - 1
 
 
 class RunWriter:
-    """Makes a run of entries that come in order: give them to `add`, then call `finish`. It writes by `write`."""
+    """Writes a run: pass entries in order to `add`, then call `finish`. Output goes to `write`."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
@@ -206,7 +206,7 @@ class RunWriter:
         self._size = 0
 
     def add(self, entries: Columns) -> None:
-        """Append entries, whose keys are above all before."""
+        """Append entries with keys above all previous ones."""
         self._hashes.append(hash_keys(entries.keys))
         start = 0
         for place, (key, value) in enumerate(zip(entries.keys, entries.values, strict=True), 1):
@@ -218,7 +218,7 @@ class RunWriter:
         self._extend(entries, start, len(entries))
 
     def finish(self, tokens: bytes) -> WrittenRun:
-        """Write the rest, and return what was written."""
+        """Write the rest; return the sizes of the run."""
         if len(self._open):
             self._close()
         number = len(self._counts)
@@ -265,7 +265,7 @@ class WrittenRun:
 
 
 def read_footer(data: bytes, where: str) -> RunIndex:
-    """Return what a footer says. Raises MalformedDocumentError where it is damaged, or of another format."""
+    """Return the content of a footer. Raises MalformedDocumentError if it is damaged or of another format."""
     if len(data) < _HEAD.size or data[:8] != _MAGIC:
         raise damaged_object_error(where, f"its footer begins with {data[:8]!r}, expected {_MAGIC!r}")
     _, checksum, number, _, firsts_size, filter_size, tokens_size = _HEAD.unpack_from(data)
@@ -289,7 +289,7 @@ def read_footer(data: bytes, where: str) -> RunIndex:
 
 
 def damaged_object_error(where: str, problem: str) -> MalformedDocumentError:
-    """Return the error for an object of a segment that is not what was written."""
+    """Return the error for a damaged object of a segment."""
     return MalformedDocumentError(
         f"{where} can't be read: {problem}.",
         "Restore this object from a backup or an older object version; for a newer format, upgrade dagster-adjunct.",

@@ -1,4 +1,4 @@
-"""`ObjectSegments`: key-value tables in a lake's store alone, S3 or a folder, with no server besides.
+"""`ObjectSegments`: key-value tables in a lake's store, S3 or a folder, without a server.
 
     key-values/{incarnation}/{partition}/CURRENT     the pointer: state, recent changes, runs
     key-values/{incarnation}/{partition}/runs/{id}   sorted, immutable entries
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class ObjectSegment:
-    """A `TableSegment`. Its parts are made when it is first used, in each process anew."""
+    """A `TableSegment` whose parts are created on first use in each process."""
 
     waits = True
 
@@ -65,16 +65,16 @@ class ObjectSegment:
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
         core = self._parts().core
-        return await _aside(lambda: core.get(keys, values=values)) if keys else []
+        return await _in_thread(lambda: core.get(keys, values=values)) if keys else []
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         core = self._parts().core
-        return await _aside(lambda: core.page(within, limit, values=values))
+        return await _in_thread(lambda: core.page(within, limit, values=values))
 
     async def close(self) -> None:
-        """Wait for the upkeep that writes of this process have begun. An event loop holds nothing."""
+        """Wait for the upkeep that writes of this process have started. An event loop has no resources of its own."""
         if self._made is not None and self._made.process == os.getpid():
-            await _aside(self._made.upkeep.finish)
+            await _in_thread(self._made.upkeep.finish)
 
     def _parts(self) -> _SegmentParts:
         made = self._made
@@ -93,21 +93,21 @@ class _SegmentParts:
     commits: GroupCommit
 
 
-async def _aside(work: Callable[[], T]) -> T:
+async def _in_thread(work: Callable[[], T]) -> T:
     return await asyncio.wrap_future(threads("key-values", 32).submit(work))
 
 
 _MEGABYTE = 1024 * 1024
-_AT_ONCE = 16  # segments of a table that are made, sealed or deleted
+_AT_ONCE = 16  # segments of a table that are created, sealed or deleted
 
 
 @validated
 class ObjectSegments:
-    """Tables as objects of a lake: give it, or its URL; without one it is ADJUNCT_LAKE's.
+    """Key-value tables as objects of a lake: pass it or its URL, by default that of ADJUNCT_LAKE.
 
-    How S3 is reached follows from the ADJUNCT_S3_… variables, or from `s3`, the fields of `S3Options`; credentials come
-    from boto3's own chain. `cache_bytes` is what this process keeps in memory of the segments that it reads. Clocks of
-    writers may differ by almost half an hour, which is more than S3 itself takes.
+    The ADJUNCT_S3_… variables, or `s3` with the fields of `S3Options`, say how S3 is reached; credentials come from
+    boto3's own chain. `cache_bytes` limits the memory for segments that this process reads. Clocks of writers may
+    differ by almost half an hour, which is more than S3 itself allows.
     """
 
     limits = SegmentLimits(value=4 * _MEGABYTE, request=16 * _MEGABYTE)
@@ -126,8 +126,8 @@ class ObjectSegments:
         )
         if unknown := sorted(set(s3 or {}) - {field.name for field in fields(S3Options)}):
             raise ConfigurationError(
-                f"key-value tables in objects have s3 with {', '.join(map(repr, unknown))}, which S3Options has not.",
-                "Give fields of S3Options.",
+                f"key-value tables in objects have s3 with {', '.join(map(repr, unknown))}, unknown to S3Options.",
+                "Pass fields of S3Options.",
                 argument="s3",
             )
         self._given, self._s3 = url, s3
@@ -145,7 +145,7 @@ class ObjectSegments:
         return lake_in(store)
 
     def __reduce__(self) -> tuple[Callable[[Lake, int], ObjectSegments], tuple[Lake, int]]:
-        return _again, (self._lake, self._cache_bytes)
+        return _make, (self._lake, self._cache_bytes)
 
     def __repr__(self) -> str:
         return f"ObjectSegments({self._given.url if isinstance(self._given, Lake) else self._given!r})"
@@ -156,29 +156,29 @@ class ObjectSegments:
         return {"url": descriptor.url, **s3, "cache_bytes": self._cache_bytes}
 
     def create(self, table: TableId, partitions: int) -> None:
-        """Write the pointers that are not there yet."""
+        """Write the missing pointers."""
 
         def create(core: SegmentCore) -> None:
             with suppress(ObjectExistsError):
-                core.pointer.store.put_if_absent(core.pointer.key, SegmentState().then(now_in_ms()).to_bytes())
+                core.pointer.store.put_if_absent(core.pointer.key, SegmentState().following(now_in_ms()).to_bytes())
 
         self._of_each(table, partitions, create)
 
     def seal(self, table: TableId, partitions: int) -> None:
-        """Swap the pointers for such that refuse writes."""
+        """Swap in pointers that reject writes."""
 
         def seal(core: SegmentCore) -> None:
-            if _settled(table, core.pointer, Status.SEALED) is Status.DELETED:
-                raise core.gone()
+            if _settle_status(table, core.pointer, Status.SEALED) is Status.DELETED:
+                raise core.deleted_error()
 
         self._of_each(table, partitions, seal)
 
     def delete(self, table: TableId, partitions: int) -> None:
-        """Swap the pointers for such that say so, which stay, then delete the runs."""
+        """Swap in pointers of deleted segments, which stay, then delete the runs."""
 
         def delete(core: SegmentCore) -> None:
             with suppress(ObjectNotFoundError):
-                _settled(table, core.pointer, Status.DELETED)
+                _settle_status(table, core.pointer, Status.DELETED)
             store = core.pointer.store
             store.delete_many([item.key for item in store.list(core.objects.key(""))])
 
@@ -191,14 +191,14 @@ class ObjectSegments:
         return f"{self._lake.url}/{_prefix(table, partition)}"
 
     def _of_each(self, table: TableId, partitions: int, act: Callable[[SegmentCore], None]) -> None:
-        """Do something to all segments of a table, several at a time."""
+        """Act on all segments of a table, several at a time."""
 
-        def told(partition: int) -> None:
+        def act_on(partition: int) -> None:
             core = self._core(table, partition)
-            with core.told():
+            with core.translate_errors():
                 act(core)
 
-        for _ in threads("key-value-control", _AT_ONCE).map(told, range(partitions)):
+        for _ in threads("key-value-control", _AT_ONCE).map(act_on, range(partitions)):
             pass
 
     def _core(self, table: TableId, partition: int) -> SegmentCore:
@@ -206,8 +206,8 @@ class ObjectSegments:
         return SegmentCore(table, PointerObject(store, f"{prefix}/CURRENT"), RunObjects(store, prefix, self._cache))
 
 
-def _settled(table: TableId, pointer: PointerObject, status: Status) -> Status:
-    """Give a segment this status, unless it has it or is beyond it, and return the one that it has then."""
+def _settle_status(table: TableId, pointer: PointerObject, status: Status) -> Status:
+    """Give a segment this status, unless it has this or a later one; return its status."""
 
     def is_settled(state: SegmentState) -> bool:
         return state.status >= status
@@ -215,7 +215,7 @@ def _settled(table: TableId, pointer: PointerObject, status: Status) -> Status:
     def settled(state: SegmentState) -> SegmentState | None:
         if is_settled(state):
             return None
-        after = replace(state.then(now_in_ms()), status=status)
+        after = replace(state.following(now_in_ms()), status=status)
         return replace_log(after, Levels(), b"") if status is Status.DELETED else after
 
     try:
@@ -224,16 +224,16 @@ def _settled(table: TableId, pointer: PointerObject, status: Status) -> Status:
         raise TableUnavailableError(error.problem, "Do it again.", table=str(table)) from error
     if swapped is None:
         raise TableUnavailableError(
-            f"others were always first to replace {pointer.key!r} in {pointer.store.url}.",
+            f"other writers were always first to replace {pointer.key!r} in {pointer.store.url}.",
             "Do it again.",
             table=str(table),
         )
-    return swapped.standing.state.status
+    return swapped.snapshot.state.status
 
 
 def _prefix(table: TableId, partition: int) -> str:
     return f"key-values/{check_name('incarnation', table.incarnation)}/{partition}"
 
 
-def _again(lake: Lake, cache_bytes: int) -> ObjectSegments:
+def _make(lake: Lake, cache_bytes: int) -> ObjectSegments:
     return ObjectSegments(lake, cache_bytes=cache_bytes)

@@ -1,4 +1,4 @@
-"""The parts of a segment that all work upon: its table, its pointer and its runs; and reading from them."""
+"""A segment in objects: reading its pointer and runs, and the upkeep that turns the log into runs and merges them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import uuid
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -64,19 +65,17 @@ from dagster_adjunct.resources.key_value_backends.objects.runs import (
 from dagster_adjunct.resources.key_value_backends.objects.store import BlockCache, RunObjects
 from dagster_adjunct.resources.objects.store import staged_file_errors
 
-# Which runs of a segment are merged next. Pure.
-#
-# Runs of about one size, which lie beside each other, become one when there are eight: an entry is written anew once
-# for each power of eight that the segment has grown by, and a segment has few runs.
+# Eight adjacent runs of about one size are merged into one. So an entry is rewritten once for each power of eight that
+# the segment grows by, and a segment has few runs.
 
 
 _FAN = 8
 _SMALLEST = 128 * 1024  # bytes: all runs below are of one class
-_MOST = 1000  # the class of what is claimed
+_MOST = 1000  # the class of claimed runs
 
 
 def size_class(run: RunRef) -> int:
-    """Return 0 for runs as they are flushed, 1 for those about eight times as large, …"""
+    """Return 0 for newly flushed runs, 1 for those about eight times as large, …"""
     number, bound = 0, _SMALLEST
     while run.size > bound:
         number, bound = number + 1, bound * _FAN
@@ -84,9 +83,9 @@ def size_class(run: RunRef) -> int:
 
 
 def plan_merge(levels: Levels, now: int) -> tuple[RunRef, ...]:
-    """Return the runs to merge into one, oldest first, or none: the smallest first. `now` in milliseconds.
+    """Return the runs to merge into one, oldest first, or none; small ones are merged first. `now` in milliseconds.
 
-    What another process has claimed is left alone.
+    Runs that another process has claimed are ignored.
     """
     claimed = {run for claim in levels.claims if claim.until > now for run in claim.of}
     classes = {run.id: size_class(run) for run in levels.runs if run.id not in claimed}
@@ -103,13 +102,13 @@ _PART = 4 * 1024 * 1024  # bytes of a run that are fetched at a time, at most
 
 
 class SegmentView:
-    """Reads one state through the runs' objects. Raises what `RunObjects` does."""
+    """Reads one state of a segment. Raises the errors of `RunObjects`."""
 
     def __init__(self, state: SegmentState, objects: RunObjects) -> None:
         self.state, self._objects = state, objects
 
     def find(self, keys: Iterable[bytes]) -> dict[bytes, Versioned | None]:
-        """Return the version and value of each key; None is for one that is not there, or removed."""
+        """Return the version and value of each key, None for a missing one."""
         entries: dict[bytes, Versioned | None] = {}
         sought: list[_Search] = []
         for key in keys:
@@ -120,7 +119,7 @@ class SegmentView:
                 sought.append(_Search(key, hash_key(key), len(self.state.levels.runs)))
         while sought:
             sought = [search for search in sought if self._next_run(search)]
-            # Of each key that block which is most likely to have it, all at once.
+            # For each key the newest block that may have it, all concurrently.
             wanted = [
                 (self.state.levels.runs[search.run], self._indexes[search.run], search.block) for search in sought
             ]
@@ -137,9 +136,9 @@ class SegmentView:
         return entries
 
     def windows(self, within: KeyRange, wanted: int) -> Iterator[Columns]:
-        """Yield the entries of a range, removed keys with them, in parts that follow each other.
+        """Yield the entries of a range, with removed keys, in consecutive parts.
 
-        About `wanted` are fetched at a time: give what is going to be taken.
+        `wanted` is about how many the caller will use, which are fetched at a time.
         """
         yield from merge_parts(self._parts(within, wanted), within)
 
@@ -148,7 +147,7 @@ class SegmentView:
         return self._objects.indexes(self.state.levels.runs)
 
     def _next_run(self, search: _Search) -> bool:
-        """Go on to the next older run that may hold the key; False where there is none."""
+        """Move to the next older run that may have the key; return False if there is none."""
         for run in range(search.run - 1, -1, -1):
             index = self._indexes[run]
             if may_hold(index.filter, search.hashed) and (block := index.block_of(search.key)) >= 0:
@@ -171,13 +170,13 @@ class _Search:
 
 
 class LogPart:
-    """Entries that are at hand."""
+    """Entries of the log, which are in memory."""
 
     def __init__(self, entries: Columns) -> None:
         self._entries = entries
 
     def reach(self, within: KeyRange) -> bytes | None:
-        """Return the key before which a window is best read; None is the range's end."""
+        """Return the key before which a window should end; None means the end of the range."""
         return None
 
     def read(self, within: KeyRange) -> Columns:
@@ -186,17 +185,17 @@ class LogPart:
 
 
 class RunPart:
-    """Entries of a run, of which about `wanted` before a key are going to be read."""
+    """Entries of a run, of which about `wanted` before the key `end` will be read."""
 
     def __init__(self, objects: RunObjects, run: RunRef, index: RunIndex, wanted: int, end: bytes | None) -> None:
         self._objects, self._run, self._index, self._wanted, self._end = objects, run, index, wanted, end
         self._held: dict[int, Columns] = {}
 
     def reach(self, within: KeyRange) -> bytes | None:
-        """Return the key before which the run has a window's entries of a range; None is the range's end."""
+        """Return the key before which the run has a window of entries of a range; None means the end of the range."""
         index = self._index
         first = last = max(0, index.block_of(within.start))
-        counted = 0  # without those of the first block: nobody knows how many of them lie before the range
+        counted = 0  # without the first block, of which an unknown number precedes the range
         while last < len(index.firsts) and (counted < _WINDOW or last == first):
             counted += index.counts[last] if last > first else 0
             last += 1
@@ -204,7 +203,7 @@ class RunPart:
         return reached if reached is not None and (within.end is None or reached < within.end) else None
 
     def read(self, within: KeyRange) -> Columns:
-        """Return the entries of a range, of which only the blocks are read that may have some, and some behind them."""
+        """Return the entries of a range; only blocks that may have some are read, and some that follow."""
         firsts = self._index.firsts
         first = max(0, self._index.block_of(within.start))
         last = len(firsts) if within.end is None else bisect_left(firsts, within.end)
@@ -216,7 +215,7 @@ class RunPart:
         return concat_columns([self._held[number] for number in range(first, last)]).between(within.start, within.end)
 
     def _ahead_of(self, first: int) -> int:
-        """Return the block before which there are about so many entries as are wanted in all, within the range."""
+        """Return the block before which there are about as many entries as wanted in all, within the range."""
         index, last, counted = self._index, first, 0
         while last < len(index.firsts) and (self._end is None or index.firsts[last] < self._end):
             if counted >= self._wanted or index.offsets[last] - index.offsets[first] >= _PART:
@@ -230,9 +229,9 @@ Part = LogPart | RunPart
 
 
 def merge_parts(parts: Sequence[Part], within: KeyRange) -> Iterator[Columns]:
-    """Yield the entries of all parts, in the order of their keys; of a key that several have, the last part's.
+    """Yield the entries of all parts in key order; for a key that several have, that of the last part.
 
-    They come in windows of some thousand entries of the part that has most there.
+    Windows have some thousand entries of the part with the most entries there.
     """
     start: bytes | None = within.start
     while start is not None:
@@ -245,7 +244,7 @@ def merge_parts(parts: Sequence[Part], within: KeyRange) -> Iterator[Columns]:
 
 
 def merge_newest(sources: Sequence[Columns]) -> Columns:
-    """Return the entries of several in the order of their keys; for a key that several have, that of the last one."""
+    """Return the entries of several sources in key order; for a key that several have, that of the last source."""
     if len(sources) < 2:
         return sources[0] if sources else Columns([], [], [])
     places: dict[bytes, Versioned] = {}
@@ -257,16 +256,16 @@ def merge_newest(sources: Sequence[Columns]) -> Columns:
 T = TypeVar("T")
 
 TOKENS_KEPT = 30 * 60 * 1000
-"""Milliseconds for which tokens are kept: the horizon, and what the clocks of two writers may differ by."""
-_LOOKS = 5
+"""Milliseconds for which tokens are kept: the horizon, and the allowed difference of two writers' clocks."""
+_READS = 5
 _PAGE_BYTES = 8 * 1024 * 1024
-_AHEAD = 8192  # entries that are read at once where pages follow each other
+_AHEAD = 8192  # entries that are read at a time for consecutive pages
 _REMEMBERED_ENDS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentCore:
-    """A segment in this process. Any thread may read it; everything blocks."""
+    """A segment in this process, for any thread. Methods block."""
 
     table: TableId
     pointer: PointerObject
@@ -274,8 +273,10 @@ class SegmentCore:
     _ends: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
     def get(self, keys: Collection[bytes], *, values: bool) -> list[StoredEntry | None]:
-        """Return the entries of these keys, all as they stand at one moment."""
-        by_key = self.reading(lambda standing: SegmentView(self.readable(standing), self.objects).find(keys))
+        """Return the entries of keys, all of one moment."""
+        by_key = self.read_consistently(
+            lambda snapshot: SegmentView(self.require_existing(snapshot), self.objects).find(keys)
+        )
         entries: list[StoredEntry | None] = []
         for key in keys:
             entry = by_key[key]
@@ -283,36 +284,38 @@ class SegmentCore:
         return entries
 
     def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
-        """Return the first entries of a range, as they stood at one moment; fewer than `limit` where they are large."""
+        """Return the first entries of a range, all of one moment; fewer than `limit` if they are large."""
         follows = self._ends.pop(within.start, _NEW) is None
         wanted = max(limit, _AHEAD) if follows else limit
-        page = self.reading(lambda standing: self._page(self.readable(standing), within, limit, wanted, values))
+        page = self.read_consistently(
+            lambda snapshot: self._page(self.require_existing(snapshot), within, limit, wanted, values)
+        )
         if len(page.keys) == limit:
             self._ends[within.after(page.keys[-1]).start] = None
             while len(self._ends) > _REMEMBERED_ENDS:
                 self._ends.popitem(last=False)
         return page
 
-    def reading(self, read: Callable[[PointerSnapshot], T]) -> T:
-        """Return what `read` gives for what stands now; again where a run that it needs was merged away meanwhile."""
-        with self.told():
+    def read_consistently(self, read: Callable[[PointerSnapshot], T]) -> T:
+        """Return what `read` returns for the current state; again if a run that it needs was merged away meanwhile."""
+        with self.translate_errors():
             missing: ObjectNotFoundError | None = None
-            for _ in range(_LOOKS):
-                standing = self.pointer.fresh()
+            for _ in range(_READS):
+                snapshot = self.pointer.read_fresh()
                 try:
-                    return read(standing)
+                    return read(snapshot)
                 except ObjectNotFoundError as error:
                     missing = error
-            raise self.lost_run(missing)
+            raise self.missing_run_error(missing)
 
-    def readable(self, standing: PointerSnapshot) -> SegmentState:
-        """Return the state of a segment that was not deleted."""
-        if standing.state.status is Status.DELETED:
-            raise self.gone()
-        return standing.state
+    def require_existing(self, snapshot: PointerSnapshot) -> SegmentState:
+        """Return the state of a segment; raise the error of a deleted one."""
+        if snapshot.state.status is Status.DELETED:
+            raise self.deleted_error()
+        return snapshot.state
 
-    def applied_before(self, state: SegmentState, tokens: Collection[bytes], oldest: int | None = None) -> set[bytes]:
-        """Return which of these tokens a commit holds: any recent one, or one from number `oldest` on."""
+    def find_applied(self, state: SegmentState, tokens: Collection[bytes], oldest: int | None = None) -> set[bytes]:
+        """Return which of these tokens were applied by a recent commit, or by one from number `oldest` on."""
         applied = {token for token in tokens if token in state.tokens}
         kept_since = now_in_ms() - TOKENS_KEPT
         for run in state.levels.runs:
@@ -321,16 +324,16 @@ class SegmentCore:
                 applied |= find_tokens(self.objects.index(run).tokens, tokens)
         return applied
 
-    def gone(self) -> KeyValueTableNotFoundError:
+    def deleted_error(self) -> KeyValueTableNotFoundError:
         return deleted_table_error(self.table, f"{self._label()} at {self.pointer.key!r} in {self.pointer.store.url}")
 
-    def sealed(self) -> KeyValueTableSealedError:
+    def sealed_error(self) -> KeyValueTableSealedError:
         return sealed_table_error(self.table, self._label())
 
     def _label(self) -> str:
         return f"key-value table {self.table}"
 
-    def lost_run(self, error: ObjectNotFoundError | None) -> MalformedDocumentError:
+    def missing_run_error(self, error: ObjectNotFoundError | None) -> MalformedDocumentError:
         key = None if error is None else error.key
         return MalformedDocumentError(
             f"a run that the pointer {self.pointer.key!r} in {self.pointer.store.url} names is missing: {error}",
@@ -338,9 +341,17 @@ class SegmentCore:
             document=key or self.pointer.key,
         )
 
-    def told(self) -> _Told:
-        """Return a context in which the store's errors become those of a table."""
-        return _Told(self)
+    @contextmanager
+    def translate_errors(self) -> Iterator[None]:
+        """A context in which errors of the store become those of a table."""
+        try:
+            yield
+        except ObjectNotFoundError as error:
+            raise self.deleted_error() from error
+        except StoreUnavailableError as error:
+            raise TableUnavailableError(error.problem, error.next_step, table=str(self.table)) from error
+        except ConfigurationError as error:
+            raise TableAccessError(error.problem, error.next_step, table=str(self.table)) from error
 
     def _page(self, state: SegmentState, within: KeyRange, limit: int, wanted: int, values: bool) -> StoredPage:
         keys: list[bytes] = []
@@ -360,22 +371,6 @@ class SegmentCore:
         return StoredPage(keys, versions, stored, is_last=True)
 
 
-class _Told:
-    def __init__(self, core: SegmentCore) -> None:
-        self._core = core
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
-        core, name = self._core, f"{self._core.table.scope}/{self._core.table.name}"
-        if isinstance(error, ObjectNotFoundError):
-            raise core.gone() from error
-        if isinstance(error, StoreUnavailableError):
-            raise TableUnavailableError(error.problem, error.next_step, table=name) from error
-        if isinstance(error, ConfigurationError):
-            raise TableAccessError(error.problem, error.next_step, table=name) from error
-
-
 _NEW = object()
 
 
@@ -384,18 +379,18 @@ def now_in_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-# What is done beside the writes of a segment: the log becomes a run, runs are merged, what is over is deleted.
+# Upkeep besides the writes of a segment: the log is flushed to a run, runs are merged, unused objects are deleted.
 #
-# Who crosses a boundary of the log's size with a commit flushes it; who flushes may claim a merge. If that process
-# dies, the next boundary and the end of the claim give the work to others. An object that was written, and that no
-# swap made part of the segment, is found by a listing: a swap says that one is under way, and forbids all that wrote
-# objects before, but for claimed ones, to make them part of the segment afterwards.
+# The process whose commit crosses a boundary of the log's size flushes it, and may claim a merge. If it dies, the next
+# boundary and the end of the claim pass the work to others. An object that was written, but never became part of the
+# segment, is found by a listing. A swap announces the listing, and after it no object that was written earlier can
+# become part of the segment, except for claimed ones.
 
 
-FLUSHED_BYTES = 64 * 1024  # of the log: what makes it a run
+FLUSHED_BYTES = 64 * 1024  # size of the log at which it is flushed to a run
 _LONGEST_LOG = 4 * FLUSHED_BYTES  # a commit beyond it flushes by itself
 _MANY_RUNS = 64
-_GRACE = 60_000  # milliseconds for which readers may still read what was merged away
+_GRACE = 60_000  # milliseconds for which readers may still read merged runs
 _CLAIMED = 60_000  # milliseconds, and one more for each kilobyte
 _IN_MEMORY = 8 * 1024 * 1024
 _MERGED_AT_ONCE = 20_000
@@ -407,65 +402,63 @@ Change = Callable[[SegmentState], SegmentState | None]
 
 
 class SegmentUpkeep:
-    """Upkeep of a segment by this process, in a thread that lives while there is something to do."""
+    """Upkeep of a segment by this process, in a thread that lives while there is work."""
 
     def __init__(self, core: SegmentCore) -> None:
         self._core = core
         self._lock = threading.Condition()
-        self._work = threading.Lock()  # held by who does it
+        self._work = threading.Lock()  # locked by the thread that does it
         self._asked = False
         self._alive = False
 
     def after_commit(self, before: PointerSnapshot, after: PointerSnapshot) -> None:
-        """Begin what a commit of ours made due."""
+        """Start the upkeep that a commit of ours made due."""
         grown = len(after.state.log) // FLUSHED_BYTES > len(before.state.log) // FLUSHED_BYTES
         spilled = after.state.levels.flushed == after.state.number
         if len(after.state.levels.runs) >= _MANY_RUNS:
-            self._do(self._merge_all)  # writers wait when they make runs faster than these are merged
+            self._do(self._merge_all)  # slows down writers that flush faster than runs are merged
         elif grown or spilled:
-            self._begin()
+            self._start()
 
-    def spilled(self, state: SegmentState) -> SegmentState:
-        """Return a state, which is to be swapped in, with its log as a run if it is too long."""
+    def spill_log(self, state: SegmentState) -> SegmentState:
+        """Return a state to swap in, whose log is written as a run if it is too long."""
         if len(state.log) <= _LONGEST_LOG:
             return state
-        run = self._flushed(state)
+        run = self._write_log(state)
         levels = state.levels.model_copy(update={"runs": (*state.levels.runs, run), "flushed": state.number})
         return replace_log(state, levels, b"")
 
     def finish(self) -> None:
-        """Return when what was begun is done: the thread would end with the process, and leave a claim behind."""
+        """Wait for the thread, which would otherwise end with the process and leave a claim behind."""
         with self._lock:
             self._lock.wait_for(lambda: not self._alive)
 
-    # -- the thread
-
-    def _begin(self) -> None:
+    def _start(self) -> None:
         with self._lock:
             self._asked = True
             if self._alive:
                 return
             self._alive = True
-        threading.Thread(target=self._live, name="adjunct-key-values", daemon=True).start()
+        threading.Thread(target=self._run, name="adjunct-key-values", daemon=True).start()
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         try:
-            while self._is_asked():
+            while self._take_request():
                 self._do(self._flush_and_merge)
         except BaseException:
             with self._lock:
-                self._ended()
+                self._mark_stopped()
             raise
 
-    def _is_asked(self) -> bool:
-        """Whether there is something to do; where there is not, the thread counts as ended."""
+    def _take_request(self) -> bool:
+        """Whether there is work; if not, the thread counts as stopped."""
         with self._lock:
             asked, self._asked = self._asked, False
             if not asked:
-                self._ended()
+                self._mark_stopped()
             return asked
 
-    def _ended(self) -> None:
+    def _mark_stopped(self) -> None:
         self._alive = False
         self._lock.notify_all()
 
@@ -473,43 +466,41 @@ class SegmentUpkeep:
         with self._work:
             try:
                 work()
-            except (AdjunctError, OSError) as error:  # also where this machine has no room for what is merged
-                # Others, or the next commits, do it; nothing stands on what was begun.
-                _log.warning("upkeep of %s was given up: %s", self._core.pointer.key, error)
+            except (AdjunctError, OSError) as error:  # including a full disk
+                # Others, or later commits, do it; nothing refers to unfinished work.
+                _log.warning("upkeep of %s failed: %s", self._core.pointer.key, error)
 
     def _flush_and_merge(self) -> None:
         self._flush()
         self._merge_all()
 
-    # -- flushing
-
     def _flush(self) -> None:
         state = self._core.pointer.read().state
         if len(state.log) < FLUSHED_BYTES or state.status is Status.DELETED:
             return
-        run = self._flushed(state)
+        run = self._write_log(state)
 
         def flushed(now: SegmentState) -> SegmentState | None:
             if now.levels.flushed != state.levels.flushed or now.levels.collected != state.levels.collected:
                 return None
             changed = {"runs": (*now.levels.runs, run), "flushed": state.number}
-            return replace_log(now.then(now_in_ms()), now.levels.model_copy(update=changed), now.log[len(state.log) :])
+            return replace_log(
+                now.following(now_in_ms()), now.levels.model_copy(update=changed), now.log[len(state.log) :]
+            )
 
         self._swap(flushed, run.id, lambda levels: run in levels.runs)
 
-    def _flushed(self, state: SegmentState) -> RunRef:
-        """Write the log of a state as a run, and return it."""
+    def _write_log(self, state: SegmentState) -> RunRef:
+        """Write the log of a state as a run; return the run."""
         facts = {"first": state.levels.flushed + 1, "last": state.number, "newest": state.time}
-        return self._written(uuid.uuid4().hex, [columns_from_log(state.recent)], log_tokens(state.log), 0, facts)
-
-    # -- merging
+        return self._write_run(uuid.uuid4().hex, [columns_from_log(state.recent)], log_tokens(state.log), 0, facts)
 
     def _merge_all(self) -> None:
         while self._merge():
             pass
 
     def _merge(self) -> bool:
-        """Merge what is due, if anything is."""
+        """Merge the runs that are due; return whether there were any."""
         claim = MergeClaim(into=uuid.uuid4().hex, of=(), until=0)
         runs: tuple[RunRef, ...] = ()
 
@@ -522,25 +513,27 @@ class SegmentUpkeep:
             until = now + _CLAIMED + sum(run.size for run in runs) // 1000
             claim = claim.model_copy(update={"of": tuple(run.id for run in runs), "until": until})
             others = tuple(other for other in state.levels.claims if other.until > now)
-            return replace_log(state.then(now), state.levels.model_copy(update={"claims": (*others, claim)}), state.log)
+            return replace_log(
+                state.following(now), state.levels.model_copy(update={"claims": (*others, claim)}), state.log
+            )
 
         if not plan_merge(self._core.pointer.read().state.levels, now_in_ms()) or not self._swap(
             claimed, _NO_RUN, lambda levels: claim in levels.claims
         ):
             return False
         try:
-            run = self._merged(claim.into, runs)
-        except ObjectNotFoundError:  # merged, or deleted, by others while this process slept
+            run = self._write_merged(claim.into, runs)
+        except ObjectNotFoundError:  # merged or deleted by others while this process was suspended
             return False
         doomed: list[str] = []
 
         def replaced(state: SegmentState) -> SegmentState | None:
             doomed.clear()
-            levels = _replaced(state.levels, claim, run, now_in_ms())
+            levels = _replace_merged(state.levels, claim, run, now_in_ms())
             if levels is None:
                 return None
             doomed.extend(gone.id for gone in state.levels.dropped if gone not in levels.dropped)
-            return replace_log(state.then(now_in_ms()), levels, state.log)
+            return replace_log(state.following(now_in_ms()), levels, state.log)
 
         if not self._swap(replaced, run.id, lambda levels: run in levels.runs):
             return False
@@ -549,8 +542,8 @@ class SegmentUpkeep:
             self._collect()
         return True
 
-    def _merged(self, into: str, runs: Sequence[RunRef]) -> RunRef:
-        """Write runs as one, and return it. Where the oldest one is among them, removed keys are left out."""
+    def _write_merged(self, into: str, runs: Sequence[RunRef]) -> RunRef:
+        """Write runs as one and return it. If the oldest one is among them, removed keys are omitted."""
         objects = RunObjects(self._core.pointer.store, self._core.objects.prefix, BlockCache(_MERGE_CACHE))
         indexes = objects.indexes(runs)
         parts = [RunPart(objects, run, index, _MERGED_AT_ONCE, None) for run, index in zip(runs, indexes, strict=True)]
@@ -564,9 +557,9 @@ class SegmentUpkeep:
             if run.newest >= kept_since
         )
         facts = {"first": runs[0].first, "last": runs[-1].last, "newest": max(run.newest for run in runs)}
-        return self._written(into, everything, tokens, sum(run.size for run in runs), facts)
+        return self._write_run(into, everything, tokens, sum(run.size for run in runs), facts)
 
-    def _written(
+    def _write_run(
         self, run: str, entries: Iterator[Columns] | list[Columns], tokens: bytes, size: int, facts: dict[str, int]
     ) -> RunRef:
         store, key = self._core.pointer.store, self._core.objects.key(run)
@@ -592,33 +585,29 @@ class SegmentUpkeep:
             path.unlink(missing_ok=True)
         return ref
 
-    # -- collecting
-
     def _collect(self) -> None:
-        """Delete runs that nothing stands on, which were written before a swap of ours and can't come in after it."""
+        """Delete unused runs written before a swap of ours, which can't become part of the segment after it."""
         pointer, prefix = self._core.pointer, self._core.objects.key("")
         listed = {item.key.removeprefix(prefix) for item in pointer.store.list(prefix)}
-        standing = pointer.read().state
-        if not listed - _named(standing.levels):
+        snapshot = pointer.read().state
+        if not listed - _referenced_runs(snapshot.levels):
             return
 
         def with_collected(state: SegmentState) -> SegmentState | None:
-            after = state.then(now_in_ms())
+            after = state.following(now_in_ms())
             return replace_log(after, state.levels.model_copy(update={"collected": after.number}), state.log)
 
         after = self._swap(with_collected, _NO_RUN, lambda levels: False)
         if after is not None:
-            spared = _named(after.levels)
+            spared = _referenced_runs(after.levels)
             pointer.store.delete_many(self._core.objects.key(run) for run in sorted(listed - spared))
 
-    # -- swapping
-
     def _swap(self, change: Change, written: str, is_in: Callable[[Levels], bool]) -> SegmentState | None:
-        """Swap in what `change` makes of what stands, and return what stands then; None where that makes nothing.
+        """Swap in what `change` returns for the current state; return the state after it, None if there is no change.
 
-        `is_in` says of later levels whether ours came in; `written` is the run that it names. Where it does not come in
-        it is left for a collection: the first answer of the store may have been lost, and only a listing after another
-        swap is certain of what nothing stands on.
+        `is_in` tells whether later levels include ours; `written` is the new run. If it does not become part of the
+        segment, it is left to a collection: a reply of the store may have been lost, and only a listing after another
+        swap knows for certain what is unused.
         """
         pointer = self._core.pointer
 
@@ -629,17 +618,17 @@ class SegmentUpkeep:
             return change(state)
 
         swapped = pointer.change(changed, is_in=lambda state: is_in(state.levels))
-        return swapped.standing.state if swapped is not None and swapped.won else None
+        return swapped.snapshot.state if swapped is not None and swapped.won else None
 
 
-def _named(levels: Levels) -> set[str]:
-    """Return the ids of all runs that something stands on, or may."""
+def _referenced_runs(levels: Levels) -> set[str]:
+    """Return the ids of all runs that are or may be used."""
     runs = {run.id for run in levels.runs} | {gone.id for gone in levels.dropped}
     return runs | {claim.into for claim in levels.claims}
 
 
-def _replaced(levels: Levels, claim: MergeClaim, run: RunRef, now: int) -> Levels | None:
-    """Return the levels with a merged run in the place of what it was made of; None where that is not possible."""
+def _replace_merged(levels: Levels, claim: MergeClaim, run: RunRef, now: int) -> Levels | None:
+    """Return the levels with a merged run in place of its sources; None if these have changed."""
     ids = tuple(other.id for other in levels.runs)
     if claim not in levels.claims or claim.of[0] not in ids:
         return None

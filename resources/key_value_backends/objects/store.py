@@ -1,4 +1,4 @@
-"""Reads runs from a store: footers and blocks by ranges, checked, and kept in a cache of bounded size."""
+"""Reads runs from a store: footers and blocks by ranges, verified, with a cache of bounded size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dagster_adjunct.resources.objects.store import ObjectStore
 
 
 def threads(purpose: str, count: int) -> ThreadPoolExecutor:
-    """Return this process's threads for a purpose, at most `count`, which start when they are needed."""
+    """Return this process's threads for a purpose, at most `count`, which start on demand."""
     return _threads(purpose, count, os.getpid())
 
 
@@ -38,21 +38,21 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 _WHOLE = 256 * 1024  # a run up to this size is read by one request
-_SPAN = 4 * 1024 * 1024  # blocks beside each other are read together, up to this size
-_WEIGHT = 3  # an entry that was read takes about three times the bytes that it has in the store
+_SPAN = 4 * 1024 * 1024  # adjacent blocks are read together, up to this size
+_WEIGHT = 3  # in memory an entry takes about three times its stored bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Cached:
     weight: int
     content: RunIndex | Columns
 
 
 class BlockCache:
-    """Footers and blocks, the ones used last, up to so many bytes. Runs never change, so neither do they."""
+    """The most recently used footers and blocks, which never change, up to so many bytes."""
 
     def __init__(self, size: int) -> None:
-        self._kept: LRUCache[tuple[str, int], _Kept] = LRUCache(size, getsizeof=lambda kept: kept.weight)
+        self._kept: LRUCache[tuple[str, int], _Cached] = LRUCache(size, getsizeof=lambda kept: kept.weight)
         self._lock = threading.Lock()
 
     def get(self, key: tuple[str, int]) -> RunIndex | Columns | None:
@@ -64,14 +64,13 @@ class BlockCache:
         weight = size * (_WEIGHT if isinstance(content, Columns) else 1)
         with self._lock:
             if weight <= self._kept.maxsize:
-                self._kept[key] = _Kept(weight, content)
+                self._kept[key] = _Cached(weight, content)
 
 
 class RunObjects:
-    """The runs of a segment, below `prefix`. Any thread may read them.
+    """The runs of a segment, below `prefix`, for any thread.
 
-    Raises ObjectNotFoundError for a run that is not there (any more), MalformedDocumentError for a damaged one, and
-    StoreUnavailableError.
+    Raises ObjectNotFoundError for a missing run, MalformedDocumentError for a damaged one, and StoreUnavailableError.
     """
 
     def __init__(self, store: ObjectStore, prefix: str, cache: BlockCache) -> None:
@@ -82,11 +81,11 @@ class RunObjects:
         return f"{self.prefix}/runs/{run}"
 
     def indexes(self, runs: Sequence[RunRef]) -> list[RunIndex]:
-        """Return the indexes of several runs, which are fetched at the same time."""
+        """Return the indexes of several runs, fetched concurrently."""
         return _at_once(self.index, runs)
 
     def index(self, run: RunRef) -> RunIndex:
-        """Return what a run's footer says."""
+        """Return the index of a run."""
         key = self.key(run.id)
         kept = self._cache.get((key, -1))
         if isinstance(kept, RunIndex):
@@ -104,7 +103,7 @@ class RunObjects:
         return index
 
     def blocks(self, run: RunRef, index: RunIndex, first: int, last: int) -> list[Columns]:
-        """Return the blocks of a run from one to another, which is included; neighbours come by one request."""
+        """Return the blocks of a run from `first` to `last`, included; neighbors are fetched by one request."""
         key = self.key(run.id)
         blocks_by_number = {number: self._cache.get((key, number)) for number in range(first, last + 1)}
         missing = [number for number, block in blocks_by_number.items() if block is None]
@@ -113,7 +112,7 @@ class RunObjects:
         return [block for block in blocks_by_number.values() if isinstance(block, Columns)]
 
     def fetch_at_once(self, wanted: Sequence[tuple[RunRef, RunIndex, int]]) -> list[Columns]:
-        """Return single blocks of several runs, which are fetched at the same time."""
+        """Return single blocks of several runs, fetched concurrently."""
         return _at_once(lambda one: self.blocks(one[0], one[1], one[2], one[2])[0], wanted)
 
     def _fetch(self, key: str, index: RunIndex, numbers: range) -> dict[int, Columns]:
@@ -122,15 +121,13 @@ class RunObjects:
         return self._keep(key, index, numbers, data)
 
     def _keep(self, key: str, index: RunIndex, numbers: range, data: bytes) -> dict[int, Columns]:
-        """Check and keep blocks, whose bytes these are from the first on."""
+        """Verify and cache the blocks of `numbers`, whose bytes these are."""
         origin = index.offsets[numbers[0]] if numbers else 0
         blocks = {}
         for number in numbers:
             part = data[index.offsets[number] - origin : index.offsets[number + 1] - origin]
             if zlib.crc32(part) != index.checksums[number]:
-                raise damaged_object_error(
-                    self._where(key), f"block {number} has another checksum than its footer says"
-                )
+                raise damaged_object_error(self._where(key), f"block {number} has another checksum than in its footer")
             blocks[number] = read_block(part)
             self._cache.put((key, number), blocks[number], len(part))
         return blocks
@@ -140,7 +137,7 @@ class RunObjects:
 
 
 def _spans(numbers: Sequence[int], index: RunIndex) -> Iterator[range]:
-    """Yield ranges of blocks that lie beside each other and are not too large together."""
+    """Yield ranges of adjacent blocks that are not too large together."""
     start = 0
     for place in range(1, len(numbers) + 1):
         whole = place < len(numbers) and numbers[place] == numbers[place - 1] + 1
@@ -151,7 +148,7 @@ def _spans(numbers: Sequence[int], index: RunIndex) -> Iterator[range]:
 
 
 def _at_once(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
-    """Return what `work` gives for each, by threads where there are several. `work` must not do so itself."""
+    """Return the results of `work` for all items, in threads if there are several; `work` must not use them."""
     if len(items) < 2:
         return [work(item) for item in items]
     return list(threads("runs", 16).map(work, items))

@@ -27,10 +27,10 @@ from dagster_adjunct.resources.key_value.segment import (
     new_token,
     table_key,
 )
+from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     PURGE_AFTER,
     LoopCalls,
-    PhysicalTables,
     SegmentLayout,
     TableCalls,
     ThreadCalls,
@@ -347,6 +347,12 @@ def test_pages_without_anything_in_the_range_do_not_end_it() -> None:
     assert [*rest.keys] == [key(b"b"), key(b"c")]
 
 
+def backend_of(script: Script) -> DynamoDbSegments:
+    backend = DynamoDbSegments(threads=1)
+    backend._clients = script  # type: ignore[assignment]
+    return backend
+
+
 def test_a_seal_goes_on_where_writes_are_under_way_and_fails_where_it_may_not() -> None:
     busy = [refused("TransactionConflictException"), refused("ThrottlingException"), LOST]
 
@@ -355,8 +361,8 @@ def test_a_seal_goes_on_where_writes_are_under_way_and_fails_where_it_may_not() 
             self._next(**request)
 
     script = Gates(*busy, *[OK] * 200)
-    PhysicalTables(script, 1).seal(TABLE, NAME, 2)  # type: ignore[arg-type]
+    backend_of(script).seal(TABLE, 2)
     shut = {str(request["Item"]) for request in script.asked}
     assert len(script.asked) == len(shut) + len(busy)
     with pytest.raises(TableAccessError):
-        PhysicalTables(Gates(OK, refused("AccessDeniedException"), *[OK] * 200), 1).seal(TABLE, NAME, 2)  # type: ignore[arg-type]
+        backend_of(Gates(OK, refused("AccessDeniedException"), *[OK] * 200)).seal(TABLE, 2)

@@ -377,7 +377,7 @@ def test_a_table_is_sealed_though_others_were_first_and_not_if_they_always_are(i
         ]
         return over(FaultyStore(inner, faults))
 
-    with pytest.raises(TableUnavailableError, match="others were always first to replace"):
+    with pytest.raises(TableUnavailableError):
         others_first(1000).seal(table, 1)
     rival.write(insert(APPLE, b"mine"))
     others_first(3).seal(table, 1)
@@ -403,5 +403,6 @@ def test_a_write_is_done_though_there_is_no_room_to_merge_runs_after_it(inner, t
 
 
 def test_an_option_that_s3_does_not_have_is_refused():
-    with pytest.raises(ConfigurationError, match="'bogus', which S3Options has not"):
+    with pytest.raises(ConfigurationError) as caught:
         ObjectSegments("s3://bucket/lake", s3={"bogus": 1})
+    assert caught.value.argument == "s3"
