@@ -1,4 +1,4 @@
-"""`write_key_value_table`: the rows of a DataFrame as entries of a key-value table."""
+"""Reading a key-value table as a DataFrame, and writing the rows of a DataFrame to one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -49,7 +49,7 @@ from dagster_adjunct.resources.validation import validated
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# What keys and values of a key-value table are in a DataFrame, by the serializer that they are stored with.
+# The Spark type of keys and values, by their serializer:
 #
 # TextSerializer       string
 # IntegerSerializer    bigint
@@ -57,12 +57,12 @@ if TYPE_CHECKING:
 # JsonSerializer       string: the JSON
 # ModelSerializer      string: the model's JSON
 # AvroSerializer       string: JSON as Avro writes it (of a union, {"type": value})
-# any other            binary: the bytes that it made
+# any other            binary: the stored bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnForm:
-    """A column's Spark type, and what is between its values and stored bytes. Both raise SerializationError."""
+    """A column's Spark type, and the conversions between values and stored bytes, which raise SerializationError."""
 
     type: str
     from_bytes: Callable[[bytes], Any]
@@ -70,7 +70,7 @@ class ColumnForm:
 
 
 def column_form(serializer: Serializer[Any]) -> ColumnForm:
-    """Return the form of what this serializer writes."""
+    """Return the form of a serializer's column."""
     if isinstance(serializer, TextSerializer):
         return ColumnForm("string", serializer.from_bytes, serializer.to_bytes)
     if isinstance(serializer, IntegerSerializer):
@@ -89,11 +89,11 @@ def column_form(serializer: Serializer[Any]) -> ColumnForm:
     return ColumnForm("binary", bytes, bytes)
 
 
-_AT_ONCE = 8  # requests under way
+_AT_ONCE = 8  # concurrent requests
 
 
 class PartitionLoad:
-    """Counts the `rows` that it has taken and the `entries` that it has put. Memory: a batch, and eight requests."""
+    """Writes the rows of one partition and counts `rows` and `entries`. Memory: a batch and eight requests."""
 
     def __init__(self, table: TableId, backend: SegmentBackend) -> None:
         self._table, self._backend = table, backend
@@ -101,13 +101,13 @@ class PartitionLoad:
         self.rows = self.entries = 0
 
     def run(self, batches: Iterator[Any]) -> None:
-        """Write all rows, of which the columns are `partition`, `table_key`, `value` and maybe `order`."""
+        """Write all rows, with the columns `partition`, `table_key`, `value` and, optionally, `order`."""
         changes = self._changes(batches)
         first = next(changes, None)
         if first is None or self._number is None:
             return
         segment = self._backend.open(self._table, self._number)
-        requests = split_into_requests(_behind(first, changes), self._backend.limits)
+        requests = split_into_requests(chain([first], changes), self._backend.limits)
         at_once = _AT_ONCE if self._backend.waits else 1
         with asyncio.Runner() as loop:
             try:
@@ -126,12 +126,12 @@ class PartitionLoad:
         await apply_until_settled(self._table, segment, changes, token, horizon=self._backend.horizon)
 
     def _changes(self, batches: Iterator[Any]) -> Iterator[SegmentChange]:
-        """Yield a put for each key: that of its last row."""
+        """Yield a put of the last row of each key."""
         last: tuple[bytes, bytes, Any] | None = None
         for row in self._rows(batches):
             if last is not None and last[0] == row[0]:
                 if row[2] == last[2]:
-                    raise self._twice(row)
+                    raise self._ambiguous(row)
             elif last is not None:
                 yield SegmentChange(last[0], last[1], b"")
             last = row
@@ -143,7 +143,7 @@ class PartitionLoad:
             if not batch.num_rows:
                 continue
             (number,) = batch.column("partition").unique().to_pylist()
-            assert self._number in (None, number)  # Spark brought the rows together by it
+            assert self._number in (None, number)  # Spark has partitioned the rows by it
             self._number = number
             self.rows += batch.num_rows
             orders = batch.column("order").to_pylist() if "order" in batch.schema.names else [None] * batch.num_rows
@@ -151,43 +151,38 @@ class PartitionLoad:
                 batch.column("table_key").to_pylist(), batch.column("value").to_pylist(), orders, strict=True
             )
 
-    def _twice(self, row: tuple[bytes, bytes, Any]) -> SchemaMismatchError:
+    def _ambiguous(self, row: tuple[bytes, bytes, Any]) -> SchemaMismatchError:
         family, key = split_table_key(row[0])
         of_family = "" if family is None else f" of family {family!r:.60}"
         same = "" if row[2] is None else f" with the same order, {row[2]!r:.60}"
         return SchemaMismatchError(
-            f"key-value table {self._table}: the frame has two rows of the key {key!r:.60}{of_family}{same}, and "
-            "nothing says which of them is the last.",
-            "Name a column that tells with order_by=, or leave one row of each key.",
+            f"key-value table {self._table}: the frame has two rows of the key {key!r:.60}{of_family}{same}, and the "
+            "last one is undefined.",
+            "Name a column that orders them with order_by=, or keep one row of each key.",
             table=str(self._table),
         )
 
 
-def _behind(first: SegmentChange, rest: Iterator[SegmentChange]) -> Iterator[SegmentChange]:
-    yield first
-    yield from rest
-
-
 Reader = tuple[str, Callable[[bytes], Any]]
-"""A column's Spark type, and what makes its values of stored bytes."""
+"""A column's Spark type, and the conversion from stored bytes."""
 
 
 @validated
 def read_key_value_table(
     table: KeyValueTable[Any, Any], *, spark: SparkSession | Callable[[], SparkSession], page_size: int = 1000
 ) -> DataFrame:
-    """Return the entries as `family` (string, null where there is none), `key`, `value` and `version` (binary).
+    """Return the entries as `family` (string, null if there is none), `key`, `value` and `version` (binary).
 
-    Keys and values have the types that the table's serializers stand for: text is a string, whole numbers are bigint,
-    JSON, models and Avro their JSON as a string, all else is binary. There is one Spark partition for each of the
-    table's, its rows in the order of their keys' bytes, at most `page_size` of them in memory at a time. The table is
-    read when the frame is, and again each time that it is: cache it to go on from one reading.
+    The types of keys and values follow from the table's serializers: text is a string, integers are bigint, JSON,
+    models and Avro are their JSON as a string, everything else is binary. There is one Spark partition for each of the
+    table's, with rows in the order of their keys' bytes, at most `page_size` of them in memory at a time. The table is
+    read each time that the frame is evaluated: cache it to use one reading.
 
-    While others write, each key is met at most once, and one that is there from beginning to end is met; rows of
-    different pages are of different moments. Seal the table for a frame of one moment.
+    While others write, each key appears at most once, and a key that exists throughout appears; rows of different pages
+    are of different moments. Seal the table for a frame of one moment.
     """
     key, value = column_form(table.key_serializer), column_form(table.value_serializer)
-    readers = ((key.type, key.from_bytes), (value.type, value.from_bytes))  # workers need nothing else of them
+    readers = ((key.type, key.from_bytes), (value.type, value.from_bytes))  # all that workers need
     stored = KeyValueTable(table.id, table.configuration, table.backend, BytesSerializer(), BytesSerializer())
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
@@ -196,14 +191,14 @@ def read_key_value_table(
                 yield from encode_task_errors(_pages(stored, number, page_size, readers))
 
     partitions = table.configuration.partitions
-    numbers = resolve_session(spark).range(0, partitions, 1, partitions)  # each number in a partition of its own
+    numbers = resolve_session(spark).range(0, partitions, 1, partitions)  # one number per Spark partition
     return numbers.mapInArrow(read, f"family string, key {key.type}, value {value.type}, version binary")
 
 
 def _pages(
     stored: KeyValueTable[bytes, bytes], number: int, page_size: int, readers: tuple[Reader, Reader]
 ) -> Iterator[Any]:
-    """Yield the entries of a partition as Arrow batches, one a page."""
+    """Yield the entries of a partition as Arrow batches, one per page."""
     with asyncio.Runner() as loop:
         try:
             pages = stored.all_entries(partitions=[number], page_size=page_size)
@@ -228,7 +223,7 @@ _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 @dataclass(frozen=True, slots=True)
 class FrameWritten:
-    """What a write has come to: `entries` that were put, of so many `rows`."""
+    """The result of a write: how many `rows` were read and `entries` put."""
 
     rows: int
     entries: int
@@ -245,19 +240,19 @@ def write_key_value_table(
     family: str | None = None,
     order_by: str | None = None,
 ) -> FrameWritten:
-    """Put the rows of a frame into a table, whatever is there, in one Spark job; return how many.
+    """Put the rows of a frame into a table, unconditionally, in one Spark job; return their number.
 
-    `key`, `value` and `family` name its columns, which have the types that `read_key_value_table` gives; without
-    `family`, and where that is null, keys have none. Other columns are left out. Of several rows of one key that with
-    the greatest `order_by` is written; without that column, and where two have the same, they are refused.
+    `key`, `value` and `family` name its columns, which have the types of `read_key_value_table`. Without `family`, and
+    where it is null, keys have none. Other columns are ignored. Of several rows of one key, that with the greatest
+    `order_by` is written; without that column, and for equal values in it, they are rejected.
 
-    The rows are brought to one Spark partition for each of the table's, and written in requests as large as the backend
-    takes. Each request is atomic, the frame is not: after an error, and while the job runs, some rows are there and
-    others are not. It may be repeated, as Spark does with a task: the same rows come to the same entries, with new
-    versions. What others write to the same keys meanwhile stays or not as it comes before or after.
+    Rows are repartitioned to one Spark partition for each of the table's, and written in requests as large as the
+    backend accepts. Each request is atomic, the frame is not: while the job runs, and after an error, some rows are
+    written and others are not. It may be repeated, as Spark repeats tasks: the same rows give the same entries, with
+    new versions. Of concurrent writes to the same keys the later ones stay.
 
-    Raises SchemaMismatchError for columns of other types, rows without a value and keys that come twice; NullKeyError;
-    and what a table raises of a write. Rows may have been written by then.
+    Raises SchemaMismatchError for columns of other types, rows without a value and repeated keys, NullKeyError, and the
+    errors of a table's writes. Some rows may be written by then.
     """
     keys, values = column_form(table.key_serializer), column_form(table.value_serializer)
     named = {"key": (key, keys.type), "value": (value, values.type)}
@@ -286,7 +281,7 @@ def _column(frame: DataFrame, table: KeyValueTable[Any, Any], name: str, kind: s
     if type_ != kind:
         raise SchemaMismatchError(
             f"key-value table {table.id}: column {name!r} of the frame is {type_}; expected {kind}.",
-            "Cast it, or make JSON of it with to_json(…), or open the table with another serializer.",
+            "Cast it, convert it with to_json(…), or open the table with another serializer.",
             column=name,
         )
     return sql_column(name)
@@ -305,7 +300,7 @@ def _type(frame: DataFrame, table: KeyValueTable[Any, Any], name: str) -> str:
 def _addressing(
     table: KeyValueTable[Any, Any], key: ColumnForm, value: ColumnForm
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return the task that serialises rows and finds their partitions."""
+    """Return the task that serializes rows and finds their partitions."""
     stored = (table.id, table.configuration, table.backend)
 
     def address(batches: Iterator[Any]) -> Iterator[Any]:
@@ -343,7 +338,7 @@ def _addressed(batch: Any, coder: EntryCoder[bytes, bytes], key: ColumnForm, val
 
 
 def _null(coder: EntryCoder[bytes, bytes], name: str) -> AdjunctError:
-    problem, next_step = f"key-value table {coder.table}: a row of the frame has no {name}.", "Filter such rows out."
+    problem, next_step = f"key-value table {coder.table}: a row of the frame has no {name}.", "Filter out such rows."
     if name == "key":
         return NullKeyError(problem, next_step, table=coder.table.name)
     return SchemaMismatchError(problem, next_step, column=name)
@@ -359,9 +354,9 @@ def _writing(table: KeyValueTable[Any, Any]) -> Callable[[Iterator[Any]], Iterat
             load.run(batches)
             report: dict[str, Any] = {"rows": load.rows, "entries": load.entries}
         except AdjunctError as error:
-            # As a result and not as an exception: its own attempts are over, and Spark would try the task again.
+            # Returned instead of raised: its own retries are over, and Spark would repeat the task.
             report = {"error": error_to_json(error)}
-            for _ in batches:  # a worker whose input is not drained is not used again
+            for _ in batches:  # Spark reuses a worker only if its input is drained
                 pass
         yield pa.RecordBatch.from_pydict({"report": pa.array([json.dumps(report)], pa.string())})
 

@@ -1,11 +1,11 @@
-"""Between records and the JSON documents that a key-value table holds of them.
+"""Conversion between records and the JSON documents that a key-value table stores, and planning of writes.
 
     {"seats":149,"tail":"N1","adjunct_applied":{"lake.flights.3":"0000000000:00000000000000000017:000000"}}
     {"adjunct_deleted":true,"adjunct_at":1372636800.0,"adjunct_newest":["at","2013-07-01T00:00:00Z","lake.flights.3 …"]}
 
-A document is the record's columns, those of its key among them and those that are null left out, and beside them what
-conditions need (`Applied`). A deleted record whose marks are kept is a document without columns. Columns that are not
-declared, as another release may have written them, are left alone by updates.
+A document has the record's columns, including those of its key and without nulls, and the marks that conditions need
+(`Applied`). A deleted record whose marks are kept is a document without columns. Updates keep columns that are not
+declared, which another release may have written.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, KeyValueTableEr
 from dagster_adjunct.resources.key_value.segment import ABSENT, ANYTHING, Expected, StoredEntry
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Problem, State
 
-# How the values of a record are written in JSON, so that anybody can read what a key-value table holds of it.
+# The JSON form of values, for any reader:
 #
 #     string      text                        timestamp   "2013-07-01T00:00:00Z", a fraction only where there is one
 #     integers    number                      date        "2013-07-01"
@@ -53,7 +53,7 @@ _EXACT = Context(prec=2100)
 
 
 def json_encoder(column: Column) -> Callable[[Any], Any] | None:
-    """Return the function that brings a checked value into the form that JSON has it in; None where it is that."""
+    """Return the function from a checked value to its JSON form, None if they are the same."""
     if column.kind is Kind.LIST:
         assert column.element is not None
         return _of_items(json_encoder(column.element))
@@ -63,14 +63,14 @@ def json_encoder(column: Column) -> Callable[[Any], Any] | None:
 
 
 def json_decoder(column: Column) -> Callable[[Any], Any] | None:
-    """Return the function that brings back what `written_by` wrote; None where it is that.
+    """Return the inverse of `json_encoder`'s function.
 
-    It raises TypeError, ValueError or ArithmeticError for what is no such value: anybody may write to the table.
+    It raises TypeError, ValueError or ArithmeticError for other values, because anybody may write to the table.
     """
     if column.kind is Kind.LIST:
         assert column.element is not None
         items = _of_items(json_decoder(column.element))
-        return lambda values: _a(list, values) if items is None else items(_a(list, values))
+        return lambda values: _require(list, values) if items is None else items(_require(list, values))
     return _READ.get(column.kind)
 
 
@@ -99,7 +99,7 @@ def _decimals_to_text(column: Column) -> Callable[[Decimal], str]:
     return text
 
 
-def _a(kind: type, value: Any) -> Any:
+def _require(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise TypeError(f"expected {kind.__name__}")
     return value
@@ -111,9 +111,9 @@ _WRITE: dict[Kind, Callable[[Any], Any]] = {
     Kind.BINARY: lambda value: base64.b64encode(value).decode(),
 }
 _READ: dict[Kind, Callable[[Any], Any]] = {
-    Kind.STRING: partial(_a, str),
-    Kind.INTEGER: partial(_a, int),
-    Kind.BOOLEAN: partial(_a, bool),
+    Kind.STRING: partial(_require, str),
+    Kind.INTEGER: partial(_require, int),
+    Kind.BOOLEAN: partial(_require, bool),
     Kind.TIMESTAMP: lambda text: datetime.fromisoformat(text).astimezone(UTC),
     Kind.DATE: date.fromisoformat,
     Kind.BINARY: lambda text: base64.b64decode(text, validate=True),
@@ -122,20 +122,20 @@ _READ: dict[Kind, Callable[[Any], Any]] = {
 }
 
 
-OWN = "adjunct_"  # how members begin that are no columns
+OWN = "adjunct_"  # prefix of members that are not columns
 DELETED, AT, NEWEST, APPLIED = (OWN + name for name in ("deleted", "at", "newest", "applied"))
 
 Document = dict[str, Any]
 
 
 class RowDocuments:
-    """Makes and reads documents; errors name the table, the key and what was found."""
+    """Converts records to documents and back. Errors name the table, the key and the value."""
 
     def __init__(self, label: str, columns: Sequence[Column]) -> None:
         for column in columns:
             if column.name.startswith(OWN):
                 raise ConfigurationError(
-                    f"{label} has a column {column.name!r}; names that begin with {OWN} are for what conditions keep.",
+                    f"{label} has a column {column.name!r}; names with the prefix {OWN} are reserved for marks.",
                     "Rename it.",
                     argument="columns",
                 )
@@ -148,7 +148,7 @@ class RowDocuments:
         return {name: self._written(name, value) for name, value in record.items() if value is not None}
 
     def changed(self, old: Mapping[str, Any], changes: CheckedChanges) -> Document:
-        """Return a document after checked changes, of which none adds: the sums are set already."""
+        """Return a document after checked changes, in which additions were replaced by their sums."""
         new = {**old, **self.whole(changes.set)}
         for name, value in changes.set.items():
             if value is None:
@@ -158,7 +158,7 @@ class RowDocuments:
         return new
 
     def record(self, document: Mapping[str, Any], names: Sequence[str], key: object) -> dict[str, Any]:
-        """Return these columns, None where there is no value. Raises SchemaMismatchError."""
+        """Return these columns of a document, None for missing values. Raises SchemaMismatchError."""
         record: dict[str, Any] = {}
         for name in names:
             value = document.get(name)
@@ -167,7 +167,7 @@ class RowDocuments:
                 record[name] = value if value is None or read is None else read(value)
             except (TypeError, ValueError, ArithmeticError) as error:
                 raise SchemaMismatchError(
-                    f"{self._label}: the record of key {key!r} has {value!r} in {name!r}, which is no such value.",
+                    f"{self._label}: the record of key {key!r} has {value!r} in {name!r}, which is of another type.",
                     "Correct the record, or the declared columns.",
                     column=name,
                 ) from error
@@ -178,36 +178,36 @@ class RowDocuments:
         return value if write is None else write(value)
 
     def to_bytes(self, document: Document) -> bytes:
-        """Return what is stored."""
+        """Return the stored form of a document."""
         return to_compact_json(document).encode()
 
     def from_bytes(self, stored: bytes, key: object) -> Document:
-        """Return the document that was stored. Raises SchemaMismatchError for what is none."""
+        """Return a stored document. Raises SchemaMismatchError for anything else."""
         try:
             document = json.loads(stored)
         except ValueError:
             document = None
         if not isinstance(document, dict):
             raise SchemaMismatchError(
-                f"{self._label} holds {stored[:60]!r} under the key {key!r}; expected a record as a JSON object.",
-                "Remove it, or read the table as what it is.",
+                f"{self._label} has {stored[:60]!r} under the key {key!r}; expected a record as a JSON object.",
+                "Remove it, or read the table with its own serializers.",
                 table=self._label,
             )
         return document
 
 
 def is_deleted(document: Mapping[str, Any]) -> bool:
-    """Whether a document has no record, but the marks of one that was deleted."""
+    """Whether a document has only the marks of a deleted record."""
     return DELETED in document
 
 
 def stored_marks(document: Mapping[str, Any]) -> Document:
-    """Return what a document holds beside the record."""
+    """Return the marks of a document."""
     return {name: document[name] for name in (NEWEST, APPLIED, AT) if name in document}
 
 
 def applied_in(codec: RowCodec, newest_by: str | None, document: Mapping[str, Any]) -> Applied:
-    """Return what was applied to the record."""
+    """Return the updates that were applied to the record."""
     newest = document.get(NEWEST) or (None, None, None)
     applied = applied_from_texts(codec, newest_by, (*newest, None))
     applied.positions = dict(document.get(APPLIED) or {})
@@ -215,7 +215,7 @@ def applied_in(codec: RowCodec, newest_by: str | None, document: Mapping[str, An
 
 
 def marks_of(codec: RowCodec, newest_by: str | None, applied: Applied, at: float) -> Document:
-    """Return what a document holds of `applied`; `at`: seconds since 1970."""
+    """Return the marks for `applied`; `at` is in seconds since 1970."""
     *newest, _ = applied_to_texts(codec, newest_by, applied)
     marks: Document = {NEWEST: newest} if newest[0] is not None else {}
     if applied.positions:
@@ -223,15 +223,12 @@ def marks_of(codec: RowCodec, newest_by: str | None, applied: Applied, at: float
     return {**marks, AT: at}
 
 
-# What a request of writes comes to in a key-value table: for each key the document to write, and what it depends on.
-#
-# All of it is pure. What is decided over documents that were read holds only while these are there: each change expects
-# the version that was seen, and after a conflict all is decided again.
+# Planning of writes: for each key the document to write, and the version that it depends on. Pure functions.
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentWrite:
-    """What is done to one key: `document` as bytes, None to remove it; `begins`: a default begins the record."""
+    """The write of one key: `document` as bytes, None to remove it. `begins`: a default starts the record."""
 
     document: bytes | None
     expected: Expected | bytes
@@ -240,15 +237,15 @@ class DocumentWrite:
 
 @dataclass(frozen=True, slots=True)
 class PlannedWrites:
-    """The keys that are written, and the entries that are not done, by their places."""
+    """The writes by key, and the problems of entries by their places."""
 
     written: Mapping[Row, DocumentWrite]
     problems: Mapping[int, Problem]
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """What was read: documents by key, those with marks alone among them, and why others could not be."""
+class _StoredRows:
+    """The documents that were read, including those with marks only, their records, and why others are unreadable."""
 
     documents: dict[Row, Document] = field(default_factory=dict)
     records: dict[Row, dict[str, Any]] = field(default_factory=dict)
@@ -256,7 +253,7 @@ class _Seen:
 
 
 def needs_stored_rows(operation: Operation[Any]) -> bool:
-    """Whether the writes depend on what is there, or have to leave some of it."""
+    """Whether writes depend on the stored rows, or have to keep parts of them."""
     return needs_read(operation) or operation.conditions.keeps_marks
 
 
@@ -269,11 +266,11 @@ def plan_documents(
     at: float,
     fitting: Callable[[bytes], bytes],
 ) -> PlannedWrites:
-    """Decide over what was found, which has all keys where the operation `looks`; `at`: the time, for marks.
+    """Plan the writes of an operation. `stored_entries` has all keys if `needs_stored_rows`; `at` is the time of marks.
 
-    `fitting` returns a value that the table takes, or raises KeyValueTableError.
+    `fitting` returns a value that the table accepts, or raises KeyValueTableError.
     """
-    seen = _seen(documents, columns_to_read(operation, asked.entries), stored_entries)
+    seen = _parse_stored(documents, columns_to_read(operation, asked.entries), stored_entries)
     fit = [entry for entry in asked.entries if entry.key not in seen.unreadable]
     unfit = {entry.place: seen.unreadable[entry.key] for entry in asked.entries if entry.key in seen.unreadable}
     newest_by = operation.conditions.newest_by
@@ -282,13 +279,13 @@ def plan_documents(
         applied = {key: applied_in(codec, newest_by, document) for key, document in seen.documents.items()}
     plan = plan_writes(codec, operation, ValidEntries(fit, {}), StoredState(seen.records, applied))
     marks = {key: marks_of(codec, newest_by, applied_to_key, at) for key, applied_to_key in plan.applied.items()}
-    looked, begins = needs_stored_rows(operation), operation.kind is OperationKind.UPDATE
+    has_read, begins = needs_stored_rows(operation), operation.kind is OperationKind.UPDATE
     written: dict[Row, DocumentWrite] = {}
     for key, document in _new_documents(documents, plan, seen, marks):
         entry = stored_entries.get(key)
-        if document is None and looked and entry is None:
-            continue  # nothing is there to remove
-        expected = (ABSENT if entry is None else entry.version) if looked else ANYTHING
+        if document is None and has_read and entry is None:
+            continue  # there is nothing to remove
+        expected = (ABSENT if entry is None else entry.version) if has_read else ANYTHING
         try:
             stored = None if document is None else fitting(documents.to_bytes(document))
         except KeyValueTableError as error:
@@ -299,8 +296,10 @@ def plan_documents(
     return PlannedWrites(written, {**unfit, **plan.problems})
 
 
-def _seen(documents: RowDocuments, names: tuple[str, ...], stored_entries: Mapping[Row, StoredEntry | None]) -> _Seen:
-    seen = _Seen()
+def _parse_stored(
+    documents: RowDocuments, names: tuple[str, ...], stored_entries: Mapping[Row, StoredEntry | None]
+) -> _StoredRows:
+    seen = _StoredRows()
     for key, entry in stored_entries.items():
         if entry is None:
             continue
@@ -315,9 +314,9 @@ def _seen(documents: RowDocuments, names: tuple[str, ...], stored_entries: Mappi
 
 
 def _new_documents(
-    documents: RowDocuments, plan: WritePlan, seen: _Seen, marks: Mapping[Row, Document]
+    documents: RowDocuments, plan: WritePlan, seen: _StoredRows, marks: Mapping[Row, Document]
 ) -> Iterator[tuple[Row, Document | None]]:
-    """Yield each key with its new document; None where nothing of it stays."""
+    """Yield each key with its new document, None if it is removed."""
 
     def kept(key: Row) -> Document:
         return marks.get(key) or stored_marks(seen.documents.get(key, {}))
@@ -335,32 +334,32 @@ def _new_documents(
         yield key, {**seen.documents[key], **marks[key]}
 
 
-# The key of a record as family and key of a key-value table.
+# Family and key of a record in a key-value table:
 #
 #     no family      key     the text of the only key column, or a JSON array of all
 #     with a family  family  the text of the first key column, or a JSON array of the first; key: the same of the rest
 #
-# A text is a string itself, or another value as JSON has it, without quotation marks. No family of a table is empty: a
-# record whose first column is an empty string has none, and lies in a partition by its key.
+# The text of a string is itself, that of another value its JSON without quotation marks. Families are not empty: a
+# record whose first column is an empty string has none, and its key selects the partition.
 
 
 class RowKeys:
-    """Makes families and keys of checked keys; `family` names the first of the key's columns, or none."""
+    """Converts checked keys to families and keys; `family` names the first of the key's columns, or none."""
 
     def __init__(self, label: str, key: Sequence[Column], family: Sequence[str]) -> None:
         names = [column.name for column in key]
         if list(family) != names[: len(family)] or len(family) == len(names):
             raise ConfigurationError(
                 f"{label} has the family {', '.join(family)} and the key {', '.join(names)}; expected the first "
-                "columns of the key, and not all of them.",
-                "Name those columns that are to lie in one partition first in key=, and in family=.",
+                "columns of the key, but not all.",
+                "Name the columns of the family first in key=, and again in family=.",
                 argument="family",
             )
         for column in key:
             if column.kind is Kind.FLOAT or (column.kind is Kind.DECIMAL and declared_digits(column) is None):
                 raise SchemaMismatchError(
-                    f"{label}: its key column {column.name!r} is {column.type}, in which equal values may be written "
-                    "in several ways.",
+                    f"{label}: its key column {column.name!r} is {column.type}, whose equal values may have several "
+                    "texts.",
                     "Use a string, an integer, boolean, timestamp, date, binary or decimal(p,s).",
                     column=column.name,
                 )
@@ -369,9 +368,9 @@ class RowKeys:
         self._key_text = _text_of(key[len(family) :])
 
     def address(self, key: Row) -> tuple[str | None, str]:
-        """Return the family, None where there is none, and the key."""
+        """Return the family (None if it has none) and the key."""
         family = self._family_text(key[: self._families]) if self._families else None
-        # All other texts are families of their own, and all keys of this table have one: so it meets no other record.
+        # All other texts are families, so a key without one can't collide with another record's.
         return family or None, self._key_text(key[self._families :])
 
 

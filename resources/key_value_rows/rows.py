@@ -1,8 +1,8 @@
-"""`KeyValueRows`: records in a key-value table, as a remote table reads and writes them.
+"""`KeyValueRows`: records in a key-value table, for remote tables.
 
-A record is one entry, whose value is the record as JSON (row_documents.py); its key columns make the entry's key, and
-the first of them its family where that is wanted (row_keys.py). Nothing is locked: what depends on a record is decided
-over the version that was read, written on the condition that this is still there, and decided anew where it is not.
+A record is one entry, whose value is the record as JSON (`row_documents.py`). Its key columns make the entry's key and,
+optionally, its family. Nothing is locked: a write that depends on a record is decided from the version that was read,
+requires this version, and is decided again after a conflict.
 """
 
 from __future__ import annotations
@@ -86,19 +86,15 @@ from dagster_adjunct.resources.validation import validated
 
 @dataclass(frozen=True, slots=True)
 class OpenPartition:
-    """One partition. What failed and certainly did nothing is raised: the remote table's own policy repeats it."""
+    """One partition. Errors of requests without effect are raised, for the remote table's own retry policy."""
 
     table: TableId
     segment: TableSegment
     limits: SegmentLimits
     horizon: float
 
-    async def get(self, keys: Sequence[bytes]) -> list[StoredEntry | None]:
-        """Return the entries of these keys."""
-        return await self.segment.get(keys)
-
     async def apply(self, changes: Sequence[SegmentChange], token: bytes) -> None:
-        """Apply all or nothing. Raises ConditionsFailed; OutcomeUnknownError where a reply was lost for good."""
+        """Apply all changes or none. Raises ConditionsFailed, and OutcomeUnknownError if a reply was lost for good."""
         check_limits(self.table, changes, self.limits)
         await apply_until_settled(
             self.table, self.segment, changes, token, horizon=self.horizon, retried=ReplyLostError
@@ -106,7 +102,7 @@ class OpenPartition:
 
 
 class OpenTable:
-    """All partitions of a table."""
+    """An open table with all its partitions."""
 
     def __init__(self, table: TableId, configuration: KeyValueTableConfiguration, backend: SegmentBackend) -> None:
         self._coder = EntryCoder(table, configuration, backend.limits, TextSerializer(), BytesSerializer())
@@ -122,11 +118,11 @@ class OpenTable:
         return self._coder.partition(prefix, stored), stored
 
     def checked(self, document: bytes) -> bytes:
-        """Return a value that the table takes. Raises ValueTooLongError."""
+        """Return a value that the table accepts. Raises ValueTooLongError."""
         return self._coder.value(document)
 
     async def close(self) -> None:
-        """Give back what the running event loop holds."""
+        """Release what the running event loop uses."""
         for partition in self.partitions:
             await partition.segment.close()
 
@@ -135,7 +131,7 @@ _PAGE = 500  # entries
 
 
 async def purge_marks(table: OpenTable, before: float) -> int:
-    """Forget what was applied before that time (seconds since 1970); return of how many keys.
+    """Remove the marks of updates applied before a time (seconds since 1970); return the number of keys.
 
     A record that others write meanwhile keeps its marks.
     """
@@ -152,7 +148,7 @@ async def purge_marks(table: OpenTable, before: float) -> int:
 
 
 async def _apply(partition: OpenPartition, changes: Sequence[SegmentChange]) -> int:
-    """Apply the changes whose keys nobody has written meanwhile; return how many these are."""
+    """Apply the changes whose keys nobody has written meanwhile; return their number."""
     while changes:
         token = new_token()
         request = [change._replace(version=make_version(token, place)) for place, change in enumerate(changes)]
@@ -165,7 +161,7 @@ async def _apply(partition: OpenPartition, changes: Sequence[SegmentChange]) -> 
 
 
 def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
-    """Return what makes an entry forget; None where it has no marks, or younger ones, or is no record at all."""
+    """Return the change that removes an entry's marks, None if it has none or newer ones, or is no record."""
     try:
         document = json.loads(entry.value or b"")
     except ValueError:
@@ -179,31 +175,27 @@ def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
     return SegmentChange(entry.key, to_compact_json(rest).encode(), b"", entry.version)
 
 
-# Writes to the records of one partition of a key-value table: look, decide, write what was looked at, or look again.
-#
-# A request to the segment is atomic, and expects of each key the version that was seen. Where another writer was faster
-# nothing of it happened, and all is decided anew over what is there then. A key that was lost once goes alone from then
-# on, so that it holds up no others.
-
-
 _PAUSE, _LONGEST_PAUSE = 0.005, 0.5  # seconds
-_CONTESTED = 30.0  # seconds for which a lost race is run again
+_CONTESTED = 30.0  # seconds for which conflicting writes are retried
 
 Decide = Callable[[ValidEntries, Mapping[Row, StoredEntry | None]], PlannedWrites]
 
 
 @dataclass(slots=True)
 class OptimisticWrites:
-    """The entries of a request that lie in one partition, and what has become of them so far.
+    """The entries of a request in one partition, and their outcomes so far.
 
-    `looks` says that `decide` needs what is there. `problem_of` says what an error means for the entries that met it.
+    A round reads, decides and writes; `reads` is False if `decide` does not need the stored entries. A request to the
+    segment is atomic and expects of each key the version that was read. After a conflict it had no effect, and its keys
+    are decided again. A key with a conflict is written alone from then on, so that it does not delay others.
+    `problem_of` returns the outcome for entries whose request failed.
     """
 
     label: str
     partition: OpenPartition
     left: Sequence[Entry]
     table_keys: Mapping[Row, bytes]
-    looks: bool
+    reads: bool
     decide: Decide
     problem_of: Callable[[AdjunctError], Problem]
     problems: dict[int, Problem] = field(default_factory=dict)
@@ -211,7 +203,7 @@ class OptimisticWrites:
     _contested: set[Row] = field(default_factory=set)
 
     async def finish(self) -> None:
-        """Go on until each entry is done or has a problem."""
+        """Write until each entry is done or has a problem."""
         if not await self._round():
             return
         rounds = AsyncRetrying(
@@ -225,13 +217,13 @@ class OptimisticWrites:
             self._give_up(self.left, self._too_contested())
 
     async def _round(self) -> bool:
-        """Look, decide and write once; return whether entries are left."""
+        """Read, decide and write once; return whether entries are left."""
         entries, self.left = self.left, ()
         stored_entries: Mapping[Row, StoredEntry | None] = {}
-        if self.looks:
+        if self.reads:
             keys = list(dict.fromkeys(entry.key for entry in entries))
             try:
-                stored = await self.partition.get([self.table_keys[key] for key in keys])
+                stored = await self.partition.segment.get([self.table_keys[key] for key in keys])
             except AdjunctError as error:
                 self._give_up(entries, error)
                 return False
@@ -247,7 +239,7 @@ class OptimisticWrites:
         return bool(self.left)
 
     async def _write(self, decision: PlannedWrites) -> tuple[dict[Row, Problem], set[Row]]:
-        """Send what is decided; return the keys whose request failed, and those whose request came too late."""
+        """Send the decided writes; return the problems of failed keys, and the keys of requests with a conflict."""
         failed: dict[Row, Problem] = {}
         lost: set[Row] = set()
         for keys, changes in self._requests(decision):
@@ -255,8 +247,8 @@ class OptimisticWrites:
             request = [change._replace(version=make_version(token, place)) for place, change in enumerate(changes)]
             try:
                 await self.partition.apply(request, token)
-            except ConditionsFailed as late:
-                self._contested |= {keys[place] for place in late.found}
+            except ConditionsFailed as conflict:
+                self._contested |= {keys[place] for place in conflict.found}
                 lost.update(keys)
             except AdjunctError as error:
                 failed.update(dict.fromkeys(keys, self.problem_of(error)))
@@ -265,12 +257,12 @@ class OptimisticWrites:
         return failed, lost
 
     def _requests(self, decision: PlannedWrites) -> Iterator[tuple[list[Row], list[SegmentChange]]]:
-        """Yield the keys of each request and their changes, which have no versions yet."""
+        """Yield the keys of each request and their changes, without versions."""
         changes = {
             key: SegmentChange(self.table_keys[key], written.document, b"", written.expected)
             for key, written in decision.written.items()
         }
-        # Lists: a request that comes too late makes more keys contested, in the next round.
+        # Lists, because a conflict makes more keys contested, from the next round on.
         alone = [key for key in changes if key in self._contested]
         together = [key for key in changes if key not in self._contested]
         keys = iter(together)
@@ -286,29 +278,29 @@ class OptimisticWrites:
     def _too_contested(self) -> TableUnavailableError:
         keys = list(dict.fromkeys(entry.key for entry in self.left))
         return TableUnavailableError(
-            f"{self.label}: for {_CONTESTED:g} s others were faster each time that {len(keys)} keys were written, the "
-            f"first of them {keys[0]!r}.",
-            "It is tried again; if that goes on, have fewer writers change one key.",
+            f"{self.label}: writes of {len(keys)} keys conflicted with others for {_CONTESTED:g} s; the first key is "
+            f"{keys[0]!r}.",
+            "It is retried. If that continues, have fewer writers of the same key.",
             table=self.label,
         )
 
 
-_NOT_MADE = (LakeNotFoundError, ScopeNotFoundError, KeyValueTableNotFoundError)
+_NOT_CREATED = (LakeNotFoundError, ScopeNotFoundError, KeyValueTableNotFoundError)
 
 
 @validated
 class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
-    """Read and write function over the key-value table `table` of a scope, whose metadata lies in `lake`.
+    """Read and write function over the key-value table `table` of a scope of `lake`.
 
-    `key` names one column or several (then keys are tuples), `columns` gives each column's type. The records of one
-    `family`, the first of the key's columns, lie in one partition and can be iterated together; those whose
-    family is the empty text lie by their keys. `create` has the first write make scope and table where they are
-    missing, of so many `partitions`, in the backend `stored_in` or, without one, where the lake keeps its tables;
-    reading makes neither, and finds no records then. `to_dict` and pickles hold names and descriptions, never a secret.
+    `key` names one column or several (then keys are tuples), `columns` has each column's type. Records of one `family`,
+    the first of the key's columns, are in one partition and can be iterated together. If the family is the empty text,
+    the key selects the partition. With `create`, the first write creates a missing scope and table with this number of
+    `partitions`, in the backend `stored_in` or the lake's default one. Reads create neither, and find no records.
+    `to_dict` and pickles have names and descriptions, never a secret.
 
-    Each key is changed by one conditional write; a request of many keys is one write a partition, as far as the
-    backend takes so much at once. Marks of `newest_by` and `idempotent` lie in the record's own document, and stay
-    behind when it is deleted; `forget` removes what is old of them.
+    Each key is changed by one conditional write. A request of many keys is one write per partition, within the limits
+    of the backend. Marks of `newest_by` and `idempotent` are stored in the record's document, and outlive a deleted
+    record; `forget` removes old ones.
     """
 
     appends_to_json: ClassVar[bool] = False  # only to lists
@@ -350,7 +342,7 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         return self.lake if isinstance(self.lake, str) else self.lake.url
 
     def to_dict(self) -> dict[str, Any]:
-        """The declaration as plain values; it holds no secret."""
+        """Return the declaration as plain values, without secrets."""
         return {
             "lake": self._url,
             "scope": self.scope,
@@ -380,18 +372,18 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         return dict(self.columns)
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
-        # What passes did nothing: a reply that is lost for good is an error of its own.
+        # Transient errors had no effect: a reply that is lost for good is an error of its own.
         if isinstance(error, OutcomeUnknownError):
             return Problem(State.UNKNOWN, error)
         return super().problem_of(error, sent=sent and not isinstance(error, AdjunctError))
 
     async def open(self) -> None:
-        """Connect; a table that is to be made is left to the first write."""
+        """Connect, unless the first write may have to create the table."""
         if not self.create:
             await self._opened(make=False)
 
     async def close(self) -> None:
-        """Give back what the running event loop holds; others keep theirs. A closed function may be opened again."""
+        """Release what the running event loop uses, not what others use. A closed function may be opened again."""
         if self._open is not None:
             await self._open.close()
 
@@ -403,14 +395,15 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
             opened = await self._opened(make=not reads)
             return await (self._get if reads else self._write)(opened, operation)
         except AdjunctError as error:
-            if reads and self.create and isinstance(error, _NOT_MADE):
+            if reads and self.create and isinstance(error, _NOT_CREATED):
                 return Outcomes(len(operation), [None] * len(operation))
             return Outcomes.all(len(operation), self.problem_of(error))
 
     async def forget(self, older_than: float) -> int:
-        """Forget what was applied to keys more than these seconds ago, deleted records' too; return how many keys'.
+        """Remove the marks of updates applied more than these seconds ago, also of deleted records; return the number
+        of keys.
 
-        A message as old as that is from then on applied when it comes (again). Reads the whole table.
+        Messages that old are applied again if they are repeated. Reads the whole table.
         """
         return await purge_marks(await self._opened(make=self.create), time.time() - older_than)
 
@@ -421,15 +414,17 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
 
         async def read(number: int, entries: list[Entry]) -> None:
             try:
-                stored_entries = await opened.partitions[number].get([places[entry.key][1] for entry in entries])
+                stored_entries = await opened.partitions[number].segment.get(
+                    [places[entry.key][1] for entry in entries]
+                )
             except AdjunctError as error:
-                problems.update(dict.fromkeys([entry.place for entry in entries], self._met(error)))
+                problems.update(dict.fromkeys([entry.place for entry in entries], self._outcome(error)))
                 return
             for entry, stored in zip(entries, stored_entries, strict=True):
                 try:
                     records[entry.place] = None if stored is None else self._record(entry.key, stored.value or b"")
                 except AdjunctError as error:
-                    problems[entry.place] = self._met(error)
+                    problems[entry.place] = self._outcome(error)
 
         places, unfit = self._places(opened, asked.entries)
         problems |= unfit
@@ -446,11 +441,11 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
                 partition=opened.partitions[number],
                 left=entries,
                 table_keys={entry.key: places[entry.key][1] for entry in entries},
-                looks=needs_stored_rows(operation),
+                reads=needs_stored_rows(operation),
                 decide=lambda part, stored: plan_documents(
                     self._codec, self._documents, operation, part, stored, time.time(), opened.checked
                 ),
-                problem_of=self._met,
+                problem_of=self._outcome,
             )
             for number, entries in _by_partition(asked.entries, places).items()
         ]
@@ -463,7 +458,7 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
     def _places(
         self, opened: OpenTable, entries: Sequence[Entry]
     ) -> tuple[dict[Row, tuple[int, bytes]], dict[int, Problem]]:
-        """Return the partition and table key of each key; and the entries whose key the table does not take."""
+        """Return the partition and table key of each key, and the problems of entries whose key is rejected."""
         places: dict[Row, tuple[int, bytes]] = {}
         unfit: dict[int, Problem] = {}
         for entry in entries:
@@ -471,17 +466,17 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
                 try:
                     places[entry.key] = opened.place(*self._keys.address(entry.key))
                 except AdjunctError as error:
-                    unfit[entry.place] = self._met(error)
+                    unfit[entry.place] = self._outcome(error)
         return places, unfit
 
     def _record(self, key: Row, stored: bytes) -> dict[str, Any] | None:
         document = self._documents.from_bytes(stored, key)
         return None if is_deleted(document) else self._documents.record(document, self._codec.names, key)
 
-    def _met(self, error: AdjunctError) -> Problem:
-        """What an error of the store says of the entries that met it."""
+    def _outcome(self, error: AdjunctError) -> Problem:
+        """Return the outcome of an entry whose request failed."""
         if isinstance(error, KeyValueTableNotFoundError):
-            self._open = None  # the table may be created anew
+            self._open = None  # the table may be created again
         return self.problem_of(error)
 
     async def _opened(self, *, make: bool) -> OpenTable:
@@ -489,7 +484,7 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         return opened if opened is not None else await asyncio.to_thread(self._open_now, make=make and self.create)
 
     def _open_now(self, *, make: bool) -> OpenTable:
-        # Makes the backends known by name. Here, because declaring a table should not import what they need.
+        # Registers the backends. Here, because declaring a table should not import what they need.
         from dagster_adjunct.resources import key_value_backends  # noqa: F401
 
         with self._opening:
