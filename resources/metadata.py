@@ -73,7 +73,7 @@ class NamespaceDocument(StoredDocument):
         return decode_body(cls, body, where, f"is no namespace of format {FORMAT}", next_step)
 
     def page_of(self, key: str) -> int:
-        """Return which page holds this key, or would."""
+        """Return the index of the page for this key."""
         return max(0, bisect_right(self.pages, key, key=lambda page: page.first) - 1)
 
 
@@ -83,7 +83,7 @@ def rewrite_pages(
     read: Callable[[DocumentPage], Entries],
     write: Callable[[Sequence[tuple[str, Any]]], DocumentPage],
 ) -> NamespaceDocument | None:
-    """Return the document with these entries set (None: removed), or None if it is so already."""
+    """Return the document with these entries set (None removes one), or None if nothing changes."""
     by_page: dict[int, dict[str, Any]] = {}
     for key, value in changes.items():
         by_page.setdefault(document.page_of(key), {})[key] = value
@@ -104,7 +104,7 @@ def rewrite_pages(
 def _runs(
     document: NamespaceDocument, touched: Mapping[int, Entries], read: Callable[[DocumentPage], Entries]
 ) -> Iterator[DocumentPage | list[tuple[str, Any]]]:
-    """Yield pages that stay, and the entries of neighbours that are written anew together."""
+    """Yield unchanged pages, and the entries of neighbors that are rewritten together."""
     number, count = 0, max(1, len(document.pages))
     while number < count:
         if number not in touched:
@@ -168,11 +168,11 @@ class MetadataStore:
     lake: Lake
 
     def namespace(self, name: str, scope: str) -> Namespace:
-        """Return the entries kept under this name for one thing, such as an application."""
+        """Return the entries under this name of one scope, such as an application."""
         return Namespace(self.lake, f"{_ROOT}{check_name('namespace', name)}/{check_name('scope', scope)}")
 
     def collect(self) -> int:
-        """Delete what no namespace has reached for an hour; return how many objects that were.
+        """Delete objects that no namespace has used for an hour; return their number.
 
         These are pages that later commits rewrote, and manifests before the newest few: a namespace keeps no history.
         A change that takes longer to commit may lose its pages.
@@ -192,7 +192,7 @@ class MetadataStore:
 class NamespaceSnapshot:
     """A namespace as it was at one commit: `version` counts its commits from 1 and is 0 before the first.
 
-    Its pages are read when they are needed. What it returns is shared: make new values, don't change these.
+    Pages are read on demand. Returned values are shared and must not be changed.
     """
 
     version: int
@@ -225,16 +225,16 @@ class Namespace:
         self._cache = _Cache()
 
     def read(self) -> NamespaceSnapshot:
-        """Return the namespace as it stands now."""
+        """Return the current state of the namespace."""
         return self._snapshot(self._log.current())
 
     def transact(self, decide: Callable[[NamespaceSnapshot], tuple[Mapping[str, Any], T]], *, by: str) -> T:
-        """Commit the changes that `decide` makes of the namespace as it is, and return what else it decided.
+        """Commit the changes that `decide` returns for the current namespace, and return its result.
 
-        `decide(snapshot)` gives the new values by key (None removes the entry) and any result. After every conflict
-        it decides again, from a new snapshot, so it must have no side effects. Where nothing changes there is no
-        commit. Raises CommitConflictError, CommitStateUnknownError (it may have happened: the same call may be
-        repeated if deciding twice does no harm) and StoreUnavailableError (it did not happen).
+        `decide(snapshot)` returns new values by key (None removes the entry) and any result. It is called again after
+        every conflict, with a new snapshot, so it must have no side effects. Without changes there is no commit. Raises
+        CommitConflictError, CommitStateUnknownError (the commit may have happened: the call may be repeated if deciding
+        twice is harmless) and StoreUnavailableError (it did not happen).
         """
         decided: list[T] = []
 
@@ -249,9 +249,9 @@ class Namespace:
         return decided[0]
 
     def continue_from(self, other: Namespace, *, by: str) -> None:
-        """Begin with the entries of another namespace, which stays as it is; `version` goes on from its own.
+        """Start with the entries and the `version` of another namespace, which stays as it is.
 
-        Where that has none, or this one was begun, nothing changes.
+        Nothing changes if the other one is empty or this one is not.
         """
         there, here = other.read(), self.read()
         if not there.version or here.version:
@@ -262,7 +262,7 @@ class Namespace:
         self._log.continue_from(other._log, document.model_dump(mode="json"), by=by)
 
     def unreached(self, keys: Sequence[str]) -> list[str]:
-        """Return those of these pages and manifests that the namespace does not need any more."""
+        """Return which of these pages and manifests the namespace no longer needs."""
         commit = self._log.current()
         if commit is None:
             return []
@@ -291,7 +291,7 @@ class Namespace:
 
 @dataclass(slots=True)
 class _Cache:
-    """The pages that were read or written last: a page never changes."""
+    """The latest pages that were read or written; pages never change."""
 
     pages: dict[str, Entries] = field(default_factory=dict)
 
@@ -306,10 +306,10 @@ class _Cache:
 
 # `SharedValue`: one small value that processes change by compare-and-swap, without a history.
 #
-#     metadata/NAMESPACE/SCOPE/NAME.json      the value; whoever changes it puts a nonce in
+#     metadata/NAMESPACE/SCOPE/NAME.json      the value, with a nonce in each version
 #
-# For what changes several times a second and is worth nothing after a while: a change costs one request where nobody
-# else made one meanwhile, and leaves nothing behind to collect.
+# For values that change several times a second and are soon obsolete: a change without a conflict costs one request,
+# and leaves nothing to collect.
 
 
 _VALUE_ATTEMPTS = 20
@@ -324,14 +324,14 @@ class SharedValue:
         self._seen: StoredObject | None = None
 
     def forget(self) -> None:
-        """Read it before the next change: somebody else is likely to have made one."""
+        """Read the value before the next change, because another process has probably changed it."""
         self._seen = None
 
     def transact(self, decide: Callable[[bytes | None], tuple[bytes | None, T]]) -> T:
-        """Write what `decide` makes of the value as it is, and return what else it decided; None writes nothing.
+        """Write the value that `decide` returns for the current one (None writes nothing), and return its result.
 
-        After every conflict it decides again, so it must have no side effects; equal bytes are never written twice (a
-        nonce). Raises StoreUnavailableError where it may have happened, and CommitConflictError after many conflicts.
+        It is called again after every conflict, so it must have no side effects; a nonce must make values unique.
+        Raises StoreUnavailableError if the write may have happened, and CommitConflictError after many conflicts.
         """
         return retry_conflicts(lambda: self._decided(decide), attempts=_VALUE_ATTEMPTS)
 
@@ -354,7 +354,7 @@ class SharedValue:
         return self._seen
 
     def _write(self, value: bytes, seen: StoredObject | None) -> None:
-        self._seen = None  # whatever comes of it, unless it is written
+        self._seen = None  # unless it is written
         try:
             if seen is None:
                 etag = self._store.put_if_absent(self._key, value)
@@ -362,7 +362,7 @@ class SharedValue:
                 etag = self._store.put_if_match(self._key, value, seen.etag)
         except (ObjectExistsError, PreconditionFailedError) as error:
             raise CommitConflictError(
-                f"{self._key} in {self._store.url} was changed by somebody else meanwhile.",
+                f"{self._key} in {self._store.url} was changed by another process.",
                 "It is read and decided again.",
                 prefix=self._key,
             ) from error

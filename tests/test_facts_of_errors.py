@@ -25,7 +25,7 @@ WITHOUT = {
     ("resources/tables/layers.py", "self_cancelled_error"): FILLED,
     ("resources/tables/spark.py", "_error_from_problem"): FILLED,
     ("resources/tables/operation.py", "__post_init__"): FILLED,
-    ("resources/bucketing/key_order.py", "check_key_order"): "a mistake of ours: it asks for a report",
+    ("resources/bucketing/writer.py", "check_key_order"): "a mistake of ours: it asks for a report",
     ("resources/bucketing/hashing.py", "spark_hash"): NOTHING,
     ("resources/bucketing/hashing.py", "_hash_array"): NOTHING,
     ("resources/bucketing/hashing.py", "_int_hasher"): NOTHING,

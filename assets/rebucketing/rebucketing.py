@@ -294,7 +294,7 @@ class _TableRewrite:
             stored = [StoredFile(store, what, generation.folder, file) for file in generation.files]
             # Readers learn from this statistic whether tombstones were left out.
             left_out = all(_LEFT_OUT in file.stats for file in generation.files)
-            as_it_is = None if version.history is None else TimelineOptions(told=has_row_ends(generation))
+            as_it_is = None if version.history is None else TimelineOptions(fills_ends=has_row_ends(generation))
             options = WriteOptions(what, last_per_key=True, drop_tombstones=left_out, over_time=as_it_is)
             files = rebucket_files(self.log, stored, layout, attempt, generation.id, options)
             new = attempt.generation(generation.id, files)

@@ -168,7 +168,7 @@ def _count_rows(stored: StoredFile, keys: KeySet, *, deleted: bool = False) -> i
 
 def _write_file_without(stored: StoredFile, layout: BucketLayout, keys: KeySet, folder: str) -> BucketFile | None:
     file = stored.open()
-    over_time = TimelineOptions(told=bool(stored.file.stats.get(HAS_ENDS))) if VALID_FROM in layout.key else None
+    over_time = TimelineOptions(fills_ends=bool(stored.file.stats.get(HAS_ENDS))) if VALID_FROM in layout.key else None
     options = WriteOptions(stored.what, over_time=over_time)
     writer = BucketFileWriter(stored.store, folder, stored.file.bucket, layout, options)
     try:

@@ -106,7 +106,7 @@ def load_snapshot(
                 WriteOptions(
                     f"dataset {spec.name!r}, bulk snapshot",
                     drop_tombstones=True,
-                    over_time=None if spec.following.history is None else TimelineOptions(told=True),
+                    over_time=None if spec.following.history is None else TimelineOptions(fills_ends=True),
                 ),
                 order_by=(POSITION,),
                 partitioned=False,

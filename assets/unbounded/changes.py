@@ -252,7 +252,7 @@ def apply_ranges(
     over_time = None
     if advance.spec.following.history is not None:  # a base stores where the validity of a row ends
         served = () if bootstrapping else target_generations(progress)
-        over_time = TimelineOptions(told=begins, newest=find_newest_valid_from(served))
+        over_time = TimelineOptions(fills_ends=begins, newest=find_newest_valid_from(served))
     # Ordered by a column, a deletion also wins against later changes with a lower value, so a base keeps it too. With
     # history a deletion ends the validity of a row.
     tombstones = not begins or advance.spec.following.order is not None or over_time is not None

@@ -204,7 +204,7 @@ def merge_generations(
             horizon = newest - 2 * history.kept
         limit = _highest(manifest.horizon, horizon) if major else None
         edge = history.edge(newest) if major else None
-        options = WriteOptions(what, over_time=TimelineOptions(told=major, edge=edge, forget=limit))
+        options = WriteOptions(what, over_time=TimelineOptions(fills_ends=major, edge=edge, forget=limit))
     else:
         ordered, kept = version.order_by is not None and major, manifest.declaration.keep_tombstones
         if ordered and forget and kept is not None:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 VALID_FROM = "__valid_from"
 VALID_TO = "__valid_to"
 IS_FIRST = "__first"
-HAS_ENDS = "told"
+HAS_ENDS = "has_ends"
 _TOMBSTONE = "__tombstone"
 
 
@@ -32,12 +32,12 @@ _TOMBSTONE = "__tombstone"
 class TimelineOptions:
     """How rows over time are written. All moments are microseconds since the epoch.
 
-    `told` fills in each row's end and whether it is its key's first; otherwise both stay null, as in a delta. With it,
+    `fills_ends` sets each row's end and whether it is its key's first; otherwise both stay null, as in a delta. Then
     rows that ended at or before `edge` are pruned, and keys whose last row is a tombstone at or before `forget`. Rows
     before `newest` are counted as corrections of the past.
     """
 
-    told: bool = False
+    fills_ends: bool = False
     edge: int | None = None
     forget: int | None = None
     newest: int | None = None
@@ -48,7 +48,7 @@ class Timeline:
 
     def __init__(self, key: tuple[str, ...], options: TimelineOptions) -> None:
         self._key, self._options = key, options
-        self._held: pa.Table | None = None
+        self._last: pa.Table | None = None
         self._follows_kept = False
         self._pruned = self._forgotten = self._corrections = self._current = 0
         self._forgotten_to: int | None = None
@@ -57,16 +57,16 @@ class Timeline:
         """Return the rows that can be written: all but the last if ends are filled in, because its end is unknown."""
         if self._options.newest is not None:
             self._corrections += int((_micros(batch) < self._options.newest).sum())
-        if not self._options.told:
+        if not self._options.fills_ends:
             return _with_ends(batch, pa.nulls(batch.num_rows, _moment()), pa.nulls(batch.num_rows, pa.bool_()))
-        rows = batch if self._held is None else pa.concat_tables([self._held, batch])
-        self._held = rows.slice(rows.num_rows - 1)
-        return self._told(rows, rows.num_rows - 1)
+        rows = batch if self._last is None else pa.concat_tables([self._last, batch])
+        self._last = rows.slice(rows.num_rows - 1)
+        return self._fill_ends(rows, rows.num_rows - 1)
 
     def rest(self) -> pa.Table | None:
         """Return the last row, once no more rows come, or None."""
-        held, self._held = self._held, None
-        return None if held is None else self._told(held, 1)
+        last, self._last = self._last, None
+        return None if last is None else self._fill_ends(last, 1)
 
     def stats(self) -> dict[str, Any]:
         """Return the counters for the file's facts; `current` counts the rows that are valid now."""
@@ -74,11 +74,10 @@ class Timeline:
         counts = {name: count for name, count in counts.items() if count}
         if self._forgotten_to is not None:
             counts["forgotten_to"] = self._forgotten_to
-        return (
-            {HAS_ENDS: True, "current": self._current, **counts} if self._options.told else {HAS_ENDS: False, **counts}
-        )
+        current = {"current": self._current} if self._options.fills_ends else {}
+        return {HAS_ENDS: self._options.fills_ends, **current, **counts}
 
-    def _told(self, rows: pa.Table, count: int) -> pa.Table:
+    def _fill_ends(self, rows: pa.Table, count: int) -> pa.Table:
         """Return the first `count` rows with their ends, without pruned ones; `rows` may have one more, the next."""
         same = np.append(_same_as_next(rows, self._key), False)[:count]  # the next row is of the same key
         begins = _micros(rows)
@@ -93,18 +92,20 @@ class Timeline:
         if count:
             self._follows_kept = bool(same[-1] and kept[-1])
         self._current += int((kept & ~same & ~tombstones).sum())
-        told = _with_ends(rows.slice(0, count), pa.array(ends, pa.int64(), mask=~same).cast(_moment()), pa.array(first))
-        return told if kept.all() else told.filter(pa.array(kept))
+        filled = _with_ends(
+            rows.slice(0, count), pa.array(ends, pa.int64(), mask=~same).cast(_moment()), pa.array(first)
+        )
+        return filled if kept.all() else filled.filter(pa.array(kept))
 
     def _forgettable(self, kept: Any, same: Any, tombstones: Any, begins: Any) -> Any:
         """Return which rows are deletions that may be dropped: the only row of their key, and old enough."""
         alone = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[: len(kept)]
-        gone = kept & tombstones & ~same & alone & (begins <= self._options.forget)
-        if gone.any():
-            self._forgotten += int(gone.sum())
-            highest = int(begins[gone].max())
+        forgotten = kept & tombstones & ~same & alone & (begins <= self._options.forget)
+        if forgotten.any():
+            self._forgotten += int(forgotten.sum())
+            highest = int(begins[forgotten].max())
             self._forgotten_to = highest if self._forgotten_to is None else max(highest, self._forgotten_to)
-        return gone
+        return forgotten
 
 
 def _with_ends(rows: pa.Table, ends: Any, first: Any) -> pa.Table:

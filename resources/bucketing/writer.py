@@ -30,7 +30,6 @@ from dagster_adjunct.resources.bucketing.files import (
     encode_key,
     pack_footer,
 )
-from dagster_adjunct.resources.bucketing.key_order import check_key_order
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, Timeline, TimelineOptions
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError, PermanentError
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
@@ -183,7 +182,7 @@ class BucketFileWriter:
             self._writer.add_key_value_metadata({_FACTS: json.dumps(facts).encode()})
             if self._layout.key:
                 self._writer.add_key_value_metadata({GROUP_KEYS: json.dumps(self._group_keys).encode()})
-            with self._telling():
+            with self._staged_file_errors():
                 self._writer.close()
             return self._upload(facts)
         finally:
@@ -201,7 +200,7 @@ class BucketFileWriter:
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
-    def _telling(self) -> AbstractContextManager[None]:
+    def _staged_file_errors(self) -> AbstractContextManager[None]:
         return staged_file_errors(self._store, self._path, self._options.what)
 
     def _check(self, batch: pa.Table) -> None:
@@ -303,7 +302,7 @@ class BucketFileWriter:
         if not self._waiting:
             return
         if self._writer is None:
-            with self._telling():
+            with self._staged_file_errors():
                 self._writer = pq.ParquetWriter(
                     self._path,
                     self._layout.arrow_schema(),
@@ -315,7 +314,7 @@ class BucketFileWriter:
         table = pa.concat_tables(self._waiting).cast(self._layout.arrow_schema())
         # With several key columns, statistics do not determine the group of a key.
         self._group_keys += [self._key_at(table, row) for row in range(0, table.num_rows, ROWS_PER_GROUP)]
-        with self._telling():
+        with self._staged_file_errors():
             self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
         self._waiting, self._waiting_rows = [], 0
 
@@ -355,16 +354,38 @@ class BucketFileWriter:
         except ObjectExistsError:
             # An earlier attempt of this task has uploaded the object, which is the valid one.
 
-            with self._telling():
+            with self._staged_file_errors():
                 self._path.unlink()
             self._store.download(key, self._path)
-            with self._telling():
+            with self._staged_file_errors():
                 facts = json.loads(pq.read_metadata(self._path).metadata[_FACTS])
-        with self._telling(), self._path.open("rb") as file:
+        with self._staged_file_errors(), self._path.open("rb") as file:
             size = self._path.stat().st_size
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             footer = pack_footer(_footer_bytes(file, size)) if self._layout.key else None
         return BucketFile(self._bucket, self._name, size=size, sha256=sha256, footer=footer, **facts)
+
+
+def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: pa.Table) -> None:
+    """Raise ManifestMismatchError unless keys ascend within `rows` and from `last`, the row before them.
+
+    Lookups search in this order, and joins use it instead of sorting. Keys have no nulls; equal keys may be adjacent.
+    """
+    pairs = [(rows.slice(0, rows.num_rows - 1), rows.slice(1))]
+    if last is not None:
+        pairs.append((last, rows.slice(0, 1)))
+    for before, after in pairs:
+        descends = equal = None
+        for name in key:
+            greater = pc.greater(before.column(name), after.column(name))
+            same = pc.equal(before.column(name), after.column(name))
+            descends = greater if equal is None else pc.or_(descends, pc.and_(equal, greater))
+            equal = same if equal is None else pc.and_(equal, same)
+        if descends is not None and pc.any(descends).as_py():
+            raise ManifestMismatchError(
+                f"{what}: rows reached their file in another order than that of {', '.join(key)}.",
+                "Nothing was committed. Report this as a bug, with the physical plan.",
+            )
 
 
 def check_readable(

@@ -129,7 +129,7 @@ def test_a_base_says_where_each_row_ends_and_keeps_what_was_valid_at_the_edge(
         }
     )
     micros = [None if second is None else int(at(second).timestamp() * 1e6) for second in (edge, forget)]
-    over = Timeline(("k",), TimelineOptions(told=True, edge=micros[0], forget=micros[1]))
+    over = Timeline(("k",), TimelineOptions(fills_ends=True, edge=micros[0], forget=micros[1]))
     written: list[dict[str, Any]] = []
     start = 0
     for cut in [*cuts, len(rows)]:
