@@ -140,7 +140,7 @@ def test_a_page_that_is_known_to_be_the_last_is_not_asked_behind() -> None:
     assert len(backend.asked) == 4, "one request for each partition"
 
 
-def test_an_empty_family_or_range_has_no_page_and_no_request_is_made_for_what_holds_nothing() -> None:
+def test_an_empty_family_or_range_has_no_page_and_an_empty_range_no_request() -> None:
     backend = ScriptedSegments()
     table = filled([("f", "a")], backend)
     backend.asked.clear()

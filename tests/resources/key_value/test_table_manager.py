@@ -231,9 +231,7 @@ def test_a_setting_that_a_backend_does_not_have_is_told_with_those_that_it_has()
         backend_from({"backend": "postgres", "dsn": "PLANT_DSN"})
 
 
-def test_a_variable_that_is_not_set_is_told_before_anything_is_stored_and_behind_it_what_to_do(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_variable_is_an_error_before_anything_is_stored(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     mistyped = KeyValueTableManager(lake, PostgresSegments(dsn_env="ADJUNCT_MISTYPED"))
     mistyped.create_scope("plant")
     with pytest.raises(ConfigurationError, match="ADJUNCT_MISTYPED"):

@@ -122,7 +122,7 @@ def apply(segment: DynamoDbSegment, *, repeated: bool = False) -> None:
     asyncio.run(segment.apply(CHANGES, TOKEN, repeated=repeated))
 
 
-def test_a_write_that_meets_others_is_tried_again_until_it_is_applied_each_time_with_a_token_of_its_own() -> None:
+def test_a_conflicting_write_is_retried_each_time_with_another_token() -> None:
     script = Script(
         cancelled(CONFLICT, NONE, NONE), cancelled(NONE, CONFLICT, NONE), cancelled(NONE, NONE, CONFLICT), OK
     )
@@ -131,7 +131,7 @@ def test_a_write_that_meets_others_is_tried_again_until_it_is_applied_each_time_
     assert len({str(request["TransactItems"]) for request in script.asked}) == 1
 
 
-def test_conditions_are_told_whole_so_a_conflict_beside_a_failed_one_is_looked_at_again() -> None:
+def test_a_conflict_next_to_a_failed_condition_is_checked_again() -> None:
     versions = (b"v of a", b"v of b")
     script = Script(
         cancelled(NONE, FAILED, CONFLICT, versions=versions), cancelled(CONFLICT, FAILED, FAILED, versions=versions)
@@ -236,7 +236,7 @@ def test_a_lost_try_whose_token_was_burnt_before_is_followed_by_a_new_one() -> N
     assert script.tokens == ["0", "0", "0", "0", "1"]
 
 
-def test_a_first_copy_that_comes_while_its_token_is_to_be_burnt_is_asked_about_once_more() -> None:
+def test_a_first_copy_that_arrives_before_its_token_is_invalidated_is_checked() -> None:
     script = Script(LOST, cancelled(NONE, FAILED, NONE), BURNT, OK)
     segment = segment_of(script)
     with pytest.raises(ReplyLostError):
@@ -256,7 +256,7 @@ def test_a_server_that_remembers_cancelled_requests_is_believed() -> None:
     assert failed.value.found == {0: b"found"}
 
 
-def test_a_try_that_no_gate_passes_any_more_is_followed_by_one_whose_families_are_listed_anew() -> None:
+def test_a_try_rejected_by_newer_gates_is_followed_by_one_with_listed_families() -> None:
     newer = refused(
         "TransactionCanceledException",
         CancellationReasons=[{"Code": FAILED, "Item": {"n": {"N": "7"}}}, {"Code": NONE}, {"Code": NONE}],

@@ -252,7 +252,7 @@ def test_no_entry_is_missed_whatever_request_of_an_insert_the_forgetting_comes_b
     asyncio.run(work())
 
 
-def test_a_write_that_hears_of_a_newer_term_is_sent_again_however_long_it_took_to_connect(
+def test_a_write_that_learns_a_newer_term_is_sent_again_after_a_slow_connect(
     backend: DynamoDbSegments, table: TableId, eager: None
 ) -> None:
     """As on a machine that has much to do: a handle's first request took longer than a write may meet others."""
@@ -276,7 +276,7 @@ def test_a_write_that_hears_of_a_newer_term_is_sent_again_however_long_it_took_t
     asyncio.run(work())
 
 
-def test_families_are_forgotten_only_after_all_that_may_have_passed_a_gate_has_settled(
+def test_families_are_purged_only_after_writes_past_a_gate_have_settled(
     backend: DynamoDbSegments,
     table: TableId,
     dynamodb: DynamoDbServer,
@@ -303,7 +303,7 @@ def test_families_are_forgotten_only_after_all_that_may_have_passed_a_gate_has_s
 
 
 @pytest.mark.parametrize("trouble", ["lost-before", "lost-after"])
-def test_a_write_whose_reply_is_lost_is_applied_once_though_families_are_forgotten_meanwhile(
+def test_a_lost_write_is_applied_once_though_families_are_purged_meanwhile(
     backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None, trouble: Any
 ) -> None:
     layout, token = layout_of(backend, table), new_token()

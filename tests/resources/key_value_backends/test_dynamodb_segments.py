@@ -99,7 +99,7 @@ async def every_key(segment: TableSegment, within: KeyRange, limit: int) -> list
     return keys
 
 
-def test_a_table_is_made_once_however_often_it_is_asked_for_and_is_gone_after_it_was_deleted(
+def test_a_table_is_created_once_and_does_not_exist_after_its_deletion(
     backend: DynamoDbSegments, dynamodb: DynamoDbServer
 ) -> None:
     table = TableId("s" * 255, "t" * 255, random.randbytes(8).hex())
@@ -215,7 +215,7 @@ def test_changes_under_conditions_do_what_they_do_to_a_dict(backend: DynamoDbSeg
     run(backend.open(table, 1), work)
 
 
-def test_a_thousand_keys_are_read_in_their_order_with_what_is_missing_and_what_comes_twice(
+def test_a_thousand_keys_are_read_in_order_with_missing_and_repeated_ones(
     backend: DynamoDbSegments, table: TableId
 ) -> None:
     keys = [put(b"%d" % number).key for number in range(350)]

@@ -108,9 +108,7 @@ def test_a_write_whose_reply_is_lost_is_no_conflict_though_another_wrote_since(i
 
 
 @pytest.mark.parametrize("rounds", [1, 9])
-def test_a_write_whose_reply_is_lost_is_found_when_the_log_was_flushed_or_merged_since(
-    inner, table, rival, run, rounds
-):
+def test_a_lost_write_is_found_after_its_log_was_flushed_or_merged(inner, table, rival, run, rounds):
     def overwrite() -> None:
         rival.write(remove(APPLE))
         flushed(Handle(over(inner).open(table, 0), asyncio.run), rounds)
@@ -122,7 +120,7 @@ def test_a_write_whose_reply_is_lost_is_found_when_the_log_was_flushed_or_merged
     assert runs_of(inner)
 
 
-def test_a_repeated_request_that_was_applied_changes_nothing_whatever_others_wrote_since(inner, table, rival, run):
+def test_repeating_an_applied_request_keeps_what_others_wrote_since(inner, table, rival, run):
     plan = [Fault("put_if_match", 1, "lost-after"), Fault("get", 2, "lost-before")]
     handle = Handle(over(FaultyStore(inner, plan)).open(table, 0), run)
     request = Request.of([insert(APPLE, b"ours")])

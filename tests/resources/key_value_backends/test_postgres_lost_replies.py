@@ -116,7 +116,7 @@ def test_a_write_whose_reply_was_lost_is_found_also_after_another_writers(kind, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_write_that_was_lost_on_the_way_is_done_by_its_repeat_and_by_the_first_of_them(kind, handle, troubled, proxy):
+def test_a_write_that_never_arrived_is_done_by_its_first_repeat(kind, handle, troubled, proxy):
     [version] = handle.write(put(KEY, b"before"))
     request = request_of(kind, version)
     before = handle.stored()
@@ -133,7 +133,7 @@ def test_a_write_that_was_lost_on_the_way_is_done_by_its_repeat_and_by_the_first
 
 
 @pytest.mark.parametrize("kind", CONDITIONAL)
-def test_where_a_repeat_finds_that_its_condition_fails_a_late_first_attempt_does_nothing(kind, handle):
+def test_after_a_repeat_with_a_failed_condition_a_late_first_attempt_does_nothing(kind, handle):
     [version] = handle.write(put(KEY, b"before"))
     request = request_of(kind, version)
     theirs = dict(zip((KEY, NEW), handle.write(put(KEY, b"theirs"), put(NEW, b"theirs")), strict=True))
@@ -206,9 +206,7 @@ def waiting(server, number: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
-def test_what_is_moved_while_requests_and_replies_are_lost_is_neither_lost_nor_doubled(
-    seed, segment_store, handle, table, proxy
-):
+def test_transfers_are_exact_though_requests_and_replies_are_lost(seed, segment_store, handle, table, proxy):
     """Accounts vanish when they are empty, and come back: inserts, replaces and removals, four writers at once."""
     accounts = [of(b"account %d" % number) for number in range(5)]
     handle.write(*(insert(account, b"10") for account in accounts))

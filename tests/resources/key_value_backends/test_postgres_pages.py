@@ -212,7 +212,7 @@ def test_iterations_at_once_take_turns_over_few_connections_and_each_meets_all(
     iterated.close()
 
 
-def test_an_error_of_what_was_asked_ahead_is_not_met_by_the_next_request_over_its_wire(iterated: Iterated) -> None:
+def test_an_error_of_a_page_read_ahead_does_not_reach_the_next_request(iterated: Iterated) -> None:
     async def work(pool: Any) -> None:
         wire = await pool.take()
         unread = await wire.ask_ahead("SELECT 1 / ($1::text)::int", [b"0"])

@@ -98,7 +98,7 @@ def test_the_limit_of_a_key_is_that_of_the_servers_index(backend, handle):
         handle.write(put(os.urandom(backend.limits.table_key + 1)))
 
 
-def test_keys_of_any_length_are_looked_up_in_requests_of_so_many_also_where_they_repeat(handle, monkeypatch):
+def test_many_keys_of_any_length_are_read_in_several_requests(handle, monkeypatch):
     monkeypatch.setattr(postgres_segment, "_KEYS_AT_ONCE", 3)
     keys = [of(b"k" * length) for length in range(8)]
     versions = handle.write(*(put(key, key) for key in keys[:7]))

@@ -111,7 +111,7 @@ def test_nobody_sees_a_part_of_a_request(handle, at_once):
     assert max(at_once(work, threads=3)) == rounds
 
 
-def test_entries_that_stay_are_on_the_pages_of_an_iteration_once_while_others_come_and_go(handle, at_once):
+def test_an_iteration_has_each_stable_entry_once_while_others_change(handle, at_once):
     stay, come = [of(b"%03d stay" % number) for number in range(40)], [of(b"%03d go" % number) for number in range(40)]
     handle.write(*(put(key) for key in stay))
     ended = threading.Event()

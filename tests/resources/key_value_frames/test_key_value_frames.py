@@ -80,9 +80,7 @@ def fill(table: KeyValueTable[Any, Any], entries: Iterable[tuple[str | None, Any
     asyncio.run(put_each())
 
 
-def test_a_frame_has_each_entry_once_with_its_version_and_a_spark_partition_for_each_of_the_tables(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_frame_has_each_entry_once_in_the_partitions_of_the_table(spark: SparkSession, tmp_path: Path) -> None:
     table = new_table(tmp_path)
     fill(table, [(None if n % 3 else f"family {n % 5}", f"k{n}", f"v{n}") for n in range(60)])
     frame = read_key_value_table(table, spark=spark, page_size=7)

@@ -332,7 +332,7 @@ def test_a_relative_lake_travels_as_an_absolute_one(tmp_path: Path, monkeypatch:
     assert pickle.loads(pickle.dumps(rows("here"))).lake == str(tmp_path / "here")
 
 
-def test_a_table_that_is_deleted_and_made_anew_is_found_again_and_a_sealed_one_refuses(lake: Lake) -> None:
+def test_a_table_that_was_created_again_is_found_and_a_sealed_one_rejects_writes(lake: Lake) -> None:
     function, manager = rows(lake), KeyValueTableManager(lake)
 
     async def through_all() -> list[Any]:

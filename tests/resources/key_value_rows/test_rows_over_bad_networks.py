@@ -51,7 +51,7 @@ def adding(keys: list[str]) -> Operation[str]:
 
 
 @pytest.mark.parametrize("turns", [6, pytest.param(60, marks=pytest.mark.long)])
-def test_plain_increments_of_two_writers_count_once_though_requests_and_answers_are_lost(
+def test_increments_of_two_writers_count_once_though_messages_are_lost(
     postgres_server: PostgresServer, turns: int
 ) -> None:
     id, random = TableId("app", "rows", secrets.token_hex(8)), Random(7)
