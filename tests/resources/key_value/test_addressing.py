@@ -108,8 +108,9 @@ def test_a_table_key_has_these_bytes(family: str | None, key: bytes, stored: byt
 )
 def test_a_byte_more_than_fits_is_refused(family: str | None, key: bytes) -> None:
     prefix = b"" if family is None else family_prefix(family)
-    with pytest.raises(KeyTooLongError, match=r"8,190 together") as told:
+    with pytest.raises(KeyTooLongError) as told:
         table_key(prefix, key)
+    assert told.value.size is not None
     assert told.value.size == 8191
 
 

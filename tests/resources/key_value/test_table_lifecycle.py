@@ -90,8 +90,9 @@ def test_limits_are_updated_and_partitions_are_not() -> None:
     assert updated == TableTransition(True, table("sealing", longest_key=100, longest_value=200))
     assert updated.entry is not None
     assert updated.entry.configuration == wider
-    with pytest.raises(KeyValueTableError, match="has 4 partitions: expected the same, found 5"):
+    with pytest.raises(KeyValueTableError) as caught:
         decide_update(table(), KeyValueTableConfiguration(5), NAME)
+    assert (caught.value.scope, caught.value.table) == ("plant", "machines")
 
 
 def test_who_seals_an_open_table_is_told_so() -> None:
@@ -110,18 +111,19 @@ def test_who_deletes_a_table_is_told_so() -> None:
 
 @pytest.mark.parametrize("current", [None, table("deleting")])
 def test_what_is_not_there_is_neither_updated_nor_sealed(current: StoredTable | None) -> None:
-    with pytest.raises(KeyValueTableNotFoundError, match="key-value table 'plant/machines'"):
+    with pytest.raises(KeyValueTableNotFoundError) as caught:
         decide_update(current, KeyValueTableConfiguration(4), NAME)
+    assert (caught.value.scope, caught.value.table) == ("plant", "machines")
     with pytest.raises(KeyValueTableNotFoundError):
         decide_seal(current, NAME)
 
 
 def test_errors_do_not_suggest_creating_a_table_that_is_being_deleted() -> None:
     """Who creates it ends the deletion, and that may be one that the store refused to whoever began it."""
-    with pytest.raises(KeyValueTableNotFoundError, match="is being deleted") as refused:
+    with pytest.raises(KeyValueTableNotFoundError) as refused:
         require_stored_table(table("deleting"), NAME)
     assert "lost" in refused.value.next_step
-    with pytest.raises(KeyValueTableNotFoundError, match="there is no") as refused:
+    with pytest.raises(KeyValueTableNotFoundError) as refused:
         require_stored_table(None, NAME)
     assert "create it" in refused.value.next_step
 
@@ -165,8 +167,9 @@ def test_names_of_letters_digits_and_three_signs_are_allowed(good: str) -> None:
 
 @pytest.mark.parametrize("bad", ["", "_a", "a" * 256, "a/b", "a b", "ä", "a\n", "a\0", None, 7, b"a", "٣"])
 def test_other_names_are_refused(bad: object) -> None:
-    with pytest.raises(InvalidNameError, match="scope name"):
+    with pytest.raises(InvalidNameError) as caught:
         check_table_name("scope", bad)  # type: ignore[arg-type]
+    assert caught.value.name is not None
 
 
 @given(st.binary(min_size=1, max_size=20), st.integers(1, 1000))

@@ -85,8 +85,9 @@ def test_scopes_are_made_once_and_deleted_once(lake: Lake, backend: RememberedTa
     assert manager.list_scopes(after="a-b", limit=5) == ("a.b", "b")
     assert manager.create("a", "t", FOUR)
     assert manager.list_scopes() == ("a", "a-b", "a.b", "b")
-    with pytest.raises(ScopeNotEmptyError, match="'a' holds tables: t"):
+    with pytest.raises(ScopeNotEmptyError) as caught:
         manager.delete_scope("a")
+    assert caught.value.scope == "a"
     assert manager.delete("a", "t")
     assert [manager.delete_scope("a"), manager.delete_scope("a")] == [True, False]
 
@@ -104,8 +105,9 @@ def test_a_missing_scope_is_an_error_of_every_call(manager: KeyValueTableManager
         lambda: manager.open("none", "t", key=TextSerializer(), value=TextSerializer()),
     ]
     for call in calls:
-        with pytest.raises(ScopeNotFoundError, match="no scope 'none'"):
+        with pytest.raises(ScopeNotFoundError) as caught:
             call()
+        assert caught.value.scope == "none"
 
 
 def test_names_that_are_not_allowed_are_refused_by_every_call(manager: KeyValueTableManager) -> None:
@@ -151,8 +153,9 @@ def test_limits_are_updated_and_another_number_of_partitions_is_refused(manager:
     wider = KeyValueTableConfiguration(4, longest_value=100)
     assert [manager.update("plant", "machines", wider), manager.update("plant", "machines", wider)] == [True, False]
     assert manager.get_configuration("plant", "machines") == wider
-    with pytest.raises(KeyValueTableError, match="found 3"):
+    with pytest.raises(KeyValueTableError) as caught:
         manager.update("plant", "machines", KeyValueTableConfiguration(3))
+    assert caught.value.table is not None
     with pytest.raises(KeyValueTableExistsError):
         manager.create("plant", "machines", FOUR)
 
@@ -185,8 +188,9 @@ def test_tables_are_listed_in_order_and_on_from_where_one_was(manager: KeyValueT
         assert len(page) <= 2
         seen += page
     assert seen == sorted(made)
-    with pytest.raises(ConfigurationError, match="limit is 0"):
+    with pytest.raises(ConfigurationError) as caught:
         manager.list("plant", limit=0)
+    assert caught.value.argument == "limit"
 
 
 def test_segments_tell_the_hashes_of_each_partition_and_where_it_lives(manager: KeyValueTableManager) -> None:
@@ -215,7 +219,7 @@ def test_an_entry_that_cannot_be_read_is_told_of_and_stops_no_other(manager: Key
 
 @pytest.mark.parametrize("wrong", ["postgres", SqliteSegments, {"backend": "sqlite"}])
 def test_what_is_no_backend_is_refused_at_once(lake: Lake, wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match="expected an object, or None") as caught:
+    with pytest.raises(ConfigurationError) as caught:
         KeyValueTableManager(lake, wrong)
     assert caught.value.argument == "backend"
 

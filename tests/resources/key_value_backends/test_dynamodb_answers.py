@@ -144,7 +144,7 @@ def test_a_conflict_next_to_a_failed_condition_is_checked_again() -> None:
 
 def test_conflicts_without_end_are_told_as_unavailable() -> None:
     script = Script(*[cancelled(NONE, CONFLICT, NONE)] * 1000)
-    with pytest.raises(TableUnavailableError, match="met others"):
+    with pytest.raises(TableUnavailableError):
         apply(segment_of(script, patience=0.05))
     assert len(script.asked) > 1
 

@@ -289,7 +289,7 @@ def test_nothing_is_written_to_a_sealed_table_though_it_is_read(backend: DynamoD
         left = {key for segment in segments for key in await every_key(segment, KeyRange(), 1000)}
         assert left == sealed
         backend.seal(table, 2)
-        with pytest.raises(KeyValueTableSealedError, match="sealed"):
+        with pytest.raises(KeyValueTableSealedError):
             await write(segments[0], put(b"new", b"v", ABSENT, family="new"))
         with pytest.raises(KeyValueTableSealedError):
             await write(segments[0], put(b"nothing", None), repeated=True)

@@ -383,8 +383,9 @@ def test_a_schema_that_is_missing_and_a_login_that_is_refused_are_told(segment_s
 
 
 def test_what_can_be_no_setting_is_refused():
-    with pytest.raises(ConfigurationError, match="whole number"):
+    with pytest.raises(ConfigurationError) as caught:
         PostgresSegments(connections=0)
+    assert caught.value.argument == "connections"
     with pytest.raises(ConfigurationError, match="password"):
         PostgresSegments(connect={"password": "x"})
     for dsn in ("postgresql://me:hidden@there/db", "host=there password = hidden"):
@@ -392,9 +393,11 @@ def test_what_can_be_no_setting_is_refused():
             PostgresSegments(connect={"dbname": dsn})
         assert "hidden" not in str(refused.value)
     for seconds in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(ConfigurationError, match="request_timeout"):
+        with pytest.raises(ConfigurationError) as caught:
             PostgresSegments(request_timeout=seconds)
-        with pytest.raises(ConfigurationError, match="horizon"):
+        assert caught.value.argument == "request_timeout"
+        with pytest.raises(ConfigurationError) as caught:
             PostgresSegments(horizon=seconds)
+        assert caught.value.argument == "horizon"
     with pytest.raises(ConfigurationError, match="NOT_SET"):
         PostgresSegments(dsn_env="NOT_SET").create(new_table_id(), 1)

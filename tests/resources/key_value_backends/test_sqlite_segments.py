@@ -123,8 +123,9 @@ def test_a_file_that_is_removed_or_replaced_while_it_is_open_takes_no_write_any_
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
 def test_a_wait_that_never_ends_or_begins_is_refused(path, seconds):
-    with pytest.raises(ConfigurationError, match="busy_timeout"):
+    with pytest.raises(ConfigurationError) as caught:
         SqliteSegments(path, busy_timeout=seconds)
+    assert caught.value.argument == "busy_timeout"
 
 
 def test_what_is_no_database_is_told(tmp_path):
@@ -141,8 +142,9 @@ def test_what_is_no_database_is_told(tmp_path):
 
 @pytest.mark.parametrize("path", ["", ":memory:"])
 def test_a_database_without_a_file_is_refused(path):
-    with pytest.raises(ConfigurationError, match="a file"):
+    with pytest.raises(ConfigurationError) as caught:
         SqliteSegments(path)
+    assert caught.value.argument == "path"
 
 
 def test_a_relative_path_means_the_same_in_another_working_folder(tmp_path, monkeypatch):
@@ -153,8 +155,9 @@ def test_a_relative_path_means_the_same_in_another_working_folder(tmp_path, monk
 
 @pytest.mark.parametrize("incarnation", ["", "x; DROP TABLE y", "0123456789ABCDEF", "0" * 17])
 def test_an_incarnation_is_never_taken_for_sql(path, incarnation):
-    with pytest.raises(ConfigurationError, match="16 hexadecimal"):
+    with pytest.raises(ConfigurationError) as caught:
         SqliteSegments(path).create(TableId("scope", "name", incarnation), 1)
+    assert caught.value.table is not None
 
 
 # Locks
