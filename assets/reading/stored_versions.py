@@ -52,6 +52,7 @@ from dagster_adjunct.assets.versions.manifest import (
 )
 from dagster_adjunct.assets.versions.selection import ID_PREFIX, require_readable_version, require_version
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, check_declaration, version_number
+from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
@@ -366,6 +367,8 @@ class VersionOperations(ABC):
 
         Each entry names the version served after it, and whether that is still readable.
         """
+        if limit is not None and limit < 0:
+            raise argument_error(f"limit is {limit}", "0 or more commits, or None for all", argument="limit")
         commits = list(self._log.history(limit))
         now = commits[0][1] if commits else None
         return [

@@ -84,6 +84,7 @@ def backend_without_secrets(backend: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
+@validated
 class KeyValueRowsResource(TableResource):
     """A remote table whose records are stored in a key-value table (`KeyValueRows`).
 
