@@ -74,7 +74,7 @@ def build_bounded_report(member: Member) -> AdvanceReport:
     for ref in (manifest.ref(rejected) for rejected in member.rejected):
         if ref is not None:
             notes.append(_describe_rejected(member, ref))
-    notes += [_describe_kept(member, ref) for kept in member.kept if (ref := manifest.ref(kept)) is not None]
+    notes += [_describe_unserved(member, ref) for id in member.unserved if (ref := manifest.ref(id)) is not None]
     newest = max(manifest.versions, key=lambda ref: ref.number, default=None)
     if newest is not None and newest.state == "rejected" and not member.rejected:
         notes.append(f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}")
@@ -111,7 +111,7 @@ def build_bounded_report(member: Member) -> AdvanceReport:
     )
 
 
-def _describe_kept(member: Member, ref: VersionRef) -> str:
+def _describe_unserved(member: Member, ref: VersionRef) -> str:
     """Return a note on a version that comes before the current one, with how to serve it."""
     manifest = member.manifest
     head = manifest.ref(manifest.head or "")
@@ -121,7 +121,7 @@ def _describe_kept(member: Member, ref: VersionRef) -> str:
         for each in (ref, head)
     ]
     return (
-        f"version {names[0]} is sealed and kept beside {names[1]}, which comes after it and stays current. "
+        f"version {names[0]} is sealed but not served: {names[1]} comes after it and stays current. "
         f"To serve it: adjunct dataset rollback {manifest.name} {ref.id} --reason …"
     )
 

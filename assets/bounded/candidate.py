@@ -63,7 +63,7 @@ class Member:
 
     `manifest` is the state that decisions are based on, `committed` the one in the lake, None before the first commit.
     `others` is what other members of the version set lack of the version that this one has. `sealed`, `rejected` and
-    `unchanged` are ids of versions, `kept` are the sealed ones that come before the current version and are not served;
+    `unchanged` are ids of versions, `unserved` are the sealed ones that come before the current one;
     `last_built` is the version built last.
     """
 
@@ -78,7 +78,7 @@ class Member:
     sealed: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
+    unserved: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     lost: tuple[Lost, ...] = ()
     notes: tuple[str, ...] = ()

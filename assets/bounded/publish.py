@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.candidate import AdvanceGroup, CandidateVersion, Member
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
-from dagster_adjunct.assets.versions.actions import insert_beside_head, with_served_version
+from dagster_adjunct.assets.versions.actions import insert_unserved_version, with_served_version
 from dagster_adjunct.assets.versions.dataset_log import Members
 from dagster_adjunct.assets.versions.manifest import (
     MAX_DELIVERIES,
@@ -225,7 +225,7 @@ def apply_delivery(
         member = replace(
             member,
             sealed=(*member.sealed, candidate.id),
-            kept=(*member.kept, *(() if after.head == candidate.id else (candidate.id,))),
+            unserved=(*member.unserved, *(() if after.head == candidate.id else (candidate.id,))),
             counters=sum_counters(dict(member.counters), built),
         )
     return replace(member, warnings=(*member.warnings, *candidate.warnings), last_built=candidate.version)
@@ -248,7 +248,7 @@ def _apply_to_manifest(
         fields |= {
             "versions": (*manifest.versions, ref)
             if head or rejected
-            else insert_beside_head(manifest, ref, between=between),
+            else insert_unserved_version(manifest, ref, between=between),
             "next_number": candidate.number + 1,
             "next_generation": max([manifest.next_generation, *(number + 1 for number in used)]),
             "counters": sum_counters(manifest.counters, version.counters if version is not None else {}),
@@ -256,7 +256,7 @@ def _apply_to_manifest(
     if rejected is not None:
         change = Change(action="reject", version=ref.id, reason=commit_reason(delivery, ref.reason))
         return manifest.after(**fields, change=change)
-    action, note = "seal", "" if head else "kept beside a later version"
+    action, note = "seal", "" if head else "sealed but not served: a later version stays current"
     if unchanged is not None:
         action, note = "unchanged", f"delivered as {delivery.version}"
     change = Change(action=action, version=ref.id, reason=commit_reason(delivery, note))

@@ -197,8 +197,8 @@ def accept_version(
             if switches:
                 changes, why = {"versions": _replace_ref(manifest, forced), "head": ref.id}, reason
             else:
-                changes = {"versions": insert_beside_head(manifest, forced, between=between)}
-                why = f"{reason} (kept beside {manifest.head})"
+                changes = {"versions": insert_unserved_version(manifest, forced, between=between)}
+                why = f"{reason} (sealed but not served: {manifest.head} stays current)"
             change = Change(action="force", version=ref.id, reason=why)
             after[name] = with_served_version(log, manifest, **changes, change=change)
         return after
@@ -215,8 +215,8 @@ def describe_unserved_version(after: BoundedManifest) -> str:
     if forced is None or head is None:
         return ""
     return (
-        f"version {forced.id} ({forced.name}) is sealed and kept beside {head.id} ({head.name}), which it does not "
-        f"come after. To serve it: adjunct dataset rollback {after.name} {forced.id} --reason …"
+        f"version {forced.id} ({forced.name}) is sealed but not served, because it does not come after {head.id} "
+        f"({head.name}). To serve it: adjunct dataset rollback {after.name} {forced.id} --reason …"
     )
 
 
@@ -265,7 +265,7 @@ def with_served_version(log: DatasetLog, manifest: BoundedManifest, **changes: A
     return manifest.after(version=version, **changes)
 
 
-def insert_beside_head(manifest: BoundedManifest, new: VersionRef, *, between: bool) -> tuple[VersionRef, ...]:
+def insert_unserved_version(manifest: BoundedManifest, new: VersionRef, *, between: bool) -> tuple[VersionRef, ...]:
     """Return the retained versions with a new sealed one that does not become current.
 
     With `between` it is inserted by time into the chain of replaced versions: it is served once every version valid

@@ -49,7 +49,7 @@ class StageEvent:
         detail = f": {self.detail}" if self.detail else ""
         if self.stage == BUILDING:
             return f"dataset {self.dataset}{version}: building"
-        verb = "rejected and kept aside" if self.stage == REJECT else self.stage
+        verb = "rejected and stored" if self.stage == REJECT else self.stage
         return f"dataset {self.dataset}{version}: {verb} took {self.seconds:.2f} s{detail}"
 
 

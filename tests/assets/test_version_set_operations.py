@@ -138,13 +138,13 @@ def test_a_withdrawal_passes_over_what_is_not_whole_in_the_set_any_more() -> Non
     assert seen(world) == (1, 1), "routes has nothing left that was published with the second fares"
 
 
-def test_a_forced_version_that_is_older_is_kept_beside_in_all_members() -> None:
+def test_a_forced_version_that_is_older_is_served_in_no_member() -> None:
     world = prices_with((1, 1))
     publish(world, (2, -2))  # refused for routes
     publish(world, (1, 3))
     assert seen(world) == (1, 3)
     # By its number alone, that of fares would come after the first, which stands for v3 as well.
-    assert "kept beside" in describe_unserved_version(store(world, "fares").accept("v2", **WHY))
+    assert "sealed but not served" in describe_unserved_version(store(world, "fares").accept("v2", **WHY))
     assert seen(world) == (1, 3)
     assert [store(world, name).versions()[1].state for name in NAMES] == ["sealed", "sealed"]
     store(world, "routes").rollback("v2", **WHY)

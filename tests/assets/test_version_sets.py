@@ -234,7 +234,7 @@ def test_readers_never_see_a_mix_of_two_versions_of_a_set(prices: World) -> None
 
 @pytest.mark.parametrize("timed", [NAMES, NAMES[:1], NAMES[1:]])
 @pytest.mark.parametrize("back", ["withdraw", "rollback"])
-def test_a_version_of_an_older_time_is_kept_beside_in_all_members(
+def test_a_version_of_an_older_time_is_sealed_but_served_in_no_member(
     prices: World, timed: tuple[str, ...], back: str
 ) -> None:
     """Also where one member alone tells times: a version is current in all members, or in none."""

@@ -225,13 +225,13 @@ def test_any_order_of_deliveries_and_withdrawals_is_what_plain_python_says(
 
 
 @pytest.mark.parametrize("valid_from", ["name", "marker"])
-def test_a_version_that_comes_later_and_is_valid_from_before_is_kept_beside(place: Place, valid_from: str) -> None:
+def test_a_version_that_comes_later_and_is_valid_from_before_is_not_served(place: Place, valid_from: str) -> None:
     spec, stored = place.dataset(valid_from), StoredVersions(place.lake, "planes")
     for number in (1, 5, 3):
         place.send(f"2026-01-0{number}", {"N1": number}, at=day(number) if valid_from == "marker" else None)
         report = place.advance(spec)
     assert (report.action, report.version, report.rows) == ("sealed", stored.require_current().version, 1)
-    late = "version '2026-01-03' (valid from 2026-01-03 00:00:00 UTC) is sealed and kept beside '2026-01-05'"
+    late = "version '2026-01-03' (valid from 2026-01-03 00:00:00 UTC) is sealed but not served: '2026-01-05'"
     assert late in report.note
     assert f"adjunct dataset rollback planes {report.sealed[0]}" in report.note
     assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": 5}
@@ -252,7 +252,7 @@ def test_late_versions_take_the_place_of_what_is_withdrawn_after_them(place: Pla
         assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": left}
 
 
-def test_a_forced_version_that_is_valid_from_before_is_kept_beside_what_is_current(place: Place) -> None:
+def test_a_forced_version_that_is_valid_from_before_is_not_served(place: Place) -> None:
     spec, stored = place.dataset("name", validators=[min_rows(2)]), StoredVersions(place.lake, "planes")
     for number, content in ((1, {"N1": 1, "N2": 1}), (4, {"N1": 4, "N2": 4}), (3, {"N1": 3}), (6, {"N1": 6})):
         place.send(f"2026-01-0{number}", content)

@@ -93,7 +93,7 @@ def test_a_member_of_a_version_set_is_advanced_with_all_members(world: World) ->
     assert [(advance["dataset"], advance["action"]) for advance in reports] == [("items", "sealed"), ("fees", "sealed")]
 
 
-def test_a_partition_is_built_beside_a_later_one_unless_it_is_to_be_current(world: World) -> None:
+def test_an_older_partition_is_not_served_unless_it_is_to_be_current(world: World) -> None:
     command = ["dataset", "advance", "daily", "shop:full", "--partition"]
     for day, then in (("2026-01-05", "2026-01-05"), ("2026-01-02", "2026-01-05")):
         printed(world, *command, day)
@@ -166,7 +166,7 @@ def test_a_rejected_version_has_its_own_exit_code_and_no_stage_of_a_switch(
     world.send("stock", [("c", 1)], version="v6")
     advance_dataset(judged, lake=world.lake, systems=world.systems, spark=IN_PROCESS, by="ada", on_stage=events.append)
     told = {event.stage: event.summary() for event in events if event.version == "v6"}
-    assert "rejected and kept aside" in told["reject"]
+    assert "rejected and stored" in told["reject"]
     building, built, *_ = [event for event in events if event.version == "v6"]
     assert (building.summary(), building.is_notable) == ("dataset stock, version v6: building", True)
     assert built.stage == "build"

@@ -137,14 +137,14 @@ def test_withdraw_force_and_drop(world: World) -> None:
     assert "sealed" in refused(world, "remove-version", "planes", "v1", *WHY)
 
 
-def test_an_older_version_that_is_forced_is_kept_beside_and_says_how_to_serve_it(world: World) -> None:
+def test_an_older_version_that_is_forced_is_not_served_and_says_how_to_serve_it(world: World) -> None:
     world.send("planes", [("N1", 1), ("N2", 4)], version="v4")
     world.advance(PLANES)
     text = printed(world, "accept", "planes", "v3", *WHY)
     assert "(v4) is served now" in text
-    assert f"kept beside {ids(world)['v4']} (v4)" in text
+    assert f"not served, because it does not come after {ids(world)['v4']} (v4)" in text
     assert f"adjunct dataset rollback planes {ids(world)['v3']} --reason …" in text
-    assert "kept beside" in document(world, "history", "planes", "--limit", "1")[0]["reason"]
+    assert "sealed but not served" in document(world, "history", "planes", "--limit", "1")[0]["reason"]
     world.send("planes", [("N2", 1)], version="v5")
     world.advance(PLANES)
     world.send("planes", [("N1", 1), ("N2", 6)], version="v6")

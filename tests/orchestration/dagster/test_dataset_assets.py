@@ -77,7 +77,7 @@ def test_a_rejected_version_fails_its_check_and_the_previous_one_stays_in_use(la
     assert (event["adjunct/rejected_version"], event["adjunct/served"]) == (rejected["id"], first)
     assert [verdict["name"] for verdict in event["adjunct/verdicts"]] == ["min_rows"]
     assert "switch took" not in finished.log
-    assert "version v2: rejected and kept aside took" in finished.log
+    assert "version v2: rejected and stored took" in finished.log
     assert rejected["name"] == "v2"
     assert f"adjunct dataset accept items {rejected['id']} --reason" in finished.log
     assert f"adjunct dataset diff items {first} {rejected['id']}" in finished.log

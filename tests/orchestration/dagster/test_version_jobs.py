@@ -66,15 +66,15 @@ def test_a_version_is_rolled_back_pinned_and_withdrawn_from_the_launchpad(lab: L
     assert lab.store("items").history(1)[0].by == gone.result.run_id
 
 
-def test_an_older_version_is_forced_beside_the_one_served_or_in_its_place(lab: Lab) -> None:
+def test_an_older_forced_version_is_served_only_on_request(lab: Lab) -> None:
     strict = replace(ITEMS, validators=(min_rows(3),))
     defs = lab.definitions(strict)
     for version, rows in (("v1", APPLES[:1]), ("v2", [*APPLES, ("c", "Cheese", 1)]), ("v3", APPLES[:1])):
         lab.deliver("items", rows, version)
     lab.run(defs, key_of(strict))
-    beside = act(lab, defs, action="accept", version="v1")
-    assert beside.observed["items"]["adjunct/name"] == "v2"
-    assert "adjunct dataset rollback items" in beside.log
+    unserved = act(lab, defs, action="accept", version="v1")
+    assert unserved.observed["items"]["adjunct/name"] == "v2"
+    assert "adjunct dataset rollback items" in unserved.log
     lab.deliver("items", [*APPLES, ("c", "Cheese", 2)], "v4")
     lab.run(defs, key_of(strict))
     assert act(lab, defs, action="accept", version="v3", make_current=True).made["items"]["adjunct/name"] == "v3"
