@@ -8,13 +8,14 @@ import sys
 from dagster_adjunct.resources.objects.arrow_files import open_bytes
 
 _LEAVES_A_FILE_TO_A_THREAD = """
-import atexit, threading
+import atexit, threading, time
 from dagster_adjunct.resources.objects.arrow_files import RangedFile
 
 def read(file):
     ending.wait()
+    time.sleep(0.1)
+    print("read to the end", flush=True)
     del file[:]
-    print("released", flush=True)
 
 ending = threading.Event()
 atexit.register(ending.set)  # runs before what was registered earlier
@@ -27,7 +28,7 @@ def test_the_interpreter_waits_for_threads_that_still_hold_a_file() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", _LEAVES_A_FILE_TO_A_THREAD], capture_output=True, text=True, timeout=60, check=True
     )
-    assert ended.stdout == "released\n"
+    assert ended.stdout == "read to the end\n"
 
 
 def test_the_bytes_that_arrow_reads_are_its_own() -> None:
