@@ -10,23 +10,23 @@ Readers keep the old copies until they release them, as after an erasure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import DatasetKind
-from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
+from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.retention.discard import Roots, delete_doomed
 from dagster_adjunct.assets.retention.rewrite import VersionReplacement, replace_versions
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
-from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-from dagster_adjunct.assets.versions.leases import Lease, attempt_key, read_lake_clock, record_build, renew_attempt
+from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog, no_commit_error
+from dagster_adjunct.assets.versions.leases import Lease, delete_attempt, read_lake_clock, record_build, renew_attempt
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
-from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, build_layout, has_row_ends, version_id
+from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, has_row_ends, version_id
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, conform_to_layout
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP, BucketFileWriter, WriteOptions
@@ -34,7 +34,6 @@ from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
     DatasetError,
-    DatasetNotFoundError,
     ManifestMismatchError,
     StillReadError,
     VersionDiscardedError,
@@ -110,43 +109,55 @@ def check_repartitioning(log: DatasetLog, manifest: DatasetManifest, partitions:
     return declared.partitions
 
 
-def check_unused(dataset: str, needed: Mapping[str, str]) -> None:
-    """Raise StillReadError while open batches need versions as they are; `needed` has the reason by version."""
-    if needed:
+def _check_unused(dataset: str, roots: Roots) -> None:
+    """Raise StillReadError while open batches need versions as they are."""
+    if readers := tuple(sorted(set(roots().values()))):
         raise StillReadError(
-            f"dataset {dataset!r} can't be repartitioned now: {'; '.join(sorted(set(needed.values())))}.",
+            f"dataset {dataset!r} can't be repartitioned now: {'; '.join(readers)}.",
             "Run the application to finish its batch, or give the batch up (adjunct checkpoint abandon). Then repeat.",
             dataset=dataset,
-            readers=tuple(sorted(set(needed.values()))),
+            readers=readers,
         )
+
+
+M = TypeVar("M", UnboundedManifest, BoundedManifest)
+
+
+def _read_manifest(log: DatasetLog, kind: type[M]) -> tuple[Commit, M]:
+    """Return the current commit and its manifest, which must be of this kind."""
+    commit, manifest = log.read()
+    if commit is None or manifest is None:
+        raise no_commit_error(log.lake, log.name)
+    if not isinstance(manifest, kind):
+        raise ConfigurationError(
+            f"dataset {log.name!r} is {'un' if kind is BoundedManifest else ''}bounded and is rewritten otherwise.",
+            "Use repartition_dataset, which handles both kinds.",
+            dataset=log.name,
+        )
+    return commit, manifest
 
 
 _ROWS_AT_ONCE = 4_000_000
 
 
-def rebucket_files(
-    log: DatasetLog,
-    stored: Sequence[StoredFile],
-    layout: BucketLayout,
-    attempt: Attempt,
-    number: int,
-    options: WriteOptions | None = None,
-) -> list[BucketFile]:
-    """Write the rows of these files, one for each key, into their new buckets, sorted by key.
+def _rebucket_generation(
+    log: DatasetLog, version: SealedVersion, old: Generation, partitions: int, attempt: Attempt, options: WriteOptions
+) -> Generation:
+    """Write the rows of a generation, one for each key, into their new buckets, sorted by key.
 
     Rows keep their hidden columns and get the columns of the layout. Buckets are written in passes of about
     `_ROWS_AT_ONCE` rows, so that memory does not grow with the version.
     """
-    folder = attempt.generation(number).folder
-    options = options or WriteOptions(f"dataset {log.name!r}")
-    passes = -(-max(1, sum(source.file.rows for source in stored)) // _ROWS_AT_ONCE)
-    width = -(-layout.partitions // passes)
+    layout, folder = replace(version.layout, partitions=partitions), attempt.generation(old.id).folder
+    stored = [StoredFile(log.lake.store, options.what, old.folder, file) for file in old.files]
+    passes = -(-max(1, old.rows) // _ROWS_AT_ONCE)
+    width = -(-partitions // passes)
     written: list[BucketFile] = []
-    for first in range(0, layout.partitions, width):
+    for first in range(0, partitions, width):
         parts: dict[int, list[pa.Table]] = {}
         for file in stored:
             for rows, buckets in _iterate_bucketed_rows(file, layout):
-                for bucket in range(first, min(first + width, layout.partitions)):
+                for bucket in range(first, min(first + width, partitions)):
                     mine = rows.filter(pa.array(buckets == bucket))
                     if mine.num_rows:
                         parts.setdefault(bucket, []).append(mine)
@@ -161,7 +172,15 @@ def rebucket_files(
                 writer.discard()
             if done is not None and done.rows:
                 written.append(done)
-    return written
+    new = attempt.generation(old.id, written)
+    if new.rows != old.rows:
+        raise ManifestMismatchError(
+            f"{options.what}: rewriting generation {old.id} wrote {new.rows} rows, the manifest lists {old.rows}.",
+            "Nothing was committed. Check the version: adjunct dataset verify.",
+            dataset=log.name,
+            version=version.id,
+        )
+    return new
 
 
 def _iterate_bucketed_rows(stored: StoredFile, layout: BucketLayout) -> Iterator[tuple[pa.Table, Any]]:
@@ -169,17 +188,12 @@ def _iterate_bucketed_rows(stored: StoredFile, layout: BucketLayout) -> Iterator
     from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
     if stored.sha256() != stored.file.sha256:
-        raise ManifestMismatchError(
-            f"{stored.what}: {stored.key} is not as it was written, so it can't be rewritten.",
-            "Restore that object, or withdraw and drop the version.",
-            key=stored.key,
-        )
+        raise stored.damaged("its SHA-256 differs, so it can't be rewritten")
     file = stored.open()
     for group in range(file.metadata.num_row_groups):
         rows = stored.reading(lambda at=group: file.read_row_group(at))  # type: ignore[misc]
         # A change stream's table may have files older than its last added or widened column.
-        names = [field.name for field in layout.arrow_schema()]
-        rows = conform_to_layout(rows, layout) if layout.hidden else rows.select(names)
+        rows = conform_to_layout(rows, layout) if layout.hidden else rows.select(list(layout.columns))
         yield rows, assign_buckets([rows.column(name) for name in layout.bucket_by], layout.partitions)
 
 
@@ -197,157 +211,83 @@ def repartition_table(
     ConfigurationError for a bounded or broadcast dataset or an unchanged number, DatasetError during a bootstrap, and
     CommitConflictError if other writers keep committing.
     """
-    with ExitStack() as records:
-        return _TableRewrite(DatasetLog(lake, dataset), partitions, reason, by, roots, records).run(dry_run)
+    log = DatasetLog(lake, dataset)
+    made: dict[str, Generation] = {}  # by the old folder: each is written once, even if the commit is retried
+    is_requested = False  # whether a commit was requested and is not known to have failed
 
-
-@dataclass
-class _TableRewrite:
-    """One rewrite of a table. Each generation is written once, by its old folder, even if the commit is retried.
-
-    `asked` means that a commit was requested and is not known to have failed.
-    """
-
-    log: DatasetLog
-    partitions: int
-    reason: str
-    by: str
-    roots: Roots
-    records: ExitStack
-    made: dict[str, tuple[Attempt, Generation]] = field(default_factory=dict)
-    asked: bool = False
-
-    def run(self, dry_run: bool) -> RebucketReport:
-        try:
-            return self.log.rewrite(partial(self._rewrite_once, dry_run), slower="its table can be rewritten")
-        except Exception:
-            if not self.asked:  # otherwise it may be committed; if not, a discard deletes the files
-                self._drop_others(None)
-            raise
-
-    def _rewrite_once(self, dry_run: bool) -> RebucketReport:
-        """Rewrite and commit the current table. Raises CommitConflictError if another writer was first."""
-        commit, manifest = self.log.read()
-        if commit is None or manifest is None:
-            raise DatasetNotFoundError(
-                f"dataset {self.log.name!r} has no commit in {self.log.lake.url}.",
-                "Advance it first.",
-                dataset=self.log.name,
-            )
-        manifest = self._checked(manifest)
-        before, version = self._served(manifest)
-        if dry_run:
-            return self._report(before, version, "", tuple(sorted(set(self.roots().values()))))
-        check_unused(self.log.name, self.roots())
-        self._drop_others(version)
-        try:
-            with Lease.acquire(self.log.lake, self.log.name, [version.id], holder=f"repartition by {self.by}"):
-                self._write(version)
-        except VersionDiscardedError as gone:  # another version is served now
-            raise CommitConflictError(gone.problem, gone.next_step, dataset=self.log.name) from gone
-        check_unused(self.log.name, self.roots())  # again, because writing takes a while
-        commit_id = self.log.attempt().id
-        after = self._after(manifest, version, commit.number + 1, commit_id)
-        self.asked = True
-        try:
-            self.log.commit(commit, after, by=self.by, commit_id=commit_id)
-        except CommitConflictError:
-            self.asked = False
-            raise
-        assert after.version is not None
-        return self._report(before, version, after.version.id)
-
-    def _checked(self, manifest: DatasetManifest) -> UnboundedManifest:
-        if not isinstance(manifest, UnboundedManifest):
-            raise ConfigurationError(
-                f"dataset {self.log.name!r} is bounded: it has versions and no table.",
-                "Use repartition_dataset, which handles both kinds.",
-                dataset=self.log.name,
-            )
-        return manifest
-
-    def _served(self, manifest: UnboundedManifest) -> tuple[int, SealedVersion]:
-        before, version = check_repartitioning(self.log, manifest, self.partitions, self.reason), manifest.version
-        assert version is not None
-        return before, version
-
-    # -- writing
-
-    def _write(self, version: SealedVersion) -> None:
-        over_time = version.history is not None
-        layout = build_layout(
-            version.columns,
-            version.key,
-            version.partition_by,
-            self.partitions,
-            True,
-            over_time,
-            position_type=version.position_type,
-        )
-        store, what = self.log.lake.store, f"dataset {self.log.name!r}, version {version.id}"
-        for generation in version.generations:
-            if generation.folder in self.made or not generation.files:
-                continue
-            attempt = self.log.attempt()
-            # Recorded until the commit, so that no discard deletes the new files.
-            self.records.enter_context(record_build(self.log.lake, self.log.name, attempt.id, self.by))
-            stored = [StoredFile(store, what, generation.folder, file) for file in generation.files]
-            # Readers learn from this statistic whether tombstones were left out.
-            left_out = all(_LEFT_OUT in file.stats for file in generation.files)
-            as_it_is = None if version.history is None else TimelineOptions(fills_ends=has_row_ends(generation))
-            options = WriteOptions(what, last_per_key=True, drop_tombstones=left_out, over_time=as_it_is)
-            files = rebucket_files(self.log, stored, layout, attempt, generation.id, options)
-            new = attempt.generation(generation.id, files)
-            self.made[generation.folder] = attempt, new
-            if new.rows != generation.rows:
-                raise ManifestMismatchError(
-                    f"{what}: rewriting generation {generation.id} wrote {new.rows} rows, the manifest lists "
-                    f"{generation.rows}.",
-                    "Nothing was committed. Check the table: adjunct dataset verify.",
-                    dataset=self.log.name,
-                )
-
-    def _drop_others(self, version: SealedVersion | None) -> None:
+    def drop_others(version: SealedVersion | None) -> None:
         """Delete rewritten generations that this version no longer has, for example after an erasure."""
         needed = {generation.folder for generation in version.generations} if version is not None else set()
-        for folder in self.made.keys() - needed:
-            self.log.drop(self.made.pop(folder)[1])
+        for folder in made.keys() - needed:
+            log.drop(made.pop(folder))
 
-    # -- deciding
-
-    def _after(
-        self, manifest: UnboundedManifest, version: SealedVersion, number: int, commit_id: str
-    ) -> UnboundedManifest:
-        new = [self.made[generation.folder][1] for generation in version.generations if generation.files]
-        slim = tuple(strip_large_footers(generation) for generation in new)
-        facts = {
-            "id": version_id(number, commit_id),
-            "number": number,
-            "sealed_at": self.log.lake.now(),
-            "partitions": self.partitions,
-            "generations": slim or version.generations[:1],
-            "counters": {},
-        }
-        made = version.after(**facts)
-        after = manifest.after(
-            declaration=manifest.declaration.model_copy(update={"partitions": self.partitions}),
-            # So that a running advance with the old partitions fails to commit.
-            next_generation=manifest.next_generation + 1,
-            change=Change(action="repartition", version=made.id, reason=self.reason),
+    def rewrite_once() -> RebucketReport:
+        nonlocal is_requested
+        commit, manifest = _read_manifest(log, UnboundedManifest)
+        before, version = check_repartitioning(log, manifest, partitions, reason), manifest.version
+        assert version is not None
+        report = partial(RebucketReport, dataset, before, partitions, follows_changes=True, rows=version.stored_rows)
+        if dry_run:
+            return report({version.id: ""}, holding=tuple(sorted(set(roots().values()))), dry_run=True)
+        _check_unused(dataset, roots)
+        drop_others(version)
+        try:
+            with Lease.acquire(lake, dataset, [version.id], holder=f"repartition by {by}"):
+                for generation in version.generations:
+                    if generation.folder not in made and generation.files:
+                        attempt = log.attempt()
+                        # Recorded until the commit, so that no discard deletes the new files.
+                        records.enter_context(record_build(lake, dataset, attempt.id, by))
+                        options = _table_options(f"dataset {dataset!r}, version {version.id}", version, generation)
+                        written = _rebucket_generation(log, version, generation, partitions, attempt, options)
+                        made[generation.folder] = written
+        except VersionDiscardedError as discarded:  # another version is served now
+            raise CommitConflictError(discarded.problem, discarded.next_step, dataset=dataset) from discarded
+        _check_unused(dataset, roots)  # again, because writing takes a while
+        commit_id = log.attempt().id
+        new = version.after(
+            id=version_id(commit.number + 1, commit_id),
+            number=commit.number + 1,
+            sealed_at=lake.now(),
+            partitions=partitions,
+            generations=tuple(strip_large_footers(made[old.folder]) for old in version.generations if old.files)
+            or version.generations[:1],
+            counters={},
         )
-        return switch_version(after, made, made.sealed_at)
+        after = switch_version(_declare_partitions(manifest, partitions, new.id, reason), new, new.sealed_at)
+        is_requested = True
+        try:
+            log.commit(commit, after, by=by, commit_id=commit_id)
+        except CommitConflictError:
+            is_requested = False
+            raise
+        return report({version.id: new.id})
 
-    def _report(self, before: int, version: SealedVersion, new: str, holding: tuple[str, ...] = ()) -> RebucketReport:
-        return RebucketReport(
-            self.log.name,
-            before,
-            self.partitions,
-            {version.id: new},
-            follows_changes=True,
-            rows=version.stored_rows,
-            holding=holding,
-            dry_run=not new,
-        )
+    with ExitStack() as records:
+        try:
+            return log.rewrite(rewrite_once, slower="its table can be rewritten")
+        except Exception:
+            if not is_requested:  # otherwise it may be committed; if not, a discard deletes the files
+                drop_others(None)
+            raise
+
+
+def _table_options(what: str, version: SealedVersion, generation: Generation) -> WriteOptions:
+    # Readers learn from this statistic whether tombstones were left out.
+    left_out = all(_LEFT_OUT in file.stats for file in generation.files)
+    over_time = None if version.history is None else TimelineOptions(fills_ends=has_row_ends(generation))
+    return WriteOptions(what, last_per_key=True, drop_tombstones=left_out, over_time=over_time)
+
+
+def _declare_partitions(manifest: M, partitions: int, version: str | None, reason: str) -> M:
+    """Return the manifest with the new number of partitions, and the commit's description."""
+    # A running advance or build with the old partitions fails to commit, because the next number has changed.
+    counter = "next_generation" if isinstance(manifest, UnboundedManifest) else "next_number"
+    return manifest.after(
+        declaration=manifest.declaration.model_copy(update={"partitions": partitions}),
+        change=Change(action="repartition", version=version, reason=reason),
+        **{counter: getattr(manifest, counter) + 1},
+    )
 
 
 def repartition_versions(
@@ -361,108 +301,51 @@ def repartition_versions(
     `dry_run` only reports. Raises ConfigurationError for an unbounded or broadcast dataset or an unchanged number.
     """
     log = DatasetLog(lake, dataset)
-    made: dict[str, VersionReplacement] = {}
+    made: dict[str, VersionReplacement] = {}  # by the old document: each is written once, even if the commit is retried
 
     def rewrite_once() -> tuple[int, BoundedManifest]:
-        commit, manifest = _read_bounded(log, partitions)
+        commit, manifest = _read_manifest(log, BoundedManifest)
         before = check_repartitioning(log, manifest, partitions, reason)
-        check_unused(dataset, roots())
-        # A version is rewritten once, even if the commit is retried.
-        for document in [document for document, new in made.items() if not _is_stored(lake, manifest, new)]:
+        _check_unused(dataset, roots)
+        for document in [document for document, new in made.items() if not new.is_stored(lake.store, manifest)]:
             del made[document]
         for ref in manifest.built:
             if str(ref.document) not in made:
                 made[str(ref.document)] = _rewrite_version(log, ref, partitions, by)
-        check_unused(dataset, roots())  # again, because writing takes a while
-        after = _apply_replacements(manifest, made, partitions, reason)
+        _check_unused(dataset, roots)  # again, because writing takes a while
+        old = {ref.id: made[str(ref.document)] for ref in manifest.built}
+        served = old.get(manifest.version.id) if manifest.version else None
+        doomed = [*manifest.doomed, *(entry for new in old.values() for entry in new.old_objects)]
+        after = replace_versions(manifest, old).after(doomed=tuple(dict.fromkeys(doomed)))
+        after = _declare_partitions(after, partitions, served.new.id if served else None, reason)
         log.commit(commit, after, by=by)
         return before, after
 
     if dry_run:
-        return _plan_versions(log, partitions, reason, roots)
+        manifest = _read_manifest(log, BoundedManifest)[1]
+        before = check_repartitioning(log, manifest, partitions, reason)
+        rows, holding = sum(ref.rows or 0 for ref in manifest.built), tuple(sorted(set(roots().values())))
+        ids = {ref.id: "" for ref in manifest.built}
+        return RebucketReport(dataset, before, partitions, ids, rows=rows, holding=holding, dry_run=True)
     try:
         before, after = log.rewrite(rewrite_once, slower="its versions can be rewritten")
     finally:
         for new in made.values():
             if new.attempt is not None:
-                lake.store.delete(attempt_key(lake, dataset, new.attempt.id))
+                delete_attempt(lake, dataset, new.attempt.id)
     spared, _ = delete_doomed(log, after, roots, read_lake_clock(lake, dataset), by=by)
     used = [new for new in made.values() if after.ref(new.new.id) is not None]
     ids, rows = {new.old.id: new.new.id for new in used}, sum(new.sealed.stored_rows for new in used)
-    pending = tuple(f"{judged.what}: {judged.reason}" for judged in spared)
+    pending = tuple(f"{decision.what}: {decision.reason}" for decision in spared)
     return RebucketReport(dataset, before, partitions, ids, pending, rows=rows)
 
 
-def _read_bounded(log: DatasetLog, partitions: int) -> tuple[Commit | None, BoundedManifest]:
-    commit, manifest = log.read()
-    if manifest is None:
-        raise DatasetNotFoundError(
-            f"dataset {log.name!r} has no commit in {log.lake.url}.", "Advance it first.", dataset=log.name
-        )
-    if not isinstance(manifest, BoundedManifest):
-        raise ConfigurationError(
-            f"dataset {log.name!r} is unbounded: it has one table and no versions to rewrite.",
-            f"Rewrite the table: adjunct dataset repartition {log.name} --partitions {partitions} --reason ….",
-            dataset=log.name,
-        )
-    return commit, manifest
-
-
-def _plan_versions(log: DatasetLog, partitions: int, reason: str, roots: Roots) -> RebucketReport:
-    manifest = _read_bounded(log, partitions)[1]
-    before = check_repartitioning(log, manifest, partitions, reason)
-    ids = {ref.id: "" for ref in manifest.built}
-    rows = sum(ref.rows or 0 for ref in manifest.built)
-    holding = tuple(sorted(set(roots().values())))
-    return RebucketReport(log.name, before, partitions, ids, rows=rows, holding=holding, dry_run=True)
-
-
-def _is_stored(lake: Lake, manifest: BoundedManifest, made: VersionReplacement) -> bool:
-    """Whether a rewritten version, which no manifest lists yet, has not been discarded."""
-    document = str(made.new.document)
-    return not {*made.new.folders, document} & set(manifest.doomed) and lake.store.head(document) is not None
-
-
-def _apply_replacements(
-    manifest: BoundedManifest, made: dict[str, VersionReplacement], partitions: int, reason: str
-) -> BoundedManifest:
-    """Return the manifest with all versions replaced by the rewritten ones."""
-    old = {ref.id: made[str(ref.document)] for ref in manifest.built}
-    after = replace_versions(manifest, old)
-    doomed = [*manifest.doomed]
-    doomed += [entry for new in old.values() for entry in (*new.old.folders, str(new.old.document))]
-    served = old.get(manifest.version.id) if manifest.version else None
-    return after.after(
-        declaration=manifest.declaration.model_copy(update={"partitions": partitions}),
-        doomed=tuple(dict.fromkeys(doomed)),
-        # So that a running build with the old partitions fails to commit.
-        next_number=manifest.next_number + 1,
-        change=Change(action="repartition", version=served.new.id if served else None, reason=reason),
-    )
-
-
 def _rewrite_version(log: DatasetLog, ref: VersionRef, partitions: int, by: str) -> VersionReplacement:
-    sealed = log.read_version(ref)
+    sealed, attempt = log.read_version(ref), log.attempt()
     (generation,) = sealed.generations
-    layout = build_layout(sealed.columns, sealed.key, sealed.partition_by, partitions, sealed.positioned)
-    attempt = log.attempt()
+    options = WriteOptions(f"dataset {log.name!r}, version {ref.id}")
     # Recorded until the commit, so that no discard deletes the new files.
     with renew_attempt(log.lake, log.name, attempt.id, by):
-        files = rebucket_files(log, list_stored_files(log.lake.store, log.name, sealed), layout, attempt, generation.id)
-    new = attempt.generation(generation.id, files)
-    if new.rows != generation.rows:
-        raise ManifestMismatchError(
-            f"dataset {log.name!r}: rewriting version {ref.id} wrote {new.rows} rows, the manifest lists "
-            f"{generation.rows}.",
-            "Nothing was committed. Check the version: adjunct dataset verify.",
-            dataset=log.name,
-            version=ref.id,
-        )
+        new = _rebucket_generation(log, sealed, generation, partitions, attempt, options)
     made = sealed.after(id=version_id(sealed.number, attempt.id), partitions=partitions, generations=(new,))
-    update = {
-        "id": made.id,
-        "document": log.write_version(made),
-        "folders": (new.folder,),
-        "bytes": new.size,
-    }
-    return VersionReplacement(ref, ref.model_copy(update=update), made, attempt, 0)
+    return VersionReplacement.write(log, ref, made, attempt, rows=0)

@@ -21,7 +21,7 @@ from typing import Any
 
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.versions.actions import expire_pin, expire_pins
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog, redirect_target, version_set_log
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog, no_commit_error, redirect_target, version_set_log
 from dagster_adjunct.assets.versions.leases import (
     RUNNING_WITHIN,
     LeaseInfo,
@@ -41,7 +41,7 @@ from dagster_adjunct.assets.versions.manifest import (
 from dagster_adjunct.assets.versions.selection import version_order
 from dagster_adjunct.assets.versions.version import VersionRef, version_number
 from dagster_adjunct.resources.common import subtract_span
-from dagster_adjunct.resources.errors import DatasetError, DatasetNotFoundError, ObjectNotFoundError
+from dagster_adjunct.resources.errors import DatasetError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.commit_log import (
     Commit,
     CommitLog,
@@ -416,9 +416,7 @@ def discard(
     log = DatasetLog(lake, dataset)
     manifests = log.read_all()[1]
     if dataset not in manifests:
-        raise DatasetNotFoundError(
-            f"dataset {dataset!r} has no commit in {lake.url}.", "Advance it once to create it.", dataset=dataset
-        )
+        raise no_commit_error(lake, dataset)
     policy = policy or manifests[dataset].declaration.discard
     listing = _list_objects(log, commits=manifests[dataset].versions_are_commits)
     manifest = expire_pin(log, manifests[dataset], listing.now)

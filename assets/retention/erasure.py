@@ -28,10 +28,10 @@ from dagster_adjunct.assets.retention.key_search import (
     search_keys,
 )
 from dagster_adjunct.assets.retention.rewrite import GenerationErasure, RewrittenVersion, VersionErasure
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog, no_commit_error
 from dagster_adjunct.assets.versions.leases import read_lake_clock
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, UnboundedManifest
-from dagster_adjunct.resources.errors import ConfigurationError, DatasetNotFoundError
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.validation import validated
@@ -138,9 +138,7 @@ def find_keys(lake: Lake, dataset: str, keys: Iterable[object]) -> KeySearch:
 def _require_manifest(log: DatasetLog) -> DatasetManifest:
     manifest = log.read()[1]
     if manifest is None:
-        raise DatasetNotFoundError(
-            f"dataset {log.name!r} has no commit in {log.lake.url}.", "Check the name and the lake.", dataset=log.name
-        )
+        raise no_commit_error(log.lake, log.name)
     return manifest
 
 

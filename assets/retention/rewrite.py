@@ -28,8 +28,8 @@ from dagster_adjunct.assets.retention.key_search import (
     redact,
     search_files,
 )
-from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-from dagster_adjunct.assets.versions.leases import attempt_key, renew_attempt
+from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog, no_commit_error
+from dagster_adjunct.assets.versions.leases import delete_attempt, renew_attempt
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
     Change,
@@ -61,11 +61,10 @@ from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOp
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     DatasetError,
-    DatasetNotFoundError,
     ManifestMismatchError,
     ObjectExistsError,
 )
-from dagster_adjunct.resources.objects.store import staged_file_errors
+from dagster_adjunct.resources.objects.store import ObjectStore, staged_file_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +88,8 @@ def count_rows_by_file(files: Sequence[StoredFile], layout: BucketLayout, keys: 
     Only files whose bucket and key range match are opened. Raises ManifestMismatchError where one is damaged.
     """
     buckets = keys.buckets(layout)
-    rows_by_file = {}
-    for stored in files:
-        if stored.file.bucket in buckets and keys.may_be_in(stored.file):
-            count = _count_rows(stored, keys)
-            if count:
-                rows_by_file[stored.file.name] = count
-    return rows_by_file
-
-
-def count_live_rows(files: Sequence[StoredFile], keys: KeySet, affected: dict[str, int]) -> int:
-    """Return how many rows with one of the keys, in the `affected` files, are no tombstones."""
-    live = 0
-    for stored in files:
-        if stored.file.name in affected:
-            tombstones = _count_rows(stored, keys, deleted=True)
-            live += affected[stored.file.name] - tombstones
-    return live
+    searched = [stored for stored in files if stored.file.bucket in buckets and keys.may_be_in(stored.file)]
+    return {stored.file.name: count for stored in searched if (count := _count_rows(stored, keys))}
 
 
 def rewrite_generation(
@@ -120,16 +104,14 @@ def rewrite_generation(
 
     Rows keep their hidden columns. Rewritten files have no digest, and files without rows are left out.
     """
-    new = attempt.generation(number)
-    written = []
-    for stored in files:
-        if stored.file.name in affected:
-            file = _write_file_without(stored, layout, keys, new.folder)
-        else:
-            file = _copy_file(stored, new.folder)
-        if file is not None and file.rows:
-            written.append(file)
-    new = attempt.generation(number, written)
+    folder = attempt.generation(number).folder
+    written = (
+        _write_file_without(stored, layout, keys, folder)
+        if stored.file.name in affected
+        else _copy_file(stored, folder)
+        for stored in files
+    )
+    new = attempt.generation(number, [file for file in written if file is not None and file.rows])
     # Footers that were too large for the manifest would be so again.
     return new.without_footers() if all(stored.file.footer is None for stored in files) else new
 
@@ -145,14 +127,14 @@ def rewrite_version(
     (generation,) = sealed.generations
     stored = list_stored_files(log.lake.store, log.name, sealed)
     new = rewrite_generation(stored, sealed.layout, generation.id, keys, affected, attempt)
-    changes = {
-        "id": version_id(sealed.number, attempt.id),
-        "generations": (new,),
-        "rows": new.rows,
-        "digest": new.digest,
-        "counters": {**sealed.counters, "forgotten": sealed.counters.get("forgotten", 0) + sum(affected.values())},
-    }
-    return sealed.after(**changes)
+    forgotten = sealed.counters.get("forgotten", 0) + sum(affected.values())
+    return sealed.after(
+        id=version_id(sealed.number, attempt.id),
+        generations=(new,),
+        rows=new.rows,
+        digest=new.digest,
+        counters={**sealed.counters, "forgotten": forgotten},
+    )
 
 
 def _count_rows(stored: StoredFile, keys: KeySet, *, deleted: bool = False) -> int:
@@ -247,11 +229,7 @@ class GenerationErasure:
     def _commit_once(self, reason: str) -> UnboundedManifest:
         commit, manifest = self.log.read()
         if commit is None or manifest is None:
-            raise DatasetNotFoundError(
-                f"dataset {self.log.name!r} was deleted meanwhile.",
-                "Check the name and the lake.",
-                dataset=self.log.name,
-            )
+            raise no_commit_error(self.log.lake, self.log.name)
         manifest = as_unbounded(manifest)
         self.regenerated = {
             folder: made for folder, made in self.regenerated.items() if self._is_usable(manifest, made)
@@ -320,7 +298,8 @@ class GenerationErasure:
         attempt = self.log.attempt()
         # On record until the commit, so that no discard takes the new files for garbage.
         with renew_attempt(self.log.lake, self.log.name, attempt.id, self.by):
-            live = count_live_rows(files, self.keys, affected)
+            hit = [stored for stored in files if stored.file.name in affected]
+            live = sum(affected.values()) - sum(_count_rows(stored, self.keys, deleted=True) for stored in hit)
             new = rewrite_generation(files, layout, generation.id, self.keys, affected, attempt)
         return RewrittenGeneration(generation, new, attempt, sum(affected.values()), live)
 
@@ -394,9 +373,7 @@ class GenerationErasure:
         A discard dooms before it deletes, in a commit that we have read or that makes ours fail.
         """
         needed = any(generation.folder == made.old.folder for _, generation in _generations_in_use(manifest))
-        there = {item.key for item in self.log.lake.store.list(f"{made.new.folder}/")}
-        whole = {f"{made.new.folder}/{file.name}" for file in made.new.files} <= there
-        usable = needed and whole and made.new.folder not in manifest.doomed
+        usable = needed and _is_whole(self.log.lake.store, made.new) and made.new.folder not in manifest.doomed
         if not usable:
             self._drop(made)
         return usable
@@ -407,11 +384,11 @@ class GenerationErasure:
             if manifest is None:
                 self._drop(made)
             else:
-                self.log.lake.store.delete(attempt_key(self.log.lake, self.log.name, made.attempt.id))
+                delete_attempt(self.log.lake, self.log.name, made.attempt.id)
 
     def _drop(self, made: RewrittenGeneration) -> None:
         self.log.drop(made.new)
-        self.log.lake.store.delete(attempt_key(self.log.lake, self.log.name, made.attempt.id))
+        delete_attempt(self.log.lake, self.log.name, made.attempt.id)
 
 
 def _generations_in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLayout, Generation]]:
@@ -445,6 +422,36 @@ class VersionReplacement:
     attempt: Attempt | None
     rows: int
 
+    @classmethod
+    def write(
+        cls, log: DatasetLog, old: VersionRef, sealed: SealedVersion, attempt: Attempt | None, rows: int
+    ) -> VersionReplacement:
+        """Write the document of the new version, and return the replacement of the old one."""
+        (generation,) = sealed.generations
+        facts = {"id": sealed.id, "rows": sealed.rows, "folders": (generation.folder,), "bytes": generation.size}
+        new = old.model_copy(update={**facts, "document": log.write_version(sealed)})
+        return cls(old, new, sealed, attempt, rows)
+
+    @property
+    def old_objects(self) -> tuple[str, ...]:
+        """The folders and the document that it replaces."""
+        return (*self.old.folders, str(self.old.document))
+
+    def is_stored(self, store: ObjectStore, manifest: BoundedManifest) -> bool:
+        """Whether the new version, which no manifest may list yet, was not discarded by a discard without grace.
+
+        A discard dooms before it deletes, in a commit that we have read or that makes ours fail.
+        """
+        if {*self.new.folders, self.new.document} & set(manifest.doomed):
+            return False
+        return _is_whole(store, self.sealed.generations[0]) and store.head(str(self.new.document)) is not None
+
+
+def _is_whole(store: ObjectStore, generation: Generation) -> bool:
+    """Whether all files of a generation are stored."""
+    stored = {item.key for item in store.list(f"{generation.folder}/")}
+    return {f"{generation.folder}/{file.name}" for file in generation.files} <= stored
+
 
 @dataclass
 class VersionErasure:
@@ -473,8 +480,8 @@ class VersionErasure:
     def _commit_once(self, reason: str) -> BoundedManifest:
         commit, current = self.log.read()
         assert current is not None
-        manifest = as_bounded(current)
-        self.replacements = {old: new for old, new in self.replacements.items() if self._is_usable(manifest, new)}
+        manifest, store = as_bounded(current), self.log.lake.store
+        self.replacements = {old: new for old, new in self.replacements.items() if new.is_stored(store, manifest)}
         for ref in manifest.built:
             self._search_version(ref)
         self.leftovers = find_leftovers(self.log, manifest, self.keys)
@@ -540,15 +547,7 @@ class VersionErasure:
         new = SealedVersion.model_validate(redact(new.model_dump(mode="json"), self.keys))
         if new == sealed:
             return None
-        (generation,) = new.generations
-        changes = {
-            "id": new.id,
-            "rows": new.rows,
-            "document": self.log.write_version(new),
-            "folders": (generation.folder,),
-            "bytes": generation.size,
-        }
-        return VersionReplacement(ref, ref.model_copy(update=changes), new, attempt, sum(affected.values()))
+        return VersionReplacement.write(self.log, ref, new, attempt, sum(affected.values()))
 
     # -- decision
 
@@ -560,7 +559,7 @@ class VersionErasure:
         after = replace_versions(manifest, old)
         after = as_bounded(manifest_from_body(redact(after.model_dump(mode="json"), self.keys)))
         doomed = [*manifest.doomed, *self.leftovers.garbage]
-        doomed += [entry for made in old.values() for entry in (*made.old.folders, str(made.old.document))]
+        doomed += [entry for made in old.values() for entry in made.old_objects]
         # The old document of a version that keeps its id is not doomed but deleted: leases are on the id.
         kept = after.reachable() | {str(made.old.document) for made in old.values() if made.new.id == made.old.id}
         doomed = [entry for entry in dict.fromkeys(doomed) if entry not in kept]
@@ -569,18 +568,6 @@ class VersionErasure:
         served = old.get(manifest.version.id) if manifest.version else None
         change = Change(action=ERASE_ACTION, version=served.new.id if served else None, reason=reason)
         return after.after(doomed=tuple(doomed), change=change)
-
-    def _is_usable(self, manifest: BoundedManifest, made: VersionReplacement) -> bool:
-        """Whether the rewritten version was not discarded, as a discard without grace may do.
-
-        A discard dooms before it deletes, in a commit that we have read or that makes ours fail.
-        """
-        if {*made.new.folders, made.new.document} & set(manifest.doomed):
-            return False
-        store, (generation,) = self.log.lake.store, made.sealed.generations
-        there = {item.key for item in store.list(f"{generation.folder}/")}
-        files = {f"{generation.folder}/{file.name}" for file in generation.files}
-        return files <= there and store.head(str(made.new.document)) is not None
 
     def _clean_up(self, manifest: BoundedManifest) -> None:
         """Remove the records of the builds, and delete rewritten versions whose original was discarded meanwhile."""
@@ -591,7 +578,7 @@ class VersionErasure:
                 if replacement.attempt is not None:
                     self.log.drop(replacement.sealed.generations[0])
             if replacement.attempt is not None:
-                store.delete(attempt_key(self.log.lake, self.log.name, replacement.attempt.id))
+                delete_attempt(self.log.lake, self.log.name, replacement.attempt.id)
 
 
 def replace_versions(manifest: BoundedManifest, old: Mapping[str, VersionReplacement]) -> BoundedManifest:
