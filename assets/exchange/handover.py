@@ -6,7 +6,7 @@ Iceberg catalogue retains what is registered in it (`iceberg.py`). The files of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
@@ -78,11 +78,6 @@ class TimedFiles:
     whole: bool = False
     moment: datetime | None = None
 
-    @property
-    def name(self) -> str:
-        """The name of these rows in a connection."""
-        return f"adjunct {self.reader.dataset} {self.reader.version} over time"
-
     def dataset(self) -> pads.Dataset:
         """Return a pyarrow dataset of the rows, with SHOWN_OVER_TIME; intervals are not joined."""
         return self._all().filter(self._condition())
@@ -90,9 +85,9 @@ class TimedFiles:
     def create_view(self, connection: duckdb.DuckDBPyConnection, name: str) -> None:
         """Create or replace a DuckDB view of the rows."""
         columns = ", ".join(map(_sql_name, self.reader.schema.names))
-        query = self._sql_over_time() if self.whole else f"SELECT {columns} FROM {_sql_name(self.name)}"
-        connection.execute("SELECT 1").fetchall()  # registering fails while a result is not fully read
-        connection.register(self.name, self._all() if self.whole else self.dataset())
+        registered = f"adjunct {self.reader.dataset} {self.reader.version} over time"
+        source = _register(connection, registered, self._all() if self.whole else self.dataset())
+        query = self._sql_over_time(source) if self.whole else f"SELECT {columns} FROM {source}"
         connection.execute(f"CREATE OR REPLACE TEMP VIEW {_sql_name(name)} AS {query}")
 
     def polars_frame(self, polars: Any) -> polars.LazyFrame:
@@ -138,25 +133,10 @@ class TimedFiles:
 
     def _all(self) -> pads.FileSystemDataset:
         """Return all rows, including deletions."""
-        from pyarrow import dataset
+        schema = _extend_schema(self.reader.schema.to_arrow(), SHOWN_OVER_TIME)
+        return _arrow_dataset(self.reader.store, schema, _files_with_spans(self.reader))
 
-        filesystem, parquet = arrow_filesystem(self.reader.store), dataset.ParquetFileFormat()
-        fields = [
-            *self.reader.schema.to_arrow(),
-            *(pa.field(name, arrow_type(kind)) for name, kind in SHOWN_OVER_TIME.items()),
-        ]
-        fragments = [
-            parquet.make_fragment(
-                object_location(stored.store, stored.key).removeprefix("s3://"),
-                filesystem=filesystem,
-                file_size=stored.file.size,
-                partition_expression=None if span is None else _partition_expression(span),
-            )
-            for span, stored in _files_with_spans(self.reader)
-        ]
-        return dataset.FileSystemDataset(fragments, pa.schema(fields), parquet, filesystem=filesystem)
-
-    def _sql_over_time(self) -> str:
+    def _sql_over_time(self, source: str) -> str:
         reader = self.reader
         key = ", ".join(map(_sql_name, reader.sealed.key))
         in_time = f"(PARTITION BY {key} ORDER BY {VALID_FROM})"
@@ -168,7 +148,7 @@ class TimedFiles:
         columns = [*map(_sql_name, reader.schema.names), *([f"{VALID_FROM} AS {start}"] if start else [])]
         whole = f"PARTITION BY {key}, __run ORDER BY {VALID_FROM} ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING"
         return (
-            f"WITH marked AS (SELECT *, NOT ({' AND '.join(same)}) AS __starts FROM {_sql_name(self.name)} "
+            f"WITH marked AS (SELECT *, NOT ({' AND '.join(same)}) AS __starts FROM {source} "
             f"WHERE {exact}), "
             f"runs AS (SELECT *, sum(__starts::INT) OVER {in_time} AS __run FROM marked), "
             f"ended AS (SELECT * EXCLUDE ({VALID_TO}), last_value({VALID_TO}) OVER ({whole}) AS {VALID_TO} FROM runs) "
@@ -188,17 +168,6 @@ def select_timed_files(view: VersionReader | StreamView | EntriesOverTime | Entr
     return None
 
 
-def list_history_files(reader: Reader) -> list[StoredFile]:
-    """Return the files of a table with history. Raises DatasetError if its files do not store validity."""
-    if isinstance(reader, VersionsOverTime):
-        raise DatasetError(
-            f"dataset {reader.dataset!r}: the valid-from times are those of versions and not in their files.",
-            "Use one version, dataset.valid_at(…), or all of them with pyarrow_dataset, duckdb_view or polars_frame.",
-            dataset=reader.dataset,
-        )
-    return [stored for _, stored in _files_with_spans(reader)]
-
-
 def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
     """Return the files with the validity of their version; None if their rows store it."""
     what = f"dataset {reader.dataset!r}, version {reader.version}"
@@ -210,14 +179,7 @@ def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
         ]
     generations = [generation for generation in reader.sealed.generations if generation.files]
     if len(generations) > 1 or reader.sealed.lacks_base:
-        count = "one generation" if len(generations) == 1 else f"{len(generations)} generations"
-        raise DatasetError(
-            f"{what}: of the {reader.sealed.stored_rows} rows in its {count} some are "
-            "superseded or have a changed end, and other engines can't merge them.",
-            f"Compact the dataset and use the new version: adjunct dataset compact {reader.dataset} --level major. "
-            "Or read it with frame().",
-            dataset=reader.dataset,
-        )
+        raise _not_merged_error(reader, len(generations), "superseded or have a changed end")
     return [(None, StoredFile(reader.store, what, only.folder, file)) for only in generations for file in only.files]
 
 
@@ -398,24 +360,34 @@ def pyarrow_dataset(view: View) -> pads.Dataset:
 def _dataset(view: Held) -> pads.Dataset:
     if (over_time := select_timed_files(view)) is not None:
         return over_time.dataset()
-    whole = _whole_dataset(view)
-    return whole.filter(arrow_filter(view)) if isinstance(view, StreamView) and view.replaced else whole
+    schema, files = exchange_schema(view), [(None, stored) for stored in list_whole_files(view)]
+    if not (isinstance(view, StreamView) and view.replaced):
+        return _arrow_dataset(view.store, schema, files)
+    schema = _extend_schema(schema, {name: view.hidden[name] for name in POSITION})
+    return _arrow_dataset(view.store, schema, files).filter(arrow_filter(view))
 
 
-def _whole_dataset(view: Held) -> pads.FileSystemDataset:
+def _arrow_dataset(
+    store: ObjectStore, schema: pa.Schema, files: Sequence[tuple[Span | None, StoredFile]]
+) -> pads.FileSystemDataset:
+    """Return a dataset of exactly these files; rows of a file with a span get its times as columns."""
     from pyarrow import dataset
 
-    paths = [path.removeprefix("s3://") for path in _paths(view)]
-    schema = exchange_schema(view)
-    if isinstance(view, StreamView) and view.replaced:
-        schema = pa.schema([*schema, *(pa.field(name, arrow_type(view.hidden[name])) for name in POSITION)])
-    sizes = [stored.file.size for stored in list_whole_files(view)]
-    filesystem, parquet = arrow_filesystem(view.store), dataset.ParquetFileFormat()
+    filesystem, parquet = arrow_filesystem(store), dataset.ParquetFileFormat()
     fragments = [
-        parquet.make_fragment(path, filesystem=filesystem, file_size=size)
-        for path, size in zip(paths, sizes, strict=True)
+        parquet.make_fragment(
+            object_location(stored.store, stored.key).removeprefix("s3://"),
+            filesystem=filesystem,
+            file_size=stored.file.size,
+            partition_expression=None if span is None else _partition_expression(span),
+        )
+        for span, stored in files
     ]
     return dataset.FileSystemDataset(fragments, schema, parquet, filesystem=filesystem)
+
+
+def _extend_schema(schema: pa.Schema, more: Mapping[str, str]) -> pa.Schema:
+    return pa.schema([*schema, *(pa.field(name, arrow_type(kind)) for name, kind in more.items())])
 
 
 @validated
@@ -435,7 +407,6 @@ def _create_view(connection: duckdb.DuckDBPyConnection, view: Held, name: str) -
         return
     files, query = _paths(view), None
     columns = ", ".join(map(_sql_name, exchange_columns(view)))
-    registered = f"adjunct {view.dataset} {view.version}"
     if isinstance(view, StreamView):
         columns = columns.replace(_sql_name(EPOCH), f"coalesce({EPOCH}, 0) AS {EPOCH}")
     elif files and _has_all_columns(view) and not any(mark in path for path in files for mark in ("s3://", *"*?[")):
@@ -443,10 +414,16 @@ def _create_view(connection: duckdb.DuckDBPyConnection, view: Held, name: str) -
         # Without hive partitioning: a folder named a=b would add or replace a column.
         query = f"SELECT {columns} FROM read_parquet([{listed}], hive_partitioning = false)"
     if query is None:
-        connection.execute("SELECT 1").fetchall()  # registering fails while a result is not fully read
-        connection.register(registered, _dataset(view))
-        query = f"SELECT {columns} FROM {_sql_name(registered)}"
+        source = _register(connection, f"adjunct {view.dataset} {view.version}", _dataset(view))
+        query = f"SELECT {columns} FROM {source}"
     connection.execute(f"CREATE OR REPLACE TEMP VIEW {_sql_name(name)} AS {query}")
+
+
+def _register(connection: duckdb.DuckDBPyConnection, name: str, rows: pads.Dataset) -> str:
+    """Register a dataset in a connection; return its quoted name."""
+    connection.execute("SELECT 1").fetchall()  # registering fails while a result is not fully read
+    connection.register(name, rows)
+    return _sql_name(name)
 
 
 @validated
@@ -485,8 +462,7 @@ def exchange_columns(view: Held) -> dict[str, str]:
 def exchange_schema(view: Held) -> pa.Schema:
     """Return the columns that other engines see as an Arrow schema."""
     fields = view.schema.to_arrow()
-    more = {name: kind for name, kind in exchange_columns(view).items() if name not in fields.names}
-    return pa.schema([*fields, *(pa.field(name, arrow_type(kind)) for name, kind in more.items())])
+    return _extend_schema(fields, {n: kind for n, kind in exchange_columns(view).items() if n not in fields.names})
 
 
 def import_engine(module: str, *, extra: str) -> Any:
@@ -508,21 +484,21 @@ def list_whole_files(view: Held) -> list[StoredFile]:
     if isinstance(view, StreamView):
         return list(view.files)
     if isinstance(view, EntriesOverTime | EntriesAt) or view.sealed.history is not None:
-        return list_history_files(view if isinstance(view, VersionReader) else view.reader)
-    sealed = view.sealed
-    stored = f"dataset {view.dataset!r}, version {view.version}: of the {sealed.stored_rows} rows in its "
-    if len(sealed.generations) > 1 or sealed.lacks_base:
-        count = "one generation" if len(sealed.generations) == 1 else f"{len(sealed.generations)} generations"
+        reader = view if isinstance(view, VersionReader) else view.reader
+        if isinstance(reader, VersionReader):
+            return [stored for _, stored in _files_with_spans(reader)]
         raise DatasetError(
-            f"{stored}{count} some are superseded or deleted, and other engines can't merge them.",
-            f"Compact the dataset and use the new version: adjunct dataset compact {view.dataset} --level major. "
-            "Or read it with frame() or get().",
-            dataset=view.dataset,
-            version=view.version,
+            f"dataset {reader.dataset!r}: the valid-from times are those of versions and not in their files.",
+            "Use one version, dataset.valid_at(…), or all of them with pyarrow_dataset, duckdb_view or polars_frame.",
+            dataset=reader.dataset,
         )
+    sealed = view.sealed
+    if len(sealed.generations) > 1 or sealed.lacks_base:
+        raise _not_merged_error(view, len(sealed.generations), "superseded or deleted")
     if sealed.stored_rows != sealed.rows:
         raise DatasetError(
-            f"{stored}base some are deletions that later changes are compared with (in the order of "
+            f"dataset {view.dataset!r}, version {view.version}: of the {sealed.stored_rows} rows in its base some are "
+            "deletions that later changes are compared with (in the order of "
             f"{describe_order(sealed.order_by)}), and other engines would take them for entries.",
             "Declare keep_tombstones=…, so that a major compaction drops old deletions, and compact once the newest "
             "is old enough. Or read it with frame() or get().",
@@ -530,6 +506,18 @@ def list_whole_files(view: Held) -> list[StoredFile]:
             version=view.version,
         )
     return list_stored_files(view.store, view.dataset, sealed)
+
+
+def _not_merged_error(reader: VersionReader, generations: int, problem: str) -> DatasetError:
+    count = "one generation" if generations == 1 else f"{generations} generations"
+    return DatasetError(
+        f"dataset {reader.dataset!r}, version {reader.version}: of the {reader.sealed.stored_rows} rows in its {count} "
+        f"some are {problem}, and other engines can't merge them.",
+        f"Compact the dataset and use the new version: adjunct dataset compact {reader.dataset} --level major. "
+        "Or read it with frame() or get().",
+        dataset=reader.dataset,
+        version=reader.version,
+    )
 
 
 def _has_all_columns(view: Held) -> bool:

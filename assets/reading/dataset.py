@@ -22,7 +22,7 @@ from dagster_adjunct.assets.reading.rows_over_time import Validity
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion, Watch
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, VersionOperations
 from dagster_adjunct.assets.reading.verify import VerifyReport
-from dagster_adjunct.assets.reading.version_reader import Entry, EntryIterator, VersionReader
+from dagster_adjunct.assets.reading.version_reader import Entry, EntryIterator, VersionReader, find_unreadable_version
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.version import SealedVersion
@@ -84,8 +84,7 @@ class Dataset(VersionOperations):
         self._watch: Watch | None = None
 
     def __repr__(self) -> str:
-        held = self._served.held
-        return f"Dataset({self.name!r}, {held.reader.version if held else None!r})"
+        return f"Dataset({self.name!r}, {self._served.version!r})"
 
     # -- what is read
 
@@ -245,17 +244,10 @@ class Dataset(VersionOperations):
     ) -> None:
         lent = self._served.lent
         self.close()
-        if error is not None and lent:
-            self._explain(error, lent)
-
-    def _explain(self, error: BaseException, lent: Sequence[VersionReader]) -> None:
-        """Raise the matching error of ours for a Spark error about an unreadable file; return for any other."""
-        from dagster_adjunct.assets.reading.version_reader import find_unreadable_version
-
-        unread = find_unreadable_version(error, lent)
-        if unread is not None:
-            self._served.raise_if_discarded(unread[1].version)
-            raise unread[0] from error
+        # A Spark error about a file that it could not read is raised as our own.
+        if lent and (unreadable := find_unreadable_version(error, lent)) is not None:
+            self._served.raise_if_discarded(unreadable[1].version)
+            raise unreadable[0] from error
 
     @property
     def _log(self) -> DatasetLog:
@@ -445,29 +437,28 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
                 lake = open_lake(self.lake, create=False) if isinstance(self.lake, str) else self.lake
                 self._open = _OpenDataset(open_dataset(lake, self.dataset, version=self.version))
                 self._checked_at = time.monotonic()
-            elif self._is_due():
+            elif (
+                self.version is None
+                and self.refresh_every is not None
+                and time.monotonic() - self._checked_at >= self.refresh_every
+            ):
                 self._open.dataset.refresh()
                 self._checked_at = time.monotonic()
-            self._open.by += 1
+            self._open.users += 1
             return self._open
-
-    def _is_due(self) -> bool:
-        """Whether it is time to check which version is served."""
-        every = None if self.version is not None else self.refresh_every
-        return every is not None and time.monotonic() - self._checked_at >= every
 
     def _leave(self, used: _OpenDataset) -> None:
         with self._moving:
-            used.by -= 1
-            over = not used.by and used is not self._open
-        if over:
+            used.users -= 1
+            is_last = not used.users and used is not self._open
+        if is_last:
             used.dataset.close()
 
     def _close(self) -> None:
         with self._moving:
             used, self._open = self._open, None
-            over = used is not None and not used.by
-        if used is not None and over:
+            is_last = used is not None and not used.users
+        if used is not None and is_last:
             used.dataset.close()
 
 
@@ -476,7 +467,7 @@ class _OpenDataset:
     """An open dataset, and how many requests use it."""
 
     dataset: Dataset
-    by: int = 0
+    users: int = 0
 
 
 register_backend("dataset", DatasetTable)

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -57,7 +57,8 @@ def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str], values: Seq
     if old.num_rows == new.num_rows and all(old.column(name).equals(new.column(name)) for name in key):
         at = np.arange(new.num_rows)
     else:
-        both = key_codes([_concat_columns(old.column(name), new.column(name)) for name in key])
+        pairs = [(old.column(name), new.column(name)) for name in key]
+        both = key_codes([pa.chunked_array([*one.chunks, *other.chunks], one.type) for one, other in pairs])
         at = _match_rows(both.slice(0, old.num_rows), both.slice(old.num_rows))
     stays = at >= 0
     known = np.zeros(old.num_rows, np.bool_)
@@ -154,10 +155,6 @@ def common_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
     return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
 
 
-def _concat_columns(old: pa.ChunkedArray, new: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pa.chunked_array([*old.chunks, *new.chunks], old.type)
-
-
 def _number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
     """Return a number for each row, equal where the values are, and the count of distinct numbers (at least 1)."""
     encoded = column.dictionary_encode().unify_dictionaries()
@@ -187,33 +184,22 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
     """
     sealed = view.sealed
     tables: list[pa.Table] = []
-    generations: list[int] = []
-    files = iter(list_stored_files(view.store, view.dataset, sealed))
-    for generation in sealed.generations:
-        for _ in generation.files:
-            stored = next(files)
-            if bucket is None or stored.file.bucket == bucket:
-                tables.append(read_stored_file(stored, sealed.layout, threads=threads))
-                generations.append(generation.id)
+    generations: list[Any] = [np.zeros(0, np.int64)]
+    numbers = {generation.folder: generation.id for generation in sealed.generations}
+    for stored in list_stored_files(view.store, view.dataset, sealed):
+        if bucket is None or stored.file.bucket == bucket:
+            tables.append(read_stored_file(stored, sealed.layout, threads=threads))
+            generations.append(np.full(tables[-1].num_rows, numbers[stored.folder]))
     rows = pa.concat_tables(tables) if tables else sealed.layout.arrow_schema().empty_table()
-    if sealed.history is not None:
-        rows = _current_rows(
-            rows, [(table.num_rows, id) for table, id in zip(tables, generations, strict=True)], sealed.key
-        )
-    elif sealed.positioned:
-        rows = _newest_rows(
-            rows, [(table.num_rows, id) for table, id in zip(tables, generations, strict=True)], sealed.key
-        )
+    if rows.num_rows and (sealed.history is not None or sealed.positioned):
+        newest_rows = _newest_rows if sealed.history is None else _current_rows
+        rows = newest_rows(rows, np.concatenate(generations), sealed.key)
     return rows.select(sealed.columns.names)
 
 
-def _current_rows(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:
+def _current_rows(rows: pa.Table, generation: Any, key: tuple[str, ...]) -> pa.Table:
     """Return the row of each key with the highest (valid_from, position, generation), without tombstones."""
-    if not rows.num_rows:
-        return rows
-    generation = np.repeat([id for _, id in files], [count for count, _ in files])
-    codes = key_codes([rows.column(name) for name in key]).dictionary_encode().unify_dictionaries()
-    number = np.concatenate([chunk.indices.to_numpy() for chunk in codes.chunks])
+    number, _ = _number_values(key_codes([rows.column(name) for name in key]))
     moment = rows.column(VALID_FROM).cast("int64").to_numpy()
     order = np.lexsort((generation, _sortable_positions(rows.column(POSITION)), moment, number))
     last = np.append(np.diff(number[order]) != 0, True)
@@ -222,20 +208,17 @@ def _current_rows(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, 
     return rows.filter(kept & ~rows.column(TOMBSTONE).to_numpy())
 
 
-def _newest_rows(rows: pa.Table, files: list[tuple[int, int]], key: tuple[str, ...]) -> pa.Table:
+def _newest_rows(rows: pa.Table, generation: Any, key: tuple[str, ...]) -> pa.Table:
     """Return the row of each key with the highest (position, generation), without tombstones.
 
-    `files` are the row count and generation of each file, in the order of `rows`. Only keys in deltas are sorted; the
-    other rows of the base pass unchanged.
+    Only keys in deltas are sorted; the other rows of the base pass unchanged.
     """
     kept: Any = ~rows.column(TOMBSTONE).to_numpy()
-    if len({generation for _, generation in files}) > 1:
-        generation = np.repeat([id for _, id in files], [count for count, _ in files])
+    later = generation != generation.min()
+    if later.any():
         codes = key_codes([rows.column(name) for name in key])
-        later = generation != generation.min()
         contested = np.nonzero(pc.is_in(codes, value_set=codes.filter(later)).to_numpy())[0]
-        same = codes.take(contested).dictionary_encode().unify_dictionaries()
-        number = np.concatenate([chunk.indices.to_numpy() for chunk in same.chunks])
+        number, _ = _number_values(codes.take(contested))
         position = _sortable_positions(rows.column(POSITION))[contested]
         order = np.lexsort((generation[contested], position, number))
         beaten = contested[order[:-1][np.diff(number[order]) == 0]]
@@ -252,7 +235,6 @@ def _sortable_positions(positions: pa.ChunkedArray) -> Any:
 
 
 Entry = dict[str, Any]
-_MAX_BUCKETS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,25 +270,14 @@ class VersionDiff:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-able values: times as ISO strings, decimals as strings, binary as base64."""
-        return {
-            "old": self.old,
-            "new": self.new,
-            "added": self.added,
-            "removed": self.removed,
-            "changed": self.changed,
-            "unchanged": self.unchanged,
-            "added_sample": [_jsonable(key) for key in self.added_sample],
-            "removed_sample": [_jsonable(key) for key in self.removed_sample],
-            "changed_sample": [
-                {"key": _jsonable(entry.key), "old": _jsonable(entry.old), "new": _jsonable(entry.new)}
-                for entry in self.changed_sample
-            ],
-            "columns_added": list(self.columns_added),
-            "columns_removed": list(self.columns_removed),
-            "columns_retyped": [
-                {"name": name, "old": before, "new": after} for name, before, after in self.columns_retyped
-            ],
-        }
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        for name in ("added_sample", "removed_sample"):
+            values[name] = [_jsonable(key) for key in values[name]]
+        values["changed_sample"] = [
+            {name: _jsonable(entry) for name, entry in change.items()} for change in values["changed_sample"]
+        ]
+        values["columns_retyped"] = [dict(zip(("name", "old", "new"), t, strict=True)) for t in self.columns_retyped]
+        return values
 
 
 def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -> VersionDiff:
@@ -322,10 +293,12 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
     types = _compared_types(old, new)
     key = new.sealed.key
     buckets, unchanged = _buckets_to_read(old, new)
-    few = len(buckets) < _workers()
+    few = len(buckets) < _WORKERS
     parts = list(_pool(os.getpid()).map(partial(_diff_bucket, old, new, types, sample, few), buckets))
+    counts = [sum(kind) for kind in zip((0, 0, 0, unchanged), *(part[0] for part in parts), strict=True)]
     nothing = tuple(_cast(view.schema.to_arrow().empty_table(), types) for view in (new, old, old, new))
-    added, removed, before, after = _merge_samples([nothing, *(part.rows for part in parts)], key, sample)
+    rows = [pa.concat_tables(tables) for tables in zip(nothing, *(part[1] for part in parts), strict=True)]
+    added, removed, before, after = (smallest_rows(table, np.arange(table.num_rows), key, sample) for table in rows)
     changed = [
         ChangedEntry({name: now[name] for name in key}, was, now)
         for was, now in zip(before.to_pylist(), after.to_pylist(), strict=True)
@@ -335,10 +308,10 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
     return VersionDiff(
         old.version,
         new.version,
-        added=sum(part.counts[0] for part in parts),
-        removed=sum(part.counts[1] for part in parts),
-        changed=sum(part.counts[2] for part in parts),
-        unchanged=unchanged + sum(part.counts[3] for part in parts),
+        added=counts[0],
+        removed=counts[1],
+        changed=counts[2],
+        unchanged=counts[3],
         added_sample=tuple(added.select(key).to_pylist()),
         removed_sample=tuple(removed.select(key).to_pylist()),
         changed_sample=tuple(changed),
@@ -348,8 +321,7 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
     )
 
 
-def _workers() -> int:
-    return min(_MAX_BUCKETS, os.cpu_count() or 1)
+_WORKERS = min(4, os.cpu_count() or 1)  # buckets in memory at a time
 
 
 @lru_cache(maxsize=1)
@@ -358,19 +330,14 @@ def _pool(_: int) -> ThreadPoolExecutor:
 
     It is cached by process id, since a forked process lacks its parent's threads.
     """
-    return ThreadPoolExecutor(_workers(), thread_name_prefix="adjunct-diff")
+    return ThreadPoolExecutor(_WORKERS, thread_name_prefix="adjunct-diff")
 
 
-@dataclass(frozen=True, slots=True)
-class _BucketDiff:
-    """One bucket's part of a diff.
+_BucketDiff = tuple[tuple[int, int, int, int], tuple[pa.Table, ...]]
+"""The counts of added, removed, changed and unchanged keys, and samples of the rows.
 
-    `counts` are those of added, removed, changed and unchanged keys; `rows` are samples of added and removed rows, and
-    of changed ones before and after.
-    """
-
-    counts: tuple[int, int, int, int]
-    rows: tuple[pa.Table, ...]
+These are added and removed rows, and changed ones before and after.
+"""
 
 
 def _diff_bucket(
@@ -391,19 +358,9 @@ def _diff_bucket(
             version=old.version,
         )
     counts = (len(comparison.added), len(comparison.removed), len(comparison.after), comparison.unchanged)
-    sides = (
-        (after, comparison.added),
-        (before, comparison.removed),
-        (before, comparison.before),
-        (after, comparison.after),
-    )
-    return _BucketDiff(counts, tuple(smallest_rows(table, rows, key, sample) for table, rows in sides))
-
-
-def _merge_samples(parts: list[tuple[pa.Table, ...]], key: tuple[str, ...], count: int) -> tuple[pa.Table, ...]:
-    """Return the rows with the smallest keys of each kind, over all buckets."""
-    tables = [pa.concat_tables(tables) for tables in zip(*parts, strict=True)]
-    return tuple(smallest_rows(table, np.arange(table.num_rows), key, count) for table in tables)
+    kinds = (comparison.added, comparison.removed, comparison.before, comparison.after)
+    sides = zip((after, before, before, after), kinds, strict=True)
+    return counts, tuple(smallest_rows(table, rows, key, sample) for table, rows in sides)
 
 
 def _cast(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:

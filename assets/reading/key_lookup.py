@@ -89,10 +89,8 @@ def key_from_text(what: str, fields: Sequence[Field], texts: Sequence[str]) -> t
 
 def decode_key(types: Sequence[str], encoded: Sequence[Any]) -> tuple[Any, ...]:
     """Return a key from a manifest, as `encode_key` wrote it, in these types."""
-    return tuple(
-        _text_parser(kind)(value) if isinstance(value, str) else value
-        for kind, value in zip(types, encoded, strict=True)
-    )
+    typed = zip(types, encoded, strict=True)
+    return tuple(_text_parser(kind)(value) if isinstance(value, str) else value for kind, value in typed)
 
 
 def stored_key_from_manifest(
@@ -104,22 +102,22 @@ def stored_key_from_manifest(
     return tuple(stored(value) for stored, value in zip(plain, decode_key(types, encoded), strict=True))
 
 
-def _text_parser(kind: str) -> Callable[[str], Any]:
-    if kind in _BITS:
-        return int
-    if kind.startswith("decimal"):
-        return Decimal
-    parsers: dict[str, Callable[[str], Any]] = {
-        "date": dt.date.fromisoformat,
-        "timestamp": _timestamp,
-        "binary": lambda text: base64.b64decode(text, validate=True),
-    }
-    return parsers.get(kind, str)
-
-
 def _timestamp(text: str) -> dt.datetime:
     value = dt.datetime.fromisoformat(text)
     return value if value.tzinfo else value.replace(tzinfo=dt.UTC)
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(_BITS, int),
+    "date": dt.date.fromisoformat,
+    "timestamp": _timestamp,
+    "decimal": Decimal,
+    "binary": partial(base64.b64decode, validate=True),
+}
+
+
+def _text_parser(kind: str) -> Callable[[str], Any]:
+    return _PARSERS.get(kind.partition("(")[0], str)
 
 
 def _coerce(what: str, field: Field, value: object) -> Any:
@@ -128,64 +126,34 @@ def _coerce(what: str, field: Field, value: object) -> Any:
             f"{what}: key column {field.name!r} is null.", "Give a value: keys have no nulls.", column=field.name
         )
     try:
-        coerced = _CHECKS.get(field.type.partition("(")[0], _text)(field, value)
+        return _convert(field.type, value)
     except (TypeError, ValueError, OverflowError, InvalidOperation) as error:
         raise _wrong_type_error(what, field, value) from error
-    return coerced
 
 
-def _integer(field: Field, value: object) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    number = operator.index(value)  # type: ignore[arg-type]
-    if not -(2 ** (_BITS[field.type] - 1)) <= number < 2 ** (_BITS[field.type] - 1):
-        raise ValueError
-    return number
+def _convert(kind: str, value: object) -> Any:
+    """Return the value in this type. Raises TypeError or ValueError, as Python does, where it does not fit."""
+    if kind == "string" and isinstance(value, str):
+        value.encode()  # half of a surrogate pair can't be stored, so it is no key
+        return str(value)
+    if kind in _BITS and not isinstance(value, bool):
+        number = operator.index(value)  # type: ignore[arg-type]
+        if -(2 ** (_BITS[kind] - 1)) <= number < 2 ** (_BITS[kind] - 1):
+            return number
+    elif kind == "date" and isinstance(value, dt.date) and not isinstance(value, dt.datetime):
+        return value
+    elif kind == "timestamp" and isinstance(value, dt.datetime) and value.tzinfo is not None:
+        return value.astimezone(dt.UTC)
+    elif kind.startswith("decimal") and isinstance(value, Decimal | int) and not isinstance(value, bool):
+        precision, scale = (int(part) for part in kind[8:-1].split(","))
+        exact = Decimal(value).quantize(Decimal(1).scaleb(-scale))
+        if exact == Decimal(value) and len(exact.as_tuple().digits) <= precision:
+            return exact
+    elif kind == "binary" and isinstance(value, bytes | bytearray):
+        return bytes(value)
+    raise TypeError
 
 
-def _text(field: Field, value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    value.encode()  # half of a surrogate pair can't be stored, so it is no key
-    return str(value)
-
-
-def _date(field: Field, value: object) -> dt.date:
-    if isinstance(value, dt.datetime) or not isinstance(value, dt.date):
-        raise TypeError
-    return value
-
-
-def _instant(field: Field, value: object) -> dt.datetime:
-    if not isinstance(value, dt.datetime) or value.tzinfo is None:
-        raise TypeError
-    return value.astimezone(dt.UTC)
-
-
-def _decimal(field: Field, value: object) -> Decimal:
-    if isinstance(value, bool) or not isinstance(value, Decimal | int):
-        raise TypeError
-    precision, scale = (int(part) for part in field.type[8:-1].split(","))
-    number = Decimal(value)
-    exact = number.quantize(Decimal(1).scaleb(-scale))
-    if exact != number or len(exact.as_tuple().digits) > precision:
-        raise ValueError
-    return exact
-
-
-def _binary(field: Field, value: object) -> bytes:
-    if not isinstance(value, bytes | bytearray):
-        raise TypeError
-    return bytes(value)
-
-
-_CHECKS: dict[str, Callable[[Field, object], Any]] = {
-    **dict.fromkeys(_BITS, _integer),
-    "date": _date,
-    "timestamp": _instant,
-    "decimal": _decimal,
-    "binary": _binary,
-}
 _EXPECTED = {
     **{kind: f"a whole number of {bits} bits" for kind, bits in _BITS.items()},
     "string": "a string",
@@ -232,20 +200,14 @@ class RowGroup:
     def find(self, key: tuple[Plain, ...]) -> int | None:
         """Return the row of this key, or None."""
         row = self.first_at_or_after(key)
-        if row < self.rows and self.key(row) == key:
-            return row
-        return None
+        return row if row < self.rows and self.key(row) == key else None
 
     def first_at_or_after(self, key: tuple[Plain, ...]) -> int:
         """Return the first row whose key is not less than `key`, a leading part; the number of rows if all are less."""
-        low, high = 0, self.rows
-        last = len(key) - 1
-        for index, value in enumerate(key):
-            column = self._keys[index]
-            low = bisect_left(column, value, low, high)
-            if index < last:
-                high = bisect_right(column, value, low, high)
-        return low
+        if not key:
+            return 0
+        low, high = self.range_of(key[:-1])
+        return bisect_left(self._keys[len(key) - 1], key[-1], low, high)
 
     def range_of(self, prefix: tuple[Plain, ...]) -> tuple[int, int]:
         """Return the first row with this key prefix and the row after the last; the same number without any."""
@@ -259,22 +221,18 @@ class RowGroup:
 
     def entry(self, names: Sequence[str], row: int) -> dict[str, Any]:
         """Return these columns of one row."""
-        values = self._values
-        return {name: values[name](row) for name in names}
+        return {name: self._values[name](row) for name in names}
 
 
 def row_group_range(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
     """Return the start of a row group in its file and its length, in bytes."""
-    row_group = metadata.row_group(group)
-    begins, ends = [], []
+    spans = []
     for index in range(metadata.num_columns):
-        column = row_group.column(index)
-        at = column.data_page_offset
-        if column.has_dictionary_page and column.dictionary_page_offset:
-            at = min(at, column.dictionary_page_offset)
-        begins.append(at)
-        ends.append(at + column.total_compressed_size)
-    return min(begins), max(ends) - min(begins)
+        column = metadata.row_group(group).column(index)
+        start = min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset)
+        spans.append((start, start + column.total_compressed_size))
+    start = min(span[0] for span in spans)
+    return start, max(span[1] for span in spans) - start
 
 
 def decode_group(metadata: pq.FileMetaData, group: int, data: bytes, layout: BucketLayout) -> RowGroup:
@@ -493,8 +451,7 @@ class KeyFiles:
         file, least, greatest = stored
         if key < least or (greatest and key > greatest):
             return None
-        footer = self._footer(file)
-        rows = self._group_at(file, footer, key)[1]
+        rows = self._group_at(file, self._footer(file), key)[1]
         row = rows.find(key)
         return None if row is None else (rows, row)
 
@@ -565,7 +522,7 @@ class KeyFiles:
         def load() -> tuple[Footer, int]:
             stored = file.file.footer
             tail = unpack_footer(stored) if stored is not None else file.reading(lambda: _read_tail(file))
-            metadata = file.reading(lambda: _parse_footer(tail))
+            metadata = file.reading(lambda: pq.read_metadata(pa.BufferReader(tail)))
             if metadata.num_rows != file.file.rows:
                 raise file.damaged(f"it has {metadata.num_rows} rows")
             return self._build_footer(metadata), 4 * len(tail)  # parsed, it takes about four times its stored size
@@ -596,7 +553,3 @@ def _read_tail(file: StoredFile) -> bytes:
     if len(tail) < length <= size:
         tail = file.store.get_range(file.key, size - length, length)
     return tail[-length:]
-
-
-def _parse_footer(tail: bytes) -> pq.FileMetaData:
-    return pq.read_metadata(pa.BufferReader(tail))

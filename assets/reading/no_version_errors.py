@@ -14,33 +14,25 @@ from dagster_adjunct.resources.errors import NoSealedVersionError
 def is_delivered(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
     """Whether this dataset's versions are delivered, and none was withdrawn."""
     withdrawn = manifest is not None and any(ref.state == "withdrawn" for ref in manifest.listed)
-    return not _follows_changes(spec, manifest) and not withdrawn and not _is_computed(spec, manifest)
+    return not (withdrawn or _follows_changes(spec, manifest) or _is_computed(spec, manifest))
 
 
-def query_not_run_error(
-    name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None
-) -> NoSealedVersionError | None:
-    """Return the error for a dataset that a query computes; None for any other."""
-    if not _is_computed(spec, manifest):
-        return None
-    by_name = _is_partitioned(spec, manifest)
-    return NoSealedVersionError(
-        f"dataset {name!r} has no version to read yet: {_describe_query_cause(manifest, by_name)}.",
-        f"Materialise {_describe_partitions(spec, by_name)} in Dagster, or run adjunct dataset advance {name} "
-        f"MODULE:APP{' --partition NAME' if by_name else ''}.",
-        dataset=name,
-    )
-
-
-def not_delivered_error(
+def no_version_error(
     name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None = None
 ) -> NoSealedVersionError:
-    """Return the error for a dataset that is not computed; `waiting` describes what the next version waits for."""
-    return NoSealedVersionError(
-        f"dataset {name!r} has no version to read yet: {_describe_cause(spec, manifest, waiting)}.",
-        "Deliver what is missing and advance the dataset (materialise its asset, or adjunct run).",
-        dataset=name,
-    )
+    """Return the error for a dataset without a version; `waiting` describes what a delivered one waits for."""
+    if _is_computed(spec, manifest):
+        # Whether versions are partitions of the asset.
+        by_name = spec.versions is not None if spec else bool(manifest and manifest.declaration.order == "name")
+        action = f"Materialise {_describe_partitions(spec, by_name)} in Dagster, or run adjunct dataset advance {name} "
+        action += f"MODULE:APP{' --partition NAME' if by_name else ''}."
+    else:
+        by_name, action = (
+            False,
+            "Deliver what is missing and advance the dataset (materialise its asset, or adjunct run).",
+        )
+    cause = _describe_cause(spec, manifest, waiting, by_name)
+    return NoSealedVersionError(f"dataset {name!r} has no version to read yet: {cause}.", action, dataset=name)
 
 
 def no_complete_version_error(
@@ -48,7 +40,7 @@ def no_complete_version_error(
 ) -> NoSealedVersionError:
     """Return the error for a declared dataset without a complete version, which waits for `awaiting`."""
     waiting = describe_waiting(awaiting, manifest) if is_delivered(spec, manifest) else None
-    return query_not_run_error(spec.name, spec, manifest) or not_delivered_error(spec.name, spec, manifest, waiting)
+    return no_version_error(spec.name, spec, manifest, waiting)
 
 
 def describe_waiting(awaiting: Awaiting | None, manifest: DatasetManifest | None, others: Sequence[str] = ()) -> str:
@@ -57,65 +49,45 @@ def describe_waiting(awaiting: Awaiting | None, manifest: DatasetManifest | None
     `others` are the markers that the other members of its version set wait for.
     """
     if awaiting is None:
-        lacks = (
-            f", and other members of its version set wait for the end-of-dataset markers of {', '.join(others)}"
-            if others
-            else ""
-        )
-        return f"one is completely delivered and not sealed yet{lacks}"
+        lacks = f", and other members of its version set wait for the end-of-dataset markers of {', '.join(others)}"
+        return f"one is completely delivered and not sealed yet{lacks if others else ''}"
     version = f"version {awaiting.version!r}" if awaiting.version else "the first version"
     begun = manifest.awaited if manifest is not None else None
     since = f" since {begun.since:%Y-%m-%d %H:%M} UTC" if begun else ""
     return f"{version} waits{since} for the end-of-dataset markers of {', '.join(awaiting.missing)}"
 
 
-def _describe_cause(spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None) -> str:
-    if (spec is not None and spec.is_local) or (manifest is not None and manifest.declaration.owner is not None):
-        return "no batch of its application has written it"
-    if _follows_changes(spec, manifest):
-        return "its bootstrap is not finished"
+def _describe_cause(
+    spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None, by_name: bool
+) -> str:
+    is_computed = _is_computed(spec, manifest)
+    if not is_computed:
+        if (spec is not None and spec.is_local) or (manifest is not None and manifest.declaration.owner is not None):
+            return "no batch of its application has written it"
+        if _follows_changes(spec, manifest):
+            return "its bootstrap is not finished"
     refs = manifest.listed if manifest is not None else ()
     if any(ref.state == "withdrawn" for ref in refs):
         return "all that were sealed are withdrawn"
-    rejected = [ref for ref in refs if ref.state == "rejected"]
-    refused = f"; version {rejected[-1].name!r} was rejected ({rejected[-1].reason})" if rejected else ""
-    if waiting is not None:
-        return f"{waiting}{refused}"
-    source = manifest.declaration.input if manifest else spec.input if spec else "its input"
-    return f"no version has been marked as complete in every partition of {source} and sealed{refused}"
+    rejected = next((ref for ref in reversed(refs) if ref.state == "rejected"), None)
+    refused = f"version {rejected.name!r} was rejected ({rejected.reason})" if rejected else ""
+    if not is_computed:
+        source = manifest.declaration.input if manifest else spec.input if spec else "its input"
+        waiting = waiting or f"no version has been marked as complete in every partition of {source} and sealed"
+        return "; ".join(filter(None, (waiting, refused)))
+    if by_name:
+        return refused or "a query computes each of its partitions, and none has been materialised"
+    return refused or "a query computes it, and has not run yet"
 
 
 def _follows_changes(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
     """Whether the dataset follows a change stream."""
-    if manifest is not None:
-        return manifest.versions_are_commits
-    return spec is not None and spec.follows_changes
+    return manifest.versions_are_commits if manifest else spec is not None and spec.follows_changes
 
 
 def _is_computed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
     """Whether a query computes the versions."""
-    if spec is not None:
-        return isinstance(spec.input, QuerySource)
-    return manifest is not None and manifest.declaration.computed
-
-
-def _is_partitioned(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
-    """Whether versions are partitions of the asset."""
-    if spec is not None:
-        return spec.versions is not None
-    return manifest is not None and manifest.declaration.order == "name"
-
-
-def _describe_query_cause(manifest: DatasetManifest | None, by_name: bool) -> str:
-    refs = manifest.listed if manifest is not None else ()
-    rejected = [ref for ref in refs if ref.state == "rejected"]
-    if any(ref.state == "withdrawn" for ref in refs):
-        return "all that were sealed are withdrawn"
-    if rejected:
-        return f"version {rejected[-1].name!r} was rejected ({rejected[-1].reason})"
-    if by_name:
-        return "a query computes each of its partitions, and none has been materialised"
-    return "a query computes it, and has not run yet"
+    return isinstance(spec.input, QuerySource) if spec else manifest is not None and manifest.declaration.computed
 
 
 def _describe_partitions(spec: AdjunctDataset | None, by_name: bool) -> str:

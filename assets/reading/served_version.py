@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from dagster_adjunct.assets.reading.history import VersionsOverTime
@@ -48,6 +47,12 @@ class VersionInUse:
         """Whether it has a lease that is not lost."""
         return self.lease is not None and not self.lease.lost
 
+    def release(self) -> None:
+        """Release its lease."""
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            lease.release()
+
 
 class LeasedVersion:
     """The current version and its lease. Switching needs the lock `moving`; running calls keep their version.
@@ -61,19 +66,15 @@ class LeasedVersion:
         """Start with `first`: a version, or the error that calls raise while there is none."""
         self._lake, self._name = lake, name
         self.leases, self._holder = leases, holder
-        self._held: VersionInUse | None = None if isinstance(first, AdjunctError) else VersionInUse(first)
+        # What the next call enters.
+        self.held: VersionInUse | None = None if isinstance(first, AdjunctError) else VersionInUse(first)
         self._ended: AdjunctError | None = first if isinstance(first, AdjunctError) else None
         self._lock = threading.Lock()  # never held over a request
         self.moving = threading.RLock()
 
-    @property
-    def held(self) -> VersionInUse | None:
-        """The version that the next call enters, or None."""
-        return self._held
-
     def require(self) -> VersionInUse:
         """Return the version that the next call enters, or raise the error that says why there is none."""
-        held, ended = self._held, self._ended
+        held, ended = self.held, self._ended
         if held is None:
             assert ended is not None
             raise ended.reworded(ended.problem, ended.next_step)
@@ -92,46 +93,43 @@ class LeasedVersion:
                     held.users += 1
                     return held
             with self.moving:
-                if held is self._held and not held.leased:
-                    held.lease = self._acquire(held.reader.version)
+                if held is self.held and not held.leased:
+                    held.lease = self.acquire(held.reader.version)
 
     def leave(self, held: VersionInUse) -> None:
         """End a call."""
         with self._lock:
             held.users -= 1
-            idle = not held.users and held is not self._held
+            idle = not held.users and held is not self.held
         if idle:
-            _release_lease(held)
+            held.release()
 
     def move_to(self, reader: VersionReader) -> None:
         """Switch later calls to this version, leased if the previous one was."""
         with self.moving:
-            leased = self._held is not None and self._held.lease is not None
-            self._replace(VersionInUse(reader, self._acquire(reader.version) if leased else None), None)
+            leased = self.held is not None and self.held.lease is not None
+            self._replace(VersionInUse(reader, self.acquire(reader.version) if leased else None), None)
 
     def end(self, why: AdjunctError) -> None:
         """Make later calls raise this error."""
         with self.moving:
             self._replace(None, why)
 
-    def lease_all(self, versions: Sequence[str]) -> Lease | None:
-        """Return a lease on these versions, None with leases off. Raises VersionDiscardedError."""
-        return self._acquire(*versions) if self.leases else None
-
     def drop(self) -> None:
         """Release the version without waiting, when no reference to the dataset is left. Lent versions stay leased."""
-        held, self._held = self._held, None
+        held, self.held = self.held, None
         if held is not None and not held.users and held.lease is not None:
             held.lease.release_later()
 
     def _replace(self, held: VersionInUse | None, why: AdjunctError | None) -> None:
         with self._lock:
-            before, self._held, self._ended = self._held, held, why
+            before, self.held, self._ended = self.held, held, why
             idle = before is not None and not before.users
         if before is not None and idle:
-            _release_lease(before)
+            before.release()
 
-    def _acquire(self, *versions: str) -> Lease:
+    def acquire(self, *versions: str) -> Lease:
+        """Return a lease on these versions. Raises VersionDiscardedError."""
         try:
             return Lease.acquire(self._lake, self._name, versions, holder=self._holder)
         except ConfigurationError as error:
@@ -141,12 +139,6 @@ class LeasedVersion:
                 "discarded while they are read.",
                 dataset=self._name,
             ) from error
-
-
-def _release_lease(held: VersionInUse) -> None:
-    lease, held.lease = held.lease, None
-    if lease is not None:
-        lease.release()
 
 
 T = TypeVar("T")
@@ -191,14 +183,14 @@ class ServedVersion:
         weakref.finalize(self, self._holding.drop).atexit = False
 
     @property
-    def held(self) -> VersionInUse | None:
-        """The version that the next call reads, with its lease, or None."""
-        return self._holding.held
-
-    @property
     def reader(self) -> VersionReader:
         """The version that the next call reads; raises what that call would raise."""
         return self._holding.require().reader
+
+    @property
+    def version(self) -> str | None:
+        """The id of that version, or None."""
+        return self._holding.held.reader.version if self._holding.held else None
 
     @property
     def lent(self) -> list[VersionReader]:
@@ -263,10 +255,8 @@ class ServedVersion:
             if versions is None:
                 return self.lend(lambda reader: reader)
             try:
-                if versions and versions not in self._over_time:
-                    lease = self._holding.lease_all(versions)
-                    if lease is not None:
-                        self._over_time[versions] = lease
+                if versions and versions not in self._over_time and self._holding.leases:
+                    self._over_time[versions] = self._holding.acquire(*versions)
                 return self._stored.over_time(versions)
             except VersionDiscardedError:  # discarded meanwhile: retry with the remaining versions
                 if tried + 1 == _TRIES:
@@ -297,11 +287,7 @@ class ServedVersion:
         with self._holding.moving:
             if self._closed:
                 raise self._closed_error()
-            if (
-                self._holding.held is not None
-                and self._commit is not None
-                and not self._may_have_moved_since(self._commit)
-            ):
+            if self._holding.held is not None and not self._may_have_moved():
                 return False
             if self._fixed is not None:
                 self._read_or_end(lambda: self._stored.version(self._fixed or ""))
@@ -350,9 +336,10 @@ class ServedVersion:
             raise self._stored.not_served_error(manifest)
         return commit, served
 
-    def _may_have_moved_since(self, commit: Commit) -> bool:
+    def _may_have_moved(self) -> bool:
         """Whether CURRENT may have changed since it was read."""
-        if redirect_target(commit) is not None:
+        commit = self._commit
+        if commit is None or redirect_target(commit) is not None:
             return True  # about to join a version set, whose pointer is not known yet
         pointer = f"{commit.manifest_key.rpartition('/manifests/')[0]}/CURRENT"
         current = self._stored.log.lake.store.head(pointer)
@@ -465,9 +452,7 @@ class Watch:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _run(self) -> None:
@@ -477,11 +462,10 @@ class Watch:
                 return
             try:
                 refresh()
-            except AdjunctError as error:
-                self._record_failure(error)
             except Exception as error:
                 self._record_failure(error)
-                raise
+                if not isinstance(error, AdjunctError):
+                    raise
             else:
                 self.error = self.failing_since = None
                 self.refreshed_at = utc_now()

@@ -103,13 +103,13 @@ def _nulls(file: pq.ParquetFile, columns: Sequence[str]) -> dict[str, int]:
 
 def read_stored_file(stored: StoredFile, layout: BucketLayout, *, threads: bool = True) -> pa.Table:
     """Return all rows of a file with the columns of the layout, in one request. Raises ManifestMismatchError."""
-    return stored.reading(partial(_decode_file, stored, layout, threads))
 
+    def read() -> pa.Table:
+        file = pq.ParquetFile(open_bytes(stored.store.get(stored.key).data))
+        if file.metadata.num_rows != stored.file.rows:
+            raise stored.damaged(f"it has {file.metadata.num_rows} rows")
+        if problem := columns_problem(file.schema_arrow, layout):
+            raise stored.damaged(problem)
+        return conform_to_layout(file.read(use_threads=threads).replace_schema_metadata(), layout)
 
-def _decode_file(stored: StoredFile, layout: BucketLayout, threads: bool) -> pa.Table:
-    file = pq.ParquetFile(open_bytes(stored.store.get(stored.key).data))
-    if file.metadata.num_rows != stored.file.rows:
-        raise stored.damaged(f"it has {file.metadata.num_rows} rows")
-    if problem := columns_problem(file.schema_arrow, layout):
-        raise stored.damaged(problem)
-    return conform_to_layout(file.read(use_threads=threads).replace_schema_metadata(), layout)
+    return stored.reading(read)

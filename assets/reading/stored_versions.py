@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from itertools import groupby
 from typing import Any, NoReturn, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -22,8 +23,7 @@ from dagster_adjunct.assets.reading.key_lookup import FileCache
 from dagster_adjunct.assets.reading.no_version_errors import (
     describe_waiting,
     is_delivered,
-    not_delivered_error,
-    query_not_run_error,
+    no_version_error,
 )
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.version_source import Awaiting
@@ -85,7 +85,13 @@ def resolve_version(
     if version is not None and manifest.version is not None and manifest.version.id == version:
         return manifest.version
     if isinstance(manifest, UnboundedManifest):
-        return _resolve_in_table(log, current, manifest, version, as_of)
+        history = _CommitHistory(log, current, manifest)
+        if version is None:
+            assert as_of is not None
+            return history.served_as_of(as_of)
+        if version_number(version):
+            manifest.check_kept(version)
+        return history.find_by_prefix(version) or read_committed_version(log, manifest, version)
     if version is not None:
         return log.read_version(require_readable_version(manifest, version))
     served = next((then.version for commit, then in log.history() if _matches_commit(commit, as_of)), None)
@@ -124,18 +130,6 @@ def _matches_commit(commit: Commit, as_of: AsOf | None) -> bool:
 
 def _describe_as_of(as_of: AsOf | None) -> str:
     return f"at {as_of:%Y-%m-%d %H:%M:%S %Z}" if isinstance(as_of, datetime) else f"after commit {as_of}"
-
-
-def _resolve_in_table(
-    log: DatasetLog, current: Commit, manifest: UnboundedManifest, version: str | None, as_of: AsOf | None
-) -> SealedVersion:
-    if as_of is not None:
-        return _CommitHistory(log, current, manifest).served_as_of(as_of)
-    assert version is not None, "as_of is None"
-    if version_number(version):
-        manifest.check_kept(version)
-    history = _CommitHistory(log, current, manifest)
-    return history.find_by_prefix(version) or read_committed_version(log, manifest, version)
 
 
 def read_batch_version(log: DatasetLog, manifest: DatasetManifest, version: str) -> SealedVersion:
@@ -197,21 +191,21 @@ class _CommitHistory:
     @cached_property
     def keys(self) -> dict[int, list[str]]:
         """The keys of the stored manifests, by commit number."""
-        keys: dict[int, list[str]] = {}
-        for item in self.log.lake.store.list(f"{self.log.prefix}/manifests/"):
-            number = commit_number(item.key)
-            keys.setdefault(number, []).append(item.key)
-        return keys
+        keys = [item.key for item in self.log.lake.store.list(f"{self.log.prefix}/manifests/")]
+        return {number: list(same) for number, same in groupby(sorted(keys, key=commit_number), commit_number)}
 
     @cached_property
     def numbers(self) -> list[int]:
         """The numbers of the readable commits, in order."""
-        bounds = self.manifest.retained_from, self.current.number
-        return [number for number in sorted(self.keys) if bounds[0] <= number <= bounds[1]]
+        return [n for n in sorted(self.keys) if self.manifest.retained_from <= n <= self.current.number]
 
     def served_as_of(self, as_of: AsOf) -> SealedVersion:
         """Return the version served then; raises what `resolve_version` raises."""
-        then = self.manifest_before(as_of) if isinstance(as_of, datetime) else self.manifest_of(as_of)
+        if isinstance(as_of, datetime):  # the newest commit at or before it
+            place = bisect_right(self.numbers, as_of, key=lambda number: self.commit_at(number).created_at)
+            then = self.manifest_at(self.numbers[place - 1]) if place else None
+        else:
+            then = self.manifest_of(as_of)
         if then is None or then.version is None:
             self.raise_not_readable(_describe_as_of(as_of))
         self.manifest.check_kept(then.version.id)
@@ -247,20 +241,11 @@ class _CommitHistory:
         """Return the manifest of a commit by its number."""
         return parse_manifest(self.log.name, self.commit_at(number))
 
-    def manifest_before(self, when: datetime) -> DatasetManifest | None:
-        """Return the manifest of the newest commit at or before a time, or None."""
-        place = bisect_right(self.numbers, when, key=lambda number: self.commit_at(number).created_at)
-        return self.manifest_at(self.numbers[place - 1]) if place else None
-
     def manifest_of(self, asked: int | str) -> DatasetManifest | None:
         """Return the manifest of a commit; None if it is not retained. Raises DatasetError for an unknown commit."""
         if isinstance(asked, str):
-            candidates = (
-                candidate
-                for candidate in self.numbers
-                if any(_is_manifest_of(key, asked) for key in self.keys[candidate])
-            )
-            number = next((candidate for candidate in candidates if self.commit_at(candidate).id == asked), None)
+            likely = (n for n in self.numbers if any(key.endswith(f"-{asked}.json") for key in self.keys[n]))
+            number = next((candidate for candidate in likely if self.commit_at(candidate).id == asked), None)
         else:
             number = asked if asked in self.numbers else None
             if number is None and 1 <= asked < self.manifest.retained_from:
@@ -285,8 +270,8 @@ class _CommitHistory:
                 dataset=name,
             )
         commit = self.commit_at(self.numbers[place])
-        oldest = f"the oldest readable version was committed at {commit.created_at:%Y-%m-%d %H:%M:%S} UTC, as number "
-        oldest += f"{commit.number}"
+        when = f"{commit.created_at:%Y-%m-%d %H:%M:%S} UTC"
+        oldest = f"the oldest readable version was committed at {when}, as number {commit.number}"
         if self.manifest.retained_from > 1:
             raise VersionDiscardedError(
                 f"dataset {name!r}: the version served {asked} has been discarded; {oldest}.",
@@ -296,10 +281,6 @@ class _CommitHistory:
         raise NoSealedVersionError(
             f"dataset {name!r} served nothing {asked}; {oldest}.", f"See adjunct dataset history {name}.", dataset=name
         )
-
-
-def _is_manifest_of(key: str, commit_id: str) -> bool:
-    return key.endswith(f"-{commit_id}.json")
 
 
 @validated
@@ -389,17 +370,14 @@ class VersionOperations(ABC):
         """Return a description of the dataset as JSON-able values. Raises DatasetNotFoundError."""
         manifest = self._newest()
         described = {name: value for name, value in manifest.model_dump(mode="json").items() if name not in _HIDDEN}
-        version = manifest.version
-        described["version"] = None
-        if version is not None:
-            described["version"] = {
-                **version.model_dump(mode="json", exclude={"generations", "digest", "positioned"}),
-                "stored_rows": version.stored_rows,
-                "bytes": sum(generation.size for generation in version.generations),
-                "files": sum(len(generation.files) for generation in version.generations),
-                "generations": len(version.generations),
-            }
-        return described
+        if (version := manifest.version) is None:
+            return {**described, "version": None}
+        facts = version.model_dump(mode="json", exclude={"generations", "digest", "positioned"})
+        facts["stored_rows"] = version.stored_rows
+        facts["bytes"] = sum(generation.size for generation in version.generations)
+        facts["files"] = sum(len(generation.files) for generation in version.generations)
+        facts["generations"] = len(version.generations)
+        return {**described, "version": facts}
 
     # -- what operators do
 
@@ -450,7 +428,7 @@ class StoredVersions(VersionOperations):
         return self.log
 
     def _newest(self) -> DatasetManifest:
-        return self.require_manifest()
+        return self.newest()[1]
 
     def manifest(self) -> DatasetManifest | None:
         """Return the newest manifest, None before the first commit. Two requests."""
@@ -459,8 +437,12 @@ class StoredVersions(VersionOperations):
     def read(self) -> tuple[Commit | None, DatasetManifest | None]:
         """Return the newest commit and its manifest, (None, None) before the first one."""
         commit, manifest = self.log.read()
-        if manifest is not None and self.spec is not None:
-            self._check(manifest, self.spec)
+        if manifest is not None and (spec := self.spec) is not None:
+            # The stream's types and partitions are not compared.
+            compared = ("kind", "key", "partition_by", "partitions")
+            declared = {**{name: getattr(spec, name) for name in compared}, "input": str(spec.input)}
+            stored = manifest.declaration
+            check_declaration(self.name, stored, stored.model_copy(update=declared))
         return commit, manifest
 
     def current(self) -> VersionReader | None:
@@ -477,16 +459,14 @@ class StoredVersions(VersionOperations):
         With `systems` and a declaration, the error names the partitions without a marker.
         """
         manifest = self.manifest()
-        if manifest is not None and manifest.version is not None:
-            return self._reader(manifest.version)
-        raise self.not_served_error(manifest, systems)
+        if (reader := self.reader_of(manifest)) is None:
+            raise self.not_served_error(manifest, systems)
+        return reader
 
     def not_served_error(
         self, manifest: DatasetManifest | None, systems: Mapping[str, StreamSystem] | None = None
     ) -> NoSealedVersionError:
         """Return the error that says what the first version waits for; see `require_current`."""
-        if computed := query_not_run_error(self.name, self.spec, manifest):
-            return computed
         waiting = None
         if self.spec is not None and systems is not None and is_delivered(self.spec, manifest):
             awaiting = self.awaiting(systems, manifest)
@@ -494,7 +474,7 @@ class StoredVersions(VersionOperations):
             waits = [member.awaited for member in members if member.name != self.name and member.awaited]
             others = [marker for awaited in waits for marker in awaited.missing]
             waiting = describe_waiting(awaiting, manifest, others)
-        return not_delivered_error(self.name, self.spec, manifest, waiting)
+        return no_version_error(self.name, self.spec, manifest, waiting)
 
     def awaiting(self, systems: Mapping[str, StreamSystem], manifest: DatasetManifest | None) -> Awaiting | None:
         """Return what a bounded dataset's next version waits for, None if one is completely delivered.
@@ -518,8 +498,7 @@ class StoredVersions(VersionOperations):
         VersionDiscardedError (DatasetError for a bounded dataset), naming what is retained, for a discarded one.
         """
         current, manifest = self.newest()
-        sealed = resolve_version(self.log, current, manifest, version, as_of)
-        return VersionReader(self._lake.store, self.name, sealed, self._cache)
+        return self._reader(resolve_version(self.log, current, manifest, version, as_of))
 
     def over_time(self, versions: Sequence[str] | None = None) -> VersionReader | VersionsOverTime:
         """Return a reader of the table with history, or of the versions that state their time.
@@ -569,19 +548,6 @@ class StoredVersions(VersionOperations):
 
     def _reader(self, version: SealedVersion) -> VersionReader:
         return VersionReader(self._lake.store, self.name, version, self._cache)
-
-    def _check(self, manifest: DatasetManifest, spec: AdjunctDataset) -> None:
-        """Compare the declaration with the stored one, except for the stream's types and partitions."""
-        declared = manifest.declaration.model_copy(
-            update={
-                "kind": spec.kind,
-                "input": str(spec.input),
-                "key": spec.key,
-                "partition_by": spec.partition_by,
-                "partitions": spec.partitions,
-            }
-        )
-        check_declaration(self.name, manifest.declaration, declared)
 
 
 def open_stored_versions(lake: Lake, name: str) -> StoredVersions:

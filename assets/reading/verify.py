@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -54,17 +54,14 @@ class VerifyReport:
 
     def summary(self) -> str:
         """Return the outcome in one line, for logs."""
-        outcome = (
-            "all as listed" if self.ok else f"{len(self.damaged)} damaged: {'; '.join(map(str, self.damaged[:3]))}"
-        )
-        return (
-            f"dataset {self.dataset}, version {self.version}: {self.objects:,} objects, {self.bytes:,} bytes, {outcome}"
-        )
+        first = "; ".join(map(str, self.damaged[:3]))
+        outcome = "all as listed" if self.ok else f"{len(self.damaged)} damaged: {first}"
+        size = f"{self.objects:,} objects, {self.bytes:,} bytes"
+        return f"dataset {self.dataset}, version {self.version}: {size}, {outcome}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""
-        damaged = [{"object": damage.object, "problem": damage.problem} for damage in self.damaged]
-        return {name: getattr(self, name) for name in self.__slots__} | {"damaged": damaged, "ok": self.ok}
+        return asdict(self) | {"damaged": [asdict(damage) for damage in self.damaged], "ok": self.ok}
 
 
 def verify_version(view: VersionReader, *, deep: bool = False) -> VerifyReport:

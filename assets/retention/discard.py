@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -103,15 +103,6 @@ def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: st
     return DeletedObjects(len(keys), sum(sizes[key] for key in keys))
 
 
-@dataclass(frozen=True, slots=True)
-class RetiredPlan:
-    """Retired generations to delete and to keep, with reasons; `retained_from` is the first readable version then."""
-
-    go: tuple[tuple[Retired, str], ...]
-    stay: tuple[tuple[Retired, str], ...]
-    retained_from: int
-
-
 def plan_retired(
     manifest: UnboundedManifest,
     policy: DiscardPolicy,
@@ -119,7 +110,7 @@ def plan_retired(
     kept_from: int,
     committed: Mapping[int, datetime],
     now: datetime,
-) -> RetiredPlan:
+) -> DiscardPlan:
     """Decide which retired generations of an unbounded dataset to delete; a pure function.
 
     A compaction or rebuild retires the generations that it replaces, which earlier versions still read. They are
@@ -130,28 +121,25 @@ def plan_retired(
     keeps, and `committed` the times of commits by number, by the store's clock.
     """
     needed = {version_number(version): why for version, why in held.items()}
-    go: list[tuple[Retired, str]] = []
-    stay: list[tuple[Retired, str]] = []
+    kept = "all versions are kept" if policy.keep is None else f"version {kept_from} is among the newest {policy.keep}"
+    go: list[RetentionDecision] = []
+    stay: list[RetentionDecision] = []
     retained_from, blocked = manifest.retained_from, ""
     for retired in sorted(manifest.retired, key=lambda generation: generation.until):
-        holder = next((why for number, why in needed.items() if number < retired.until), "")
-        kept = (
-            "all versions are kept" if policy.keep is None else f"version {kept_from} is among the newest {policy.keep}"
+        why = (
+            (f"younger than {policy.grace}" if now - _retired_at(retired, committed, now) < policy.grace else "")
+            or (kept if kept_from < retired.until else "")
+            or next((why for number, why in needed.items() if number < retired.until), "")
+            or blocked
         )
-        reasons = (
-            f"younger than {policy.grace}" if now - _retired_at(retired, committed, now) < policy.grace else "",
-            kept if kept_from < retired.until else "",
-            holder,
-            blocked,
-        )
-        why = next((reason for reason in reasons if reason), "")
         if why:
             blocked = blocked or f"versions from {retained_from} on can be read"
-            stay.append((retired, why))
+            stay.append(RetentionDecision(retired.folder, None, why))
         else:
             retained_from = max(retained_from, retired.until)
-            go.append((retired, f"generation {retired.generation}: no version from {retired.until} on reads it"))
-    return RetiredPlan(tuple(go), tuple(stay), retained_from)
+            why = f"generation {retired.generation}: no version from {retired.until} on reads it"
+            go.append(RetentionDecision(retired.folder, None, why))
+    return DiscardPlan(tuple(go), tuple(stay), retained_from=retained_from)
 
 
 def find_oldest_kept(log: DatasetLog, manifest: UnboundedManifest, policy: DiscardPolicy) -> int:
@@ -218,9 +206,9 @@ class DiscardPlan:
     version that is readable afterwards.
     """
 
-    go: tuple[RetentionDecision, ...]
-    stay: tuple[RetentionDecision, ...]
-    garbage: tuple[RetentionDecision, ...]
+    go: tuple[RetentionDecision, ...] = ()
+    stay: tuple[RetentionDecision, ...] = ()
+    garbage: tuple[RetentionDecision, ...] = ()
     retained_from: int | None = None
 
 
@@ -239,29 +227,26 @@ def plan_discard(
     held = version_holders(leases, roots, listing.now)
     reached = manifest.reachable()
     limit = subtract_span(listing.now, policy.grace)
-    garbage = [
+    garbage = tuple(
         RetentionDecision(folder, None, f"no version references it, unchanged since {at:%Y-%m-%d %H:%M} UTC")
         for folder, at in sorted({**listing.folders, **listing.documents}.items())
         if folder not in reached
         and folder not in manifest.doomed
         and at <= limit
-        and not _is_being_built(folder, listing)
-    ]
+        # However short the grace, what belongs to a running build is no garbage.
+        and not any(attempt in folder for attempt in listing.running)
+    )
     if isinstance(manifest, UnboundedManifest):
         plan = plan_retired(manifest, policy, held, kept_from, listing.commits, listing.now)
-        go, stay = (
-            tuple(RetentionDecision(retired.folder, None, why) for retired, why in decision)
-            for decision in (plan.go, plan.stay)
-        )
-        return DiscardPlan(go, stay, tuple(garbage), plan.retained_from)
-    go, stay = _decide_versions(manifest, policy, held, listing)
-    return DiscardPlan(go, stay, tuple(garbage))
+    else:
+        plan = _plan_versions(manifest, policy, held, listing)
+    return replace(plan, garbage=garbage)
 
 
-def _decide_versions(
+def _plan_versions(
     manifest: BoundedManifest, policy: DiscardPolicy, held: Mapping[str, str], listing: Listing
-) -> tuple[tuple[RetentionDecision, ...], tuple[RetentionDecision, ...]]:
-    """Return which versions to discard, and which to keep."""
+) -> DiscardPlan:
+    """Decide which versions to discard, and which to keep."""
     newest = _newest_versions(manifest, policy)
     head = manifest.ref(manifest.head) if manifest.head else None
     # After a rollback it may be older than other kept versions, which must not replace it.
@@ -269,30 +254,23 @@ def _decide_versions(
     go, stay = [], []
     for ref in manifest.versions:
         age = listing.now - listing.documents.get(ref.document or "", ref.sealed_at)
-        pinned = manifest.pin is not None and manifest.pin.version == ref.id
-        served = manifest.version is not None and manifest.version.id == ref.id
-        sealed = ref.state == "sealed"
-        reasons = (
-            ("pinned" if pinned else ""),
-            ("served" if served else ""),
-            ("what the last switch chose" if manifest.head == ref.id else ""),
-            ("served again if the current one is withdrawn" if next_best == ref.id and sealed else ""),
-            newest.get(ref.id, ""),
-            held.get(ref.id, held.get("*", "")),
-            (f"younger than {policy.grace}" if age < policy.grace else ""),
-        )
-        why = next((reason for reason in reasons if reason), "")
+        if manifest.pin is not None and manifest.pin.version == ref.id:
+            why = "pinned"
+        elif manifest.version is not None and manifest.version.id == ref.id:
+            why = "served"
+        elif manifest.head == ref.id:
+            why = "what the last switch chose"
+        elif next_best == ref.id and ref.state == "sealed":
+            why = "served again if the current one is withdrawn"
+        else:
+            why = newest.get(ref.id, "") or held.get(ref.id, held.get("*", ""))
+        if not why and age < policy.grace:
+            why = f"younger than {policy.grace}"
         if why:
             stay.append(RetentionDecision(ref.id, ref.name, why))
         else:
             go.append(RetentionDecision(ref.id, ref.name, _discard_reason(manifest, ref, policy)))
-    return tuple(go), tuple(stay)
-
-
-def manifest_after_discard(manifest: DatasetManifest, plan: DiscardPlan) -> DatasetManifest | None:
-    """Return the manifest without what is discarded, which is listed as doomed; None if nothing is."""
-    gone, garbage = [decision.what for decision in plan.go], [decision.what for decision in plan.garbage]
-    return manifest.without(gone, garbage) if gone or garbage else None
+    return DiscardPlan(tuple(go), tuple(stay))
 
 
 def version_holders(leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datetime) -> dict[str, str]:
@@ -350,11 +328,6 @@ def _discard_reason(manifest: BoundedManifest, ref: VersionRef, policy: DiscardP
     return f"not among the newest {policy.keep}"
 
 
-def _is_being_built(entry: str, listing: Listing) -> bool:
-    """Whether a folder or document belongs to a running build, and so is no garbage however short the grace."""
-    return any(attempt in entry for attempt in listing.running)
-
-
 COMMITS_KEPT = 200
 Roots = Callable[[], Mapping[str, str]]
 
@@ -382,21 +355,18 @@ class DiscardReport:
         """Return the outcome in one line, for logs."""
         would = "would discard" if self.dry_run else "discarded"
         what = "version(s)" if self.retained_from is None else "generation(s)"
-        parts = [f"dataset {self.dataset}: {would} {len(self.discarded)} {what}"]
-        parts += [f"versions from {self.retained_from} on can be read"] if self.discarded and self.retained_from else []
-        parts += [f"{len(self.garbage)} leftover(s)"] if self.garbage else []
-        parts += [f"{self.objects:,} objects of {self.bytes:,} bytes deleted"] if self.objects else []
-        parts += [f"{len(self.spared)} spared"] if self.spared else []
-        return "; ".join(parts)
+        parts = (
+            f"dataset {self.dataset}: {would} {len(self.discarded)} {what}",
+            self.discarded and self.retained_from and f"versions from {self.retained_from} on can be read",
+            self.garbage and f"{len(self.garbage)} leftover(s)",
+            self.objects and f"{self.objects:,} objects of {self.bytes:,} bytes deleted",
+            self.spared and f"{len(self.spared)} spared",
+        )
+        return "; ".join(str(part) for part in parts if part)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        for name in ("discarded", "kept", "garbage", "spared"):
-            values[name] = [
-                {"what": decision.what, "name": decision.name, "reason": decision.reason} for decision in values[name]
-            ]
-        return values
+        return asdict(self)
 
 
 def discard(
@@ -422,23 +392,26 @@ def discard(
     manifest = expire_pin(log, manifests[dataset], listing.now)
     pin = manifests[dataset].pin
     unpinned = pin.version if pin is not None and manifest.pin is None else None
+
+    def plan_for(fresh: DatasetManifest) -> DiscardPlan:
+        kept_from = find_oldest_kept(log, as_unbounded(fresh), policy) if fresh.retired else 0
+        return plan_discard(fresh, policy, list_leases(lake, dataset), roots(), listing, kept_from)
+
     if dry_run:
-        kept_from = _find_kept_from(log, manifest, policy)
-        plan = plan_discard(manifest, policy, list_leases(lake, dataset), roots(), listing, kept_from)
+        plan = plan_for(manifest)
         return DiscardReport(
             dataset, True, plan.go, plan.stay, plan.garbage, unpinned=unpinned, retained_from=plan.retained_from
         )
     expire_pins(log, manifests, listing.now, by=by)
-
-    plan = DiscardPlan((), (), ())
+    plan = DiscardPlan()
 
     def doom(fresh: DatasetManifest) -> DatasetManifest | None:
         nonlocal plan, listing
         if not {ref.document for ref in fresh.listed if ref.document is not None} <= listing.documents.keys():
             listing = _list_objects(log)  # a version was published since, and only the store knows its age
-        kept_from = _find_kept_from(log, fresh, policy)
-        plan = plan_discard(fresh, policy, list_leases(lake, dataset), roots(), listing, kept_from)
-        return manifest_after_discard(fresh, plan)
+        plan = plan_for(fresh)
+        discarded, garbage = ([entry.what for entry in entries] for entries in (plan.go, plan.garbage))
+        return fresh.without(discarded, garbage) if discarded or garbage else None
 
     after = log.transact(doom, by=by)
     spared, objects = delete_doomed(log, after, roots, listing.now, by=by)
@@ -464,7 +437,13 @@ def delete_doomed(
         return [], []
     spared = find_spared(manifest, leases, roots(), now)
     deleted = set(manifest.doomed) - {decision.what for decision in spared}
-    objects = _delete_entries(log, sorted(deleted))
+    objects: list[ObjectInfo] = []
+    for entry in sorted(deleted):
+        if not entry.endswith(".json"):
+            objects += log.lake.store.list(f"{entry}/")
+        elif (document := log.lake.store.head(entry)) is not None:
+            objects.append(document)
+    log.lake.store.delete_many([item.key for item in objects])
 
     def clear(fresh: DatasetManifest) -> DatasetManifest | None:
         left = tuple(entry for entry in fresh.doomed if entry not in deleted)
@@ -473,11 +452,6 @@ def delete_doomed(
 
     log.transact(clear, by=by)
     return spared, objects
-
-
-def _find_kept_from(log: DatasetLog, manifest: DatasetManifest, policy: DiscardPolicy) -> int:
-    """Return the number of the oldest version that the policy keeps; 0 where nothing is retired."""
-    return find_oldest_kept(log, as_unbounded(manifest), policy) if manifest.retired else 0
 
 
 def _list_objects(log: DatasetLog, *, commits: bool = False) -> Listing:
@@ -502,20 +476,6 @@ def _list_objects(log: DatasetLog, *, commits: bool = False) -> Listing:
     return Listing(now, folders, documents, frozenset(running), committed)
 
 
-def _delete_entries(log: DatasetLog, entries: Sequence[str]) -> list[ObjectInfo]:
-    """Delete the objects of doomed folders and doomed documents; return them."""
-    store = log.lake.store
-    objects: list[ObjectInfo] = []
-    for entry in entries:
-        if entry.endswith(".json"):
-            stored = store.head(entry)
-            objects += [stored] if stored else []
-        else:
-            objects += store.list(f"{entry}/")
-    store.delete_many([item.key for item in objects])
-    return objects
-
-
 def _delete_old_records(
     log: DatasetLog, manifest: DatasetManifest, listing: Listing, policy: DiscardPolicy, roots: Roots
 ) -> list[ObjectInfo]:
@@ -526,19 +486,14 @@ def _delete_old_records(
         held = version_holders(list_leases(log.lake, log.name), roots(), listing.now)
     ended = min(limit, listing.now - RUNNING_WITHIN)
     objects = [item for item in store.list(f"{log.prefix}/attempts/") if item.modified <= ended]
-    logs = [log.log]
     set_name = log.version_set()
-    if set_name is not None:
-        logs.append(version_set_log(log.lake, set_name))
-    for commits in logs:
-        past = [
+    for commits in [log.log, *([version_set_log(log.lake, set_name)] if set_name is not None else [])]:
+        objects += [
             item
             for item in _list_old_manifests(commits, limit)
-            if not any(belongs_to_version(version, item.key) for version in held)
+            if (manifest.retained_from is None or commit_number(item.key) < manifest.retained_from)
+            and not any(belongs_to_version(version, item.key) for version in held)
         ]
-        if manifest.retained_from is not None:
-            past = [item for item in past if commit_number(item.key) < manifest.retained_from]
-        objects += past
     store.delete_many([item.key for item in objects])
     return objects
 

@@ -16,7 +16,7 @@ later delivery with a key brings it back.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dagster_adjunct.assets.retention.discard import RetentionDecision, Roots, delete_doomed
@@ -78,14 +78,8 @@ class ErasureReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able values."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return values | {
-            "rewritten": [{name: getattr(version, name) for name in version.__slots__} for version in self.rewritten],
-            "pending": [{"what": decision.what, "reason": decision.reason} for decision in self.pending],
-            "proof": self.proof.to_json(),
-            "not_erased": list(self.not_erased),
-            "complete": self.complete,
-        }
+        pending = [{"what": decision.what, "reason": decision.reason} for decision in self.pending]
+        return asdict(self) | {"pending": pending, "proof": self.proof.to_json(), "complete": self.complete}
 
 
 @validated
@@ -103,11 +97,7 @@ def erase_keys(
     log = DatasetLog(lake, dataset)
     manifest = _require_manifest(log)
     wanted = _validate_request(manifest, keys, reason, by)
-    work = (
-        GenerationErasure(log, wanted, by)
-        if isinstance(manifest, UnboundedManifest)
-        else VersionErasure(log, wanted, by)
-    )
+    work = (GenerationErasure if isinstance(manifest, UnboundedManifest) else VersionErasure)(log, wanted, by)
     manifest = work.commit(reason)
     spared, objects = delete_doomed(log, manifest, roots, read_lake_clock(lake, dataset), by=by)
     superseded = delete_superseded_documents(log)

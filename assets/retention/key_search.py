@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from functools import lru_cache, partial
 from typing import Any
@@ -57,7 +57,10 @@ def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
     if not isinstance(value, dict):
         return value
     if value.keys() >= _FILE_FIELDS:
-        return _clear_range(value) if all_ranges or _range_has_key(value, keys) else value
+        ends = value.get("min_key"), value.get("max_key")
+        if not (all_ranges or any(map(keys.is_listed_as, ends)) or _footer_has_key(value, keys)):
+            return value
+        return {name: field for name, field in value.items() if name != "footer"} | {"min_key": None, "max_key": None}
     if value.keys() >= _VERDICT_FIELDS:
         named = keys.is_named_in(value["message"], value["facts"])
         return {**value, "message": CLEARED, "facts": {}} if named else value
@@ -71,16 +74,6 @@ def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
     }
 
 
-def _clear_range(file: dict[str, Any]) -> dict[str, Any]:
-    return {name: field for name, field in file.items() if name != "footer"} | {"min_key": None, "max_key": None}
-
-
-def _range_has_key(file: dict[str, Any], keys: KeySet) -> bool:
-    return (
-        keys.is_listed_as(file.get("min_key")) or keys.is_listed_as(file.get("max_key")) or _footer_has_key(file, keys)
-    )
-
-
 def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
     """Whether a footer contains one of the keys, as the first key of a row group or in its statistics."""
     if not file.get("footer"):
@@ -89,7 +82,7 @@ def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
         metadata = pq.read_metadata(pa.BufferReader(unpack_footer(file["footer"])))
     except (MalformedDocumentError, pa.ArrowException, OSError):
         return True  # an unreadable footer may contain them
-    if any(keys.is_listed_as(key) for key in json.loads((metadata.metadata or {}).get(GROUP_KEYS, b"[]"))):
+    if any(map(keys.is_listed_as, json.loads((metadata.metadata or {}).get(GROUP_KEYS, b"[]")))):
         return True
     if len(keys.fields) > 1:
         return False  # statistics are of single columns, not of whole keys
@@ -137,11 +130,8 @@ class KeySearch:
 
     def to_json(self) -> dict[str, Any]:
         """Return the search as JSON-able values."""
-        return {
-            **{name: getattr(self, name) for name in ("objects", "rows", "documents")},
-            "found": [str(sighting) for sighting in self.found],
-            "unsearched": [str(sighting) for sighting in self.unsearched],
-        }
+        findings = {"found": list(map(str, self.found)), "unsearched": list(map(str, self.unsearched))}
+        return asdict(self) | findings
 
 
 def search_keys(log: DatasetLog, keys: KeySet) -> KeySearch:
@@ -153,21 +143,16 @@ def search_keys(log: DatasetLog, keys: KeySet) -> KeySearch:
     files = [item for item in listed if item.key.startswith(f"{log.prefix}/data/")]
     documents = [item.key for item in listed if item not in files and item.key.endswith(".json")]
     in_files = search_files(log.lake.store, files, keys)
+    documents += list_set_manifests(log)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        sightings = [sighting for sighting in pool.map(partial(_search_document, log, keys), documents) if sighting]
-        shared = list_set_manifests(log)
-        sightings += [sighting for sighting in pool.map(partial(_search_document, log, keys), shared) if sighting]
-    lost = _find_missing_files(log, {item.key for item in files})
-    return KeySearch(
-        objects=in_files.objects,
-        rows=in_files.rows,
-        documents=len(documents) + len(shared),
-        found=(*in_files.found, *(sighting for sighting in sightings if sighting.finding != _UNREADABLE)),
-        unsearched=(
-            *in_files.unsearched,
-            *(sighting for sighting in sightings if sighting.finding == _UNREADABLE),
-            *lost,
-        ),
+        findings = [finding for finding in pool.map(partial(_search_document, log, keys), documents) if finding]
+    unreadable = [finding for finding in findings if finding.finding == _UNREADABLE]
+    missing = _find_missing_files(log, {item.key for item in files})
+    return replace(
+        in_files,
+        documents=len(documents),
+        found=(*in_files.found, *(finding for finding in findings if finding not in unreadable)),
+        unsearched=(*in_files.unsearched, *unreadable, *missing),
     )
 
 
@@ -288,15 +273,14 @@ def delete_superseded_documents(log: DatasetLog) -> int:
     """
     manifest = log.read()[1]
     assert manifest is not None
-    documents = {ref.document for ref in manifest.listed}
-    ids = {ref.id for ref in manifest.listed}
-    gone = [
+    documents, ids = {ref.document for ref in manifest.listed}, {ref.id for ref in manifest.listed}
+    superseded = [
         item.key
         for item in log.lake.store.list(f"{log.prefix}/versions/")
         if item.key not in documents and item.key.rsplit("/", 1)[1].rpartition("-")[0] in ids
     ]
-    log.lake.store.delete_many(gone)
-    return len(gone)
+    log.lake.store.delete_many(superseded)
+    return len(superseded)
 
 
 def redact_past_manifests(log: DatasetLog, keys: KeySet) -> int:
@@ -367,9 +351,10 @@ class KeySet:
     def __len__(self) -> int:
         return len(self.keys)
 
+    @lru_cache(maxsize=8)  # noqa: B019 - few and small
     def with_text(self) -> KeySet:
         """Return the keys that contain text, which prose doesn't contain by chance, unlike numbers and dates."""
-        return _with_text(self)
+        return KeySet(self.fields, frozenset(key for key in self.keys if any(isinstance(part, str) for part in key)))
 
     def buckets(self, layout: BucketLayout) -> set[int]:
         """Return the buckets in which these keys would be."""
@@ -418,11 +403,6 @@ def _is_moment(value: object) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _with_text(keys: KeySet) -> KeySet:
-    return KeySet(keys.fields, frozenset(key for key in keys.keys if any(isinstance(part, str) for part in key)))
-
-
-@lru_cache(maxsize=8)
 def _encoded_keys(keys: KeySet) -> frozenset[tuple[Any, ...]]:
     return frozenset(tuple(encode_key(key)) for key in keys.keys)
 
@@ -460,9 +440,7 @@ def _value_forms(value: Any) -> Iterator[str]:
     yield str(value)
     yield repr(value)
     if isinstance(value, str):
-        yield repr(value)[1:-1]
-        yield json.dumps(value)[1:-1]
-        yield json.dumps(value, ensure_ascii=False)[1:-1]
+        yield from (repr(value)[1:-1], json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
     elif isinstance(value, bytes):
         yield from (base64.b64encode(value).decode(), value.hex(), repr(value)[2:-1])
     elif isinstance(value, dt.datetime):

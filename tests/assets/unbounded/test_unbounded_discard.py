@@ -99,8 +99,10 @@ def decided(
     policy = DiscardPolicy(keep=1, grace=timedelta(hours=1))
     plan = plan_retired(manifest, policy, dict.fromkeys(held, "held"), kept_from, committed, NOW)
     assert len(plan.go) + len(plan.stay) == len(manifest.retired)
-    assert all(why for _, why in (*plan.go, *plan.stay))
-    return [old.generation for old, _ in plan.go], plan.retained_from
+    assert all(decision.reason for decision in (*plan.go, *plan.stay))
+    generations = {old.folder: old.generation for old in manifest.retired}
+    assert plan.retained_from is not None
+    return [generations[decision.what] for decision in plan.go], plan.retained_from
 
 
 def test_what_was_retired_within_the_grace_stays() -> None:
