@@ -84,7 +84,8 @@ class Dataset(VersionOperations):
         self._watch: Watch | None = None
 
     def __repr__(self) -> str:
-        return f"Dataset({self.name!r}, {self._served.version!r})"
+        held = self._served.held
+        return f"Dataset({self.name!r}, {held.reader.version if held else None!r})"
 
     # -- what is read
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.key_lookup import FileCache
@@ -151,10 +152,7 @@ def version_spans(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:
     for version in sorted(sealed, key=lambda version: version.number):
         if version.valid_from is not None:
             by_time[version.valid_from] = version
-    starts = sorted(by_time)
-    return tuple(
-        Span(by_time[start], start, end) for start, end in zip(starts, [*starts[1:], None][: len(starts)], strict=True)
-    )
+    return tuple(Span(by_time[start], start, end) for start, end in pairwise([*sorted(by_time), None]) if start)
 
 
 def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion) -> None:
@@ -195,20 +193,15 @@ Reader = VersionReader | VersionsOverTime
 _STARTS, _RUN = "__starts", "__run"
 
 
-@validated
 @dataclass(frozen=True, slots=True)
-class EntriesOverTime:
-    """All entries of a dataset over time (slowly changing dimension, type 2): one row for each interval of a key.
-
-    Rows have the entry's columns, `valid_from`, `valid_to` (excluded; null: valid now) and `is_current`. Deletions are
-    gaps, and adjacent intervals of a key with equal entries are merged. Intervals that ended before the edge of the
-    history are left out.
-    """
+class _Entries:
+    """Entries of a dataset with history, read from `reader`."""
 
     reader: Reader
 
     def __post_init__(self) -> None:
-        require_history(self.reader)
+        if isinstance(self.reader, VersionReader) and self.reader.sealed.history is None:
+            raise no_history_error(self.reader.dataset)
 
     @property
     def dataset(self) -> str:
@@ -216,24 +209,35 @@ class EntriesOverTime:
         return self.reader.dataset
 
     @property
-    def version(self) -> str:
-        """The id of the version that is read; of a bounded dataset, of the one sealed last."""
-        return self.reader.version
-
-    @property
     def store(self) -> ObjectStore:
         """Where the files are."""
         return self.reader.store
 
     @property
-    def names(self) -> tuple[str | None, str, str]:
-        """The names of the three time columns; see `time_column_names`."""
-        return time_column_names(self.reader)
+    def read(self) -> Reader:
+        """The version or versions whose files are read."""
+        return self.reader
+
+    @property
+    def version(self) -> str:
+        """The id of the version that is read; of several, of the one sealed last."""
+        return self.read.version
 
     @property
     def schema(self) -> Schema:
-        """The columns of the entries, without the time columns, which follow them in the frame."""
-        return self.reader.schema
+        """The columns of the entries; without the time columns, which may follow them in the frame."""
+        return self.read.schema
+
+
+@validated
+@dataclass(frozen=True, slots=True)
+class EntriesOverTime(_Entries):
+    """All entries of a dataset over time (slowly changing dimension, type 2): one row for each interval of a key.
+
+    Rows have the entry's columns, `valid_from`, `valid_to` (excluded; null: valid now) and `is_current`. Deletions are
+    gaps, and adjacent intervals of a key with equal entries are merged. Intervals that ended before the edge of the
+    history are left out.
+    """
 
     @translate_spark_errors()
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
@@ -257,7 +261,7 @@ class EntriesOverTime:
         runs = rows.withColumn(_STARTS, starts).withColumn(_RUN, F.sum(_STARTS).over(in_time))
         whole = Window.partitionBy(*key, _RUN).orderBy(VALID_FROM).rowsBetween(0, Window.unboundedFollowing)
         ended = runs.withColumn(VALID_TO, F.last(VALID_TO).over(whole))
-        start, end, current = self.names
+        start, end, current = time_column_names(self.reader)
         return ended.where((F.col(_STARTS) == 1) & ~F.col(TOMBSTONE)).select(
             *[named_column(name) for name in self.schema.names],
             *([F.col(VALID_FROM).alias(start)] if start else []),
@@ -268,35 +272,14 @@ class EntriesOverTime:
 
 @validated
 @dataclass(frozen=True, slots=True)
-class EntriesAt:
+class EntriesAt(_Entries):
     """The entries of a dataset that were valid at a moment; raises DatasetError for one before its history."""
 
-    reader: Reader
     moment: datetime
 
     def __post_init__(self) -> None:
-        require_history(self.reader)
+        _Entries.__post_init__(self)
         validate_moment(self.reader, self.moment)
-
-    @property
-    def dataset(self) -> str:
-        """The dataset's name."""
-        return self.reader.dataset
-
-    @property
-    def version(self) -> str:
-        """The id of the version that is read; of a bounded dataset, of the one that was valid."""
-        return self.read.version
-
-    @property
-    def store(self) -> ObjectStore:
-        """Where the files are."""
-        return self.reader.store
-
-    @property
-    def schema(self) -> Schema:
-        """The columns of the entries."""
-        return self.read.schema
 
     @property
     def read(self) -> VersionReader:
@@ -315,12 +298,6 @@ class EntriesAt:
         if isinstance(self.reader, VersionsOverTime):
             return self.read.frame(spark)
         return self.reader.frame_at(spark, F.timestamp_micros(F.lit(to_microseconds(self.moment))))
-
-
-def require_history(reader: Reader) -> None:
-    """Raise DatasetError for a version without history."""
-    if isinstance(reader, VersionReader) and reader.sealed.history is None:
-        raise no_history_error(reader.dataset)
 
 
 def validate_moment(reader: Reader, moment: datetime) -> None:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import isnan
-from operator import and_
+from operator import and_, attrgetter
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.key_lookup import Key, KeyFiles, RowGroup
@@ -88,12 +88,12 @@ def no_history_error(dataset: str) -> DatasetError:
 
 def find_newest_row(generations: Iterable[KeyFiles], bucket: int, key: Key) -> RowOverTime | None:
     """Return the row of a key with the highest (valid_from, position, generation), or None."""
-    newest: RowOverTime | None = None
-    for files in generations:
-        last = deque(files.find_all(bucket, key), maxlen=1)
-        for rows, _, after in last:
-            newest = _later(newest, _row_over_time(files, rows, after - 1))
-    return newest
+    last_rows = (
+        _row_over_time(files, rows, after - 1)
+        for files in generations
+        for rows, _, after in deque(files.find_all(bucket, key), maxlen=1)
+    )
+    return max(last_rows, key=_order, default=None)
 
 
 def read_key_history(
@@ -114,7 +114,7 @@ def read_key_history(
         for rows, first, after in files.find_all(bucket, key):
             for row in range(first, after):
                 read = _row_over_time(files, rows, row)
-                at[read.valid_from] = _later(at.get(read.valid_from), read)
+                at[read.valid_from] = max(at.get(read.valid_from, read), read, key=_order)
     spans = pairwise([*sorted(at), None])
     parts = (Validity(begin, end, at[begin].entry(names)) for begin, end in spans if begin is not None)
     exact = (part for part in parts if edge is None or part.valid_to is None or part.valid_to > edge)
@@ -125,22 +125,13 @@ def merge_equal_neighbours(parts: Iterable[Validity], start_column: str | None =
     """Yield the parts of a history, merging adjacent ones whose entries are equal but for `start_column`."""
 
     def content(part: Validity) -> dict[str, Any] | None:
-        return (
-            None
-            if part.entry is None
-            else {name: _comparable(v) for name, v in part.entry.items() if name != start_column}
-        )
+        if part.entry is None:
+            return None
+        return {name: _comparable(value) for name, value in part.entry.items() if name != start_column}
 
-    last: Validity | None = None
-    for part in parts:
-        if last is not None and content(last) == content(part):
-            last = Validity(last.valid_from, part.valid_to, last.entry)
-            continue
-        if last is not None:
-            yield last
-        last = part
-    if last is not None:
-        yield last
+    for _, equal in groupby(parts, content):
+        first, *more = equal
+        yield replace(first, valid_to=more[-1].valid_to) if more else first
 
 
 def _comparable(value: Any) -> Any:
@@ -152,10 +143,7 @@ def _row_over_time(files: KeyFiles, rows: RowGroup, row: int) -> RowOverTime:
     return RowOverTime(rows.value(VALID_FROM, row), (rows.value(POSITION, row), files.id), rows, row)
 
 
-def _later(one: RowOverTime | None, other: RowOverTime) -> RowOverTime:
-    if one is None or (one.valid_from, one.rank) < (other.valid_from, other.rank):
-        return other
-    return one
+_order = attrgetter("valid_from", "rank")
 
 
 _AT, _WINNER, _END, _BEGINS, _OLDEST = "__at", "__winner", "__end", "__begins", "__oldest"

@@ -188,9 +188,9 @@ class ServedVersion:
         return self._holding.require().reader
 
     @property
-    def version(self) -> str | None:
-        """The id of that version, or None."""
-        return self._holding.held.reader.version if self._holding.held else None
+    def held(self) -> VersionInUse | None:
+        """That version with its lease, or None."""
+        return self._holding.held
 
     @property
     def lent(self) -> list[VersionReader]:

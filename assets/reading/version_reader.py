@@ -118,7 +118,9 @@ def key_range(what: str, fields: Sequence[Field], prefix: object, start: object,
             )
         (begin,) = _leading_values(what, fields, prefix)
         assert isinstance(begin, bytes)
-        return (begin,), _first_after_prefix(begin)
+        # The least bytes that are greater than all with this prefix, if there are any.
+        kept = begin.rstrip(b"\xff")
+        return (begin,), (kept[:-1] + bytes([kept[-1] + 1]),) if kept else None
     values = _leading_values(what, fields, prefix)
     if not values:
         return (), None
@@ -132,12 +134,6 @@ def _leading_values(what: str, fields: Sequence[Field], values: object) -> tuple
     known = fields[: len(given)] if len(given) <= len(fields) else fields
     coerced = coerce_key(what, known, given)
     return tuple(plain_converter(field.type)(value) for field, value in zip(known, coerced, strict=True))
-
-
-def _first_after_prefix(begin: bytes) -> tuple[Plain, ...] | None:
-    """Return the least bytes that are greater than all with this prefix; None if there are none."""
-    kept = begin.rstrip(b"\xff")
-    return (kept[:-1] + bytes([kept[-1] + 1]),) if kept else None
 
 
 def find_unreadable_version(
@@ -362,16 +358,12 @@ class VersionReader:
         if self.sealed.history is not None:
             newest = find_newest_row(self._generations, bucket, key)
             return None if newest is None else newest.entry(names)
-        if not self.sealed.positioned:
-            for files in self._generations:
-                row_place = files.find(bucket, key)
-                if row_place is not None:
-                    return row_place[0].entry(names, row_place[1])
-            return None
-        matches = [(files.id, match) for files in self._generations if (match := files.find(bucket, key))]
+        matches = [(*match, files.id) for files in self._generations if (match := files.find(bucket, key))]
         if not matches:
             return None
-        _, (rows, row) = max(matches, key=lambda item: (item[1][0].value(POSITION, item[1][1]), item[0]))
+        if not self.sealed.positioned:
+            return matches[0][0].entry(names, matches[0][1])
+        rows, row, _ = max(matches, key=lambda match: (match[0].value(POSITION, match[1]), match[2]))
         return None if rows.value(TOMBSTONE, row) else rows.entry(names, row)
 
     def _bucket_items(self, bucket: int, first: Key, after: Key | None) -> Iterator[tuple[tuple[Any, ...], Entry]]:
@@ -381,28 +373,26 @@ class VersionReader:
             for key, _, row in scans[0]:
                 yield key, row
             return
-        names = self._names
+        names, by_time = self._names, self.sealed.history is not None
+
+        def rank(match: tuple[tuple[Any, ...], int, Entry]) -> tuple[Any, ...]:
+            _, generation, row = match
+            return (*((row[VALID_FROM],) if by_time else ()), row.get(POSITION, 0), generation)
+
         for key, same in groupby(heapq.merge(*scans, key=itemgetter(0)), key=itemgetter(0)):
-            _, _, newest = max(same, key=self._rank)
+            _, _, newest = max(same, key=rank)
             if not newest.get(TOMBSTONE):
                 yield key, {name: newest[name] for name in names}
-
-    def _rank(self, match: tuple[tuple[Any, ...], int, Entry]) -> tuple[Any, ...]:
-        """Return the rank of a row among those of its key: with history its start, then (position, generation)."""
-        _, generation, row = match
-        moment = () if self.sealed.history is None else (row[VALID_FROM],)
-        return (*moment, row.get(POSITION, 0), generation)
 
     def _scan(
         self, files: KeyFiles, bucket: int, first: Key, after: Key | None
     ) -> Iterator[tuple[tuple[Any, ...], int, Entry]]:
         """Yield (key, generation, stored row) of one file in key order."""
-        key_of = itemgetter(*self.sealed.key)
-        single = len(self.sealed.key) == 1
+        key = self.sealed.key
         for rows, begin, end in files.scan(bucket, first, after):
             for at in range(begin, end, _ROWS_AT_ONCE):
                 for row in rows.table.slice(at, min(_ROWS_AT_ONCE, end - at)).to_pylist():
-                    yield (key_of(row),) if single else key_of(row), files.id, row
+                    yield tuple([row[name] for name in key]), files.id, row
 
 
 _GENERATION = "__gen"

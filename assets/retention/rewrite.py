@@ -11,10 +11,11 @@ others copied.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -196,21 +197,58 @@ class RewrittenGeneration:
     live: int
 
 
+M = TypeVar("M", UnboundedManifest, BoundedManifest)
+
+
 @dataclass
-class GenerationErasure:
+class _Erasure:
+    """An erasure of keys; `clean` are folders or documents without the keys."""
+
+    log: DatasetLog
+    keys: KeySet
+    by: str
+    clean: set[str] = field(default_factory=set)
+    leftovers: Leftovers = field(default_factory=Leftovers)
+
+    def _with_doomed(
+        self,
+        manifest: M,
+        after: M,
+        replaced: Sequence[str],
+        version: str | None,
+        reason: str,
+        deleted: Set[str] = set(),
+    ) -> M | None:
+        """Return `after` without the keys, and with leftovers and what was `replaced` doomed; None if nothing changes.
+
+        `deleted` is not doomed: it is deleted once the erasure is committed.
+        """
+        redacted = manifest_from_body(redact(after.model_dump(mode="json"), self.keys))
+        assert isinstance(redacted, type(after))
+        kept = redacted.reachable() | deleted
+        doomed = dict.fromkeys([*manifest.doomed, *self.leftovers.garbage, *replaced])
+        doomed_now = tuple(entry for entry in doomed if entry not in kept)
+        if redacted == manifest and doomed_now == manifest.doomed:
+            return None
+        change = Change(action=ERASE_ACTION, version=version, reason=reason)
+        return redacted.after(doomed=doomed_now, change=change)
+
+    def _unsearched_error(self, error: ManifestMismatchError, action: str, **about: str) -> ManifestMismatchError:
+        problem = f"{error.problem} It is unknown whether it holds a key, so nothing was erased."
+        next_step = f"Restore that object, or {action}, and run the erasure again."
+        return error.reworded(problem, next_step, dataset=self.log.name, **about)
+
+
+@dataclass
+class GenerationErasure(_Erasure):
     """An erasure in an unbounded dataset. Each generation is searched once, however often the commit is retried.
 
     By folder: `clean` are generations without the keys, `regenerated` the replacements of the others, and `holding` are
     generations that only earlier versions read and that hold a key or are unreadable.
     """
 
-    log: DatasetLog
-    keys: KeySet
-    by: str
-    clean: set[str] = field(default_factory=set)
     regenerated: dict[str, RewrittenGeneration] = field(default_factory=dict)
     holding: set[str] = field(default_factory=set)
-    leftovers: Leftovers = field(default_factory=Leftovers)
 
     def commit(self, reason: str) -> UnboundedManifest:
         """Commit the table without the keys and doom what held them; return the current manifest then.
@@ -273,11 +311,7 @@ class GenerationErasure:
             except ManifestMismatchError as error:
                 if not self._is_in_use(folder):
                     continue  # compacted and discarded meanwhile: the commit fails and is retried
-                raise error.reworded(
-                    f"{error.problem} It is unknown whether it holds a key, so nothing was erased.",
-                    f"Restore that object, or rebuild the dataset ({self.log.name}), and run the erasure again.",
-                    dataset=self.log.name,
-                ) from error
+                raise self._unsearched_error(error, f"rebuild the dataset ({self.log.name})") from error
         earlier = {retired.folder for retired in manifest.retired} - self.clean - self.holding
         files_of_earlier = [item for folder in sorted(earlier) for item in self.log.lake.store.list(f"{folder}/")]
         seen = search_files(self.log.lake.store, files_of_earlier, self.keys)
@@ -324,10 +358,10 @@ class GenerationErasure:
             retained_from = max(
                 [retained_from, *(generation.until for generation in retired if generation.folder in self.holding)]
             )
-        gone = [generation.folder for generation in retired if generation.until <= retained_from]
+        discarded = [generation.folder for generation in retired if generation.until <= retained_from]
         bootstrap = manifest.bootstrap
         building = [self.regenerated[g.folder].new if g.folder in self.regenerated else g for g in bootstrap.building]
-        gone += [g.folder for g in bootstrap.building if g.folder in self.regenerated]
+        discarded += [g.folder for g in bootstrap.building if g.folder in self.regenerated]
         bootstrap = bootstrap.model_copy(update={"building": tuple(g for g in building if g.files)})
         after = manifest.after(
             version=version,
@@ -335,14 +369,8 @@ class GenerationErasure:
             retained_from=retained_from,
             bootstrap=bootstrap,
         )
-        after = as_unbounded(manifest_from_body(redact(after.model_dump(mode="json"), self.keys)))
-        doomed = [*manifest.doomed, *self.leftovers.garbage, *gone, *(made.old.folder for made in hit)]
-        kept = after.reachable()
-        doomed = [entry for entry in dict.fromkeys(doomed) if entry not in kept]
-        if after == manifest and doomed == list(manifest.doomed):
-            return None
-        change = Change(action=ERASE_ACTION, version=version.id if version is not None and hit else None, reason=reason)
-        return after.after(doomed=tuple(doomed), change=change)
+        replaced, served_now = [*discarded, *(made.old.folder for made in hit)], version.id if version and hit else None
+        return self._with_doomed(manifest, after, replaced, served_now, reason)
 
     def _version_without_keys(
         self, version: SealedVersion, hit: Sequence[RewrittenGeneration], number: int, commit_id: str
@@ -357,15 +385,14 @@ class GenerationErasure:
             rows -= sum(made.live for made in hit)
         elif len(version.generations) > 1 and version.order_by is None and not any(g.files for g in new[1:]):
             rows = new[0].rows  # only a base is left, which has no tombstones
-        facts = {
-            "id": version_id(number, commit_id),
-            "number": number,
-            "sealed_at": self.log.lake.now(),
-            "generations": tuple(g for g in new if g.files) or (new[0],),
-            "rows": rows,
-            "counters": {"forgotten": sum(made.rows for made in hit)},
-        }
-        return version.after(**facts)
+        return version.after(
+            id=version_id(number, commit_id),
+            number=number,
+            sealed_at=self.log.lake.now(),
+            generations=tuple(g for g in new if g.files) or (new[0],),
+            rows=rows,
+            counters={"forgotten": sum(made.rows for made in hit)},
+        )
 
     def _is_usable(self, manifest: UnboundedManifest, made: RewrittenGeneration) -> bool:
         """Whether the rewritten generation is still needed and was not discarded, as a discard without grace may do.
@@ -454,18 +481,13 @@ def _is_whole(store: ObjectStore, generation: Generation) -> bool:
 
 
 @dataclass
-class VersionErasure:
+class VersionErasure(_Erasure):
     """An erasure in a bounded dataset. Each version is searched once, however often the commit is retried.
 
     `clean` are the documents of versions without the keys, `replacements` those of the others, by the old document.
     """
 
-    log: DatasetLog
-    keys: KeySet
-    by: str
-    clean: set[str] = field(default_factory=set)
     replacements: dict[str, VersionReplacement] = field(default_factory=dict)
-    leftovers: Leftovers = field(default_factory=Leftovers)
 
     def commit(self, reason: str) -> BoundedManifest:
         """Commit the dataset without the keys and doom what held them; return the current manifest then.
@@ -517,13 +539,8 @@ class VersionErasure:
                 return  # discarded meanwhile, with its objects
             if isinstance(error, DatasetError):
                 raise
-            raise error.reworded(
-                f"{error.problem} It is unknown whether it holds a key, so nothing was erased.",
-                f"Restore that object, or give the version up (withdraw, drop and discard {ref.id}), and run the "
-                "erasure again.",
-                dataset=self.log.name,
-                version=ref.id,
-            ) from error
+            action = f"give the version up (withdraw, drop and discard {ref.id})"
+            raise self._unsearched_error(error, action, version=ref.id) from error
         if replacement is None:
             self.clean.add(ref.document)
         else:
@@ -556,18 +573,12 @@ class VersionErasure:
         old = {
             ref.id: self.replacements[str(ref.document)] for ref in manifest.built if ref.document in self.replacements
         }
-        after = replace_versions(manifest, old)
-        after = as_bounded(manifest_from_body(redact(after.model_dump(mode="json"), self.keys)))
-        doomed = [*manifest.doomed, *self.leftovers.garbage]
-        doomed += [entry for made in old.values() for entry in made.old_objects]
+        replaced = [entry for made in old.values() for entry in made.old_objects]
         # The old document of a version that keeps its id is not doomed but deleted: leases are on the id.
-        kept = after.reachable() | {str(made.old.document) for made in old.values() if made.new.id == made.old.id}
-        doomed = [entry for entry in dict.fromkeys(doomed) if entry not in kept]
-        if after == manifest and doomed == list(manifest.doomed):
-            return None
+        deleted = {str(made.old.document) for made in old.values() if made.new.id == made.old.id}
         served = old.get(manifest.version.id) if manifest.version else None
-        change = Change(action=ERASE_ACTION, version=served.new.id if served else None, reason=reason)
-        return after.after(doomed=tuple(doomed), change=change)
+        version = served.new.id if served else None
+        return self._with_doomed(manifest, replace_versions(manifest, old), replaced, version, reason, deleted)
 
     def _clean_up(self, manifest: BoundedManifest) -> None:
         """Remove the records of the builds, and delete rewritten versions whose original was discarded meanwhile."""
