@@ -50,7 +50,6 @@ from dagster_adjunct.resources.streams.system import (
     SOURCE_EPOCH,
     SOURCE_OFFSET,
     Epochs,
-    wants_latest_epochs,
 )
 from dagster_adjunct.resources.streams.system import TOMBSTONE as STREAM_TOMBSTONE
 from dagster_adjunct.resources.validation import validated
@@ -260,7 +259,7 @@ def stream_view(
     an hour (or as passed to `maintain`): take a new view before that. Raises StreamNotFoundError, ConfigurationError as
     a read does, and DatasetError if too many ranges are replaced.
     """
-    latest = wants_latest_epochs(epochs)
+    latest = epochs == "latest"
     streams, name = LakeStreams(lake), unqualify_stream_name(LAKE, stream)
     commit, state = streams.state(name)
     segments = list_segments(state, streams.pages_of(name))

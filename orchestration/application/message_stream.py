@@ -81,6 +81,7 @@ class OperatorStream:
         """Return the records that leave an operator over these records and those of `others`."""
 
 
+@validated_methods
 class EventTimeOperations(OperatorStream):
     """The operators on records with an event time."""
 
@@ -108,7 +109,7 @@ class EventTimeOperations(OperatorStream):
         streams must be partitioned by `partition_by`, a subset of this stream's columns in `on` (default: all of
         them); the result keeps that partitioning.
         """
-        operator = self.graph.next_id(StreamJoin.kind, name if isinstance(name, str) else "")
+        operator = self.graph.next_id(StreamJoin.kind, name)
         if not isinstance(right, EventTimeOperations):
             raise PlanningError(
                 f"{operator} got {getattr(right, 'name', None) or right!r:.60}: expected records of another stream.",
@@ -230,6 +231,7 @@ def check_same_application(graph: OperatorGraph, target: ApplicationPart, name: 
     )
 
 
+@validated_methods
 class SendOperations(OperatorStream):
     """The operators that write records."""
 
@@ -356,10 +358,6 @@ class SendOperations(OperatorStream):
         args: Sequence[object],
         marks_as: str | None,
     ) -> Self:
-        if on_null_key not in ("fail", "skip"):
-            raise ConfigurationError(
-                f"{method} has on_null_key={on_null_key!r}.", "Write fail or skip.", argument="on_null_key"
-            )
         what = f"{method} after {self.operator}: at_most is {at_most!r}"
         if at_most is not None and dead_letters is None:
             raise ConfigurationError(

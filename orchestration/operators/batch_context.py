@@ -197,7 +197,7 @@ class SinkContext:
     attempt: int
 
 
-SinkFunction: TypeAlias = "Callable[[Any, SinkContext], Any]"
+SinkFunction: TypeAlias = Callable[[Any, SinkContext], Any]
 
 
 _KEY_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary")

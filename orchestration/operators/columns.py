@@ -174,7 +174,7 @@ def validate_partition_count(what: str, value: int | None) -> int | None:
     """Return a valid partition count, or None where none is given."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _PARTITIONS:
+    if not 1 <= value <= _PARTITIONS:
         raise argument_error(f"{what} is {value!r}", f"a whole number from 1 to {_PARTITIONS:,}", argument="partitions")
     return value
 
@@ -191,14 +191,14 @@ def validate_partition_by(
 
 
 def check_duration(
-    value: object, found: str, *, argument: str, zero: bool = False, most: timedelta = timedelta.max, **about: Any
+    value: timedelta, found: str, *, argument: str, zero: bool = False, most: timedelta = timedelta.max, **about: Any
 ) -> None:
-    """Raise ConfigurationError unless this is a timedelta above 0, or from 0 on if `zero`, up to `most`.
+    """Raise ConfigurationError unless this is above 0, or from 0 on if `zero`, up to `most`.
 
     `found` says where it was given: "input stream 'lake.flights' has delay".
     """
     least = timedelta(0) if zero else timedelta(microseconds=1)
-    if not isinstance(value, timedelta) or not least <= value <= most:
+    if not least <= value <= most:
         limit = "" if most == timedelta.max else ", and at most 100 years"
         expected = f"a timedelta {'from 0 on' if zero else 'above 0'}{limit}, such as timedelta(minutes=5)"
         raise argument_error(f"{found}={value!r}", expected, argument=argument, **about)

@@ -130,7 +130,7 @@ def build_event_time(
         found, expected = f"input stream {stream!r} has event_time={event_time!r}", "a Spark SQL expression, or ARRIVAL"
         raise argument_error(found, expected, argument="event_time", stream=stream)
     for name, value in {"delay": delay, "idle_after": idle_after, "max_watermark_lag": max_lag}.items():
-        if given[name]:
+        if given[name] and value is not None:
             found = f"input stream {stream!r} has {name}"
             check_duration(value, found, argument=name, zero=name == "delay", stream=stream)
     return EventTime(event_time, delay, idle_after, max_lag)

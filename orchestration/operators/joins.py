@@ -134,9 +134,6 @@ def parse_selection(operator: str, select: Sequence[str] | None, prefix: str) ->
     """Return the columns of `select`: "year as plane_year" with that name, plain names with `prefix`."""
     if select is None:
         return None
-    if isinstance(select, str):
-        found = f"{operator}: select={select!r} is one string"
-        raise argument_error(found, f"a list, [{select!r}]", argument="select", operator=operator)
     chosen = []
     for item in select:
         what, alias = split_alias(str(item))

@@ -42,7 +42,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     new_stream_defaults,
     output_partitioner,
 )
-from dagster_adjunct.resources.common import argument_error, check_choice, split_stream_name
+from dagster_adjunct.resources.common import argument_error, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.checking import check_condition
@@ -289,11 +289,9 @@ def build_send_to_local(
         )
         step = "Send to a stream that the other application reads. Joining the table is allowed."
         raise PlanningError(problem, step, dataset=table.name, operator=after)
-    what = f"send_to after {after}"
-    check_choice(on_null_key, f"{what} has on_null_key={on_null_key!r}", ("fail", "skip"), argument="on_null_key")
-    if deleted is not None and (not isinstance(deleted, str) or not deleted.strip()):
+    if deleted is not None and not deleted.strip():
         expected = 'a Spark SQL condition for entries to delete, such as "visits = 0"'
-        raise argument_error(f"{what} has deleted={deleted!r}", expected, argument="deleted")
+        raise argument_error(f"send_to after {after} has deleted={deleted!r}", expected, argument="deleted")
     return SendToLocal(table.name, owned.schema, deleted, on_null_key)
 
 
@@ -383,13 +381,11 @@ class Sink(Spec):
         return frame
 
 
-def build_sink(after: str, function: object, returns: object, keeps_partitioning: bool) -> Sink:
+def build_sink(after: str, function: SinkFunction, returns: Schema | None, keeps_partitioning: bool) -> Sink:
     """Return the sink for a user's arguments, after the operator `after`."""
     what = f"sink after {after}"
-    if not callable(function):
-        raise argument_error(f"{what} got {function!r}", "a function", argument="function")
     check_plain_function(what, function, "function", "records", "context")
-    if returns is not None and (not isinstance(returns, Schema) or not returns.fields):
+    if returns is not None and not returns.fields:
         expected = 'the columns of its results, such as Schema.of(order="bigint", state="string")'
         raise argument_error(f"{what} has returns={returns!r}", expected, argument="returns")
     if keeps_partitioning and returns is None:

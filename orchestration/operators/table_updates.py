@@ -118,13 +118,10 @@ def parse_pairs(what: str, columns: Columns, *, empty: bool = False) -> Pairs:
     `what` ends with the argument: "update after join-2: set=".
     """
     argument = what.rpartition(" ")[2].rstrip("=")
-    if isinstance(columns, str):
-        expected = f"names, [{columns!r}], or {{table column: Spark SQL expression}}"
-        raise argument_error(f"{what} is the one string {columns!r}", expected, argument=argument)
     pairs = dict(columns) if isinstance(columns, Mapping) else {name: quote_name(name) for name in columns}
     names = validate_column_names(what, list(pairs))
     for name in names:
-        if not isinstance(pairs[name], str) or not pairs[name].strip():
+        if not pairs[name].strip():
             expected = "Spark SQL as a string, a text in quotes of its own: \"'north'\""
             raise argument_error(f"{what} gives {name!r} the value {pairs[name]!r}", expected, argument=argument)
     if not names and not empty:

@@ -13,15 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, CURRENT, JOIN_VERSIONS, RECORDED, JoinVersions
+from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, CURRENT, RECORDED, JoinVersions
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.resources.common import (
     argument_error,
-    check_bool,
     check_choice,
     split_partitions,
     split_stream_name,
@@ -370,39 +369,30 @@ class StartpointRequest:
     id: str = ""
 
     def __post_init__(self) -> None:
-        check_partition(self.ssp, "the startpoint request")
         check_startpoint(self.startpoint, f"the startpoint of the request for {self.ssp}")
         if self.until is not None:
             check_startpoint(self.until, f"the end (until) of the request for {self.ssp}")
         what = f"the startpoint request for {self.ssp} has "
-        check_bool(self.force, f"{what}force={self.force!r:.80}", argument="force")
-        if self.versions is not None:
-            check_choice(self.versions, f"{what}versions={self.versions!r:.80}", JOIN_VERSIONS, argument="versions")
-        if self.recorded is not None and (self.versions != RECORDED or not _NAME.fullmatch(str(self.recorded))):
+        if self.recorded is not None and (self.versions != RECORDED or not _NAME.fullmatch(self.recorded)):
             raise argument_error(
                 f"{what}recorded={self.recorded!r:.80} and versions={self.versions!r}",
                 "the id of a plan, of a request for recorded versions",
                 "Leave it out: Startpoints.request sets it for versions=recorded.",
                 argument="recorded",
             )
-        if not isinstance(self.sequence, int) or isinstance(self.sequence, bool):
-            found = f"{what}sequence={self.sequence!r:.80}"
-            raise argument_error(found, "an integer", "Leave it out: the store sets it.", argument="sequence")
         if self.id == "":
             object.__setattr__(self, "id", self.startpoint.id)
         check_id("startpoint request", self.id)
         if self.task is not None:
             check_task(self.task)
         for name, value in (("by", self.by), ("reason", self.reason)):
-            if not isinstance(value, str) or not value.strip() or len(value) > _TEXT_LENGTH or not _storable(value):
+            if not value.strip() or len(value) > _TEXT_LENGTH or not _storable(value):
                 raise argument_error(
                     f"{what}{name}={value!r:.100}",
                     f"a text of 1 to {_TEXT_LENGTH} characters",
                     "Say who asks (by) and why (reason): both are shown with the replay.",
                     argument=name,
                 )
-        found = f"{what}on_unresolved={self.on_unresolved!r:.80}"
-        check_choice(self.on_unresolved, found, get_args(OnUnresolved), argument="on_unresolved")
 
     @property
     def target(self) -> Target:
@@ -466,17 +456,6 @@ def pick_newer(left: StartpointRequest, right: StartpointRequest) -> StartpointR
 def to_startpoint(request: StartpointRequest) -> Startpoint:
     """Return the startpoint of a request with the request's id, by which a table knows what it has applied."""
     return replace(request.startpoint, id=request.id)
-
-
-def check_partition(ssp: object, what: str) -> SystemStreamPartition:
-    """Return `ssp` if it is a stream partition; `what` says in the error what it is for. Raises InvalidNameError."""
-    if isinstance(ssp, SystemStreamPartition):
-        return ssp
-    raise InvalidNameError(
-        f"{what} is for {ssp!r:.200}, which is no SystemStreamPartition.",
-        'Write SystemStreamPartition("lake", "flights", 3), or SystemStreamPartition.parse("lake.flights.3").',
-        argument="ssp",
-    )
 
 
 def check_task(task: str) -> str:

@@ -38,7 +38,6 @@ from dagster_adjunct.orchestration.startpoints.request import (
     StartpointRequest,
     Target,
     Unreadable,
-    check_partition,
     check_task,
     parse_partition,
     request_from_json,
@@ -318,7 +317,7 @@ class StartpointManager:
         name = application if isinstance(application, str) else application.name
         if expires_after is None:
             expires_after = EXPIRES_AFTER if isinstance(application, str) else application.startpoints_expire_after
-        if not isinstance(expires_after, timedelta) or expires_after < _MS:
+        if expires_after < _MS:
             raise ConfigurationError(
                 f"startpoints of {name!r} expire after {expires_after!s}: expected a timedelta of at least a "
                 "millisecond.",
@@ -417,7 +416,7 @@ class StartpointManager:
         The target of an unreadable request may be no partition: pass the text that `read` returns. What is fanned out
         stays: see `remove_fan_out_for_task`.
         """
-        known = parse_partition(ssp) if isinstance(ssp, str) else check_partition(ssp, "the startpoint to be deleted")
+        known = parse_partition(ssp) if isinstance(ssp, str) else ssp
         key = request_key((known or ssp, task))
         there = self._checked(self._requests.read()).get(key)
         if there is None:
@@ -530,10 +529,7 @@ class StartpointManager:
                 argument="tasks",
                 application=self.application,
             )
-        reading = {
-            check_task(task): frozenset(check_partition(ssp, f"what {task!r} reads") for ssp in ssps)
-            for task, ssps in tasks.items()
-        }
+        reading = {check_task(task): frozenset(ssps) for task, ssps in tasks.items()}
         reserved = frozenset(named_only)
 
         Outcome = tuple[int | None, FanOut, list[StartpointRequest]]
@@ -576,14 +572,6 @@ class StartpointManager:
         With `ids`, only where the request, or its startpoint, still has this id: one that joined meanwhile stays.
         Unreadable entries stay too: `delete_unreadable` takes them back.
         """
-        if ssps is None or (isinstance(ssps, str) and ssps != "all"):
-            raise ConfigurationError(
-                f"the partitions to remove from task {task!r} of application {self.application!r} are {ssps!r}: "
-                "expected SystemStreamPartitions.",
-                'Name them; or leave them out (or write "all") to remove all that the task has to apply.',
-                argument="ssps",
-                application=self.application,
-            )
         self._remove({task: (None if ssps == "all" else frozenset(ssps), ids)})
 
     def remove_fan_outs(self, applied: Mapping[str, Mapping[SystemStreamPartition, str]]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Self
 
+from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated, validated_methods
@@ -108,7 +109,7 @@ class StartpointSpecific(Startpoint):
 
     def __post_init__(self) -> None:
         Startpoint.__post_init__(self)
-        if not isinstance(self.offset, str) or not self.offset or not _is_text(self.offset):
+        if not self.offset or not _is_text(self.offset):
             problem = f"startpoint offset {self.offset!r} is not an offset: expected a text, as in '42'."
             raise ConfigurationError(problem, "Give the offset as the stream's system writes it.", argument="offset")
 
@@ -118,20 +119,11 @@ KINDS: Mapping[str, type[Startpoint]] = {
 }
 
 
-def check_startpoint(value: object, what: str = "a startpoint", argument: str = "startpoint") -> Startpoint:
-    """Return `value` if it is a startpoint of one of the KINDS, and not of a subclass, which could not be stored.
-
-    Raises ConfigurationError, which names it as `what`.
-    """
-    if isinstance(value, Startpoint) and type(value) in KINDS.values():
-        return value
-    kinds = ", ".join(kind.__name__ for kind in KINDS.values())
-    problem = f"is {value!r:.80}, not a startpoint"
-    if isinstance(value, Startpoint):
-        problem = f"is a {type(value).__name__}, a custom class that can't be stored"
-    step = "Write it as in StartpointOldest(), StartpointTimestamp(timestamp_ms=1767225600000) or StartpointSpecific("
-    step += "offset='42')."
-    raise ConfigurationError(f"{what} {problem}: expected one of {kinds}.", step, argument=argument)
+def check_startpoint(startpoint: Startpoint, what: str, argument: str = "startpoint") -> None:
+    """Raise ConfigurationError for a startpoint of a custom class; `what` names it in the error."""
+    if type(startpoint) not in KINDS.values():
+        found = f"{what} is a {type(startpoint).__name__}, a custom class that can't be stored"
+        raise argument_error(found, f"one of {', '.join(kind.__name__ for kind in KINDS.values())}", argument=argument)
 
 
 def startpoint_from_json(value: object, where: str = "startpoint") -> Startpoint:
@@ -232,9 +224,9 @@ def check_offset(system: StreamSystem, ssp: SystemStreamPartition, answer: objec
     raise ConfigurationError(problem, step, system=system.name, stream=ssp.qualified_stream)
 
 
-def check_id(what: str, value: object) -> None:
+def check_id(what: str, value: str) -> None:
     """Raise ConfigurationError unless `value` can be the id of a startpoint or request."""
-    if not isinstance(value, str) or not 0 < len(value) <= ID_LENGTH or not _is_text(value):
+    if not 0 < len(value) <= ID_LENGTH or not _is_text(value):
         problem = f"{what} id {value!r:.80} is not an id: expected a text of 1 to {ID_LENGTH} characters."
         raise ConfigurationError(problem, f"Leave the id out: every {what} gets a new one.", argument="id")
 

@@ -158,12 +158,11 @@ class RetryPolicy:
     unknown: Literal["retry", "fail"] = field(default="retry", kw_only=True)
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.attempts, int) and not isinstance(self.attempts, bool)
-        wrong = [] if whole and self.attempts >= 1 else ["attempts"]
+        wrong = [] if self.attempts >= 1 else ["attempts"]
         wrong += [name for name in ("first_wait", "max_wait", "max_total") if not getattr(self, name) >= 0]
         wrong += [] if isfinite(self.first_wait) else ["first_wait"]
         if wrong:
-            text = f"{self} can't work: expected at least one attempt, a whole number, and no negative or endless wait."
+            text = f"{self} can't work: expected at least one attempt, and no negative or endless wait."
             raise ConfigurationError(text, argument=wrong[0])
         if self.backoff is None and self.first_wait > self.max_wait:
             problem = f"first_wait={self.first_wait:g} of a retry policy is above max_wait={self.max_wait:g}."

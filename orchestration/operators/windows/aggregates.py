@@ -18,14 +18,14 @@ import pyarrow as pa
 
 from dagster_adjunct.orchestration.operators.columns import MAX_DURATION, check_duration, function_label
 from dagster_adjunct.orchestration.operators.windows.exact_sums import ExactSum, Partial
-from dagster_adjunct.resources.common import argument_error, check_choice
+from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.schemas.schema import Field, decimal_digits
 from dagster_adjunct.resources.user_code import check_plain_function
 from dagster_adjunct.resources.validation import validated
 
-AggregateFunction: TypeAlias = "Callable[[Any], Any]"
+AggregateFunction: TypeAlias = Callable[[Any], Any]
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
 _SET = "array<string>"
@@ -236,6 +236,7 @@ class Aggregate(Aggregation):
     of: tuple[str, ...] | None = None
     form: Literal["arrow", "pandas"] = "arrow"
 
+    @validated
     def __init__(
         self,
         function: AggregateFunction,
@@ -243,10 +244,7 @@ class Aggregate(Aggregation):
         of: str | Sequence[str] | None = None,
         form: Literal["arrow", "pandas"] = "arrow",
     ) -> None:
-        if not callable(function):
-            raise ConfigurationError(f"Aggregate got {function!r}.", "Pass a function.", argument="function")
         check_plain_function("Aggregate", function, "function", "records")
-        check_choice(form, f"Aggregate has form={form!r}", ("arrow", "pandas"), argument="form")
         columns = (of,) if isinstance(of, str) else None if of is None else tuple(of)
         if columns is not None and not columns:
             raise ConfigurationError("Aggregate has of=[], no column.", "Name some, or leave it out.", argument="of")

@@ -35,8 +35,6 @@ from dagster_adjunct.orchestration.operators.windows.aggregates import (
     Aggregation,
     Kind,
     Session,
-    Sliding,
-    Tumbling,
     max_duration_after,
 )
 from dagster_adjunct.orchestration.operators.windows.exact_sums import WIDEST, ExactSum
@@ -56,7 +54,7 @@ from dagster_adjunct.orchestration.operators.windows.rows import (
     union_sessions,
     update_fixed_windows,
 )
-from dagster_adjunct.resources.common import argument_error, check_choice, check_name
+from dagster_adjunct.resources.common import argument_error, check_name
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import is_storable
@@ -403,9 +401,6 @@ def build_window(
     """Return the windows for a user's arguments, after the operator `after`."""
     what = f"window after {after}"
     check_name("window", name)
-    if not isinstance(kind, Tumbling | Sliding | Session):
-        raise argument_error(f"{what} got {kind!r}", "Tumbling(…), Sliding(…) or Session(…)", argument="kind")
-    check_choice(results, f"{what} has results={results!r}", ("final", "updates"), argument="results")
     found = f"{what} has allowed_lateness"
     check_duration(allowed_lateness, found, argument="allowed_lateness", zero=True, most=MAX_DURATION)
     key = validate_column_names(f"{what}: by=", by)
@@ -416,15 +411,10 @@ def build_window(
 
 
 def _aggregates(what: str, aggregates: Mapping[str, Aggregation]) -> tuple[tuple[str, Aggregation], ...]:
-    if not isinstance(aggregates, Mapping) or not aggregates:
+    if not aggregates:
         expected = 'at least one value, such as {"views": Count()}'
         raise argument_error(f"{what} has aggregates={aggregates!r}", expected, argument="aggregates")
     validate_column_names(f"{what}: aggregates=", list(aggregates))
-    wrong = next((name for name, made in aggregates.items() if not isinstance(made, Aggregation)), None)
-    if wrong is not None:
-        expected = "one of Count(), Sum(…), Min(…), Max(…), Mean(…), Distinct(…) and Aggregate(…)"
-        found = f"{what}: aggregates= gives {wrong!r} the value {aggregates[wrong]!r}"
-        raise argument_error(found, expected, argument="aggregates")
     for made in aggregates.values():
         validate_column_names(f"{what}: {made.describe()}", made.columns)
     return tuple(aggregates.items())

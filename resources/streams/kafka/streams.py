@@ -15,7 +15,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from dagster_adjunct.resources.common import StoredDocument, check_choice, check_name
+from dagster_adjunct.resources.common import StoredDocument, check_name
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     InvalidNameError,
@@ -88,12 +88,6 @@ class KafkaTopic:
     def __post_init__(self) -> None:
         if self.topic is not None:
             check_topic_name(self.topic)
-        for name, choices in (
-            ("partitioner", ("kafka-murmur2", "unknown")),
-            ("default_offset", ("oldest", "upcoming")),
-        ):
-            value = getattr(self, name)
-            check_choice(value, f"{name} of a Kafka topic is {value!r}", choices, argument=name)
 
     def schema(self) -> Schema:
         """Return the columns of a record: those only in the key, those of the value, then the headers."""

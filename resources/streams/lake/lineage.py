@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_adjunct.resources.common import check_choice, split_stream_name
+from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
 from dagster_adjunct.resources.streams.lake.manifest import (
     Coverage,
@@ -166,9 +166,6 @@ def find_replaced_results(
     Raises ConfigurationError if that can't be determined: for records without a source position, unless they are
     kept, and for results of replayed records whose own replacements are not known.
     """
-    check_choice(
-        without_position, f"without_position={without_position!r}", ("refuse", "keep"), argument="without_position"
-    )
     unknown = sum(segment.rows for segment in segments if not segment.positioned)
     if unknown and without_position == "refuse":
         problem = f'stream {stream!r}: epochs="latest" needs the source position of every record, and {unknown} '

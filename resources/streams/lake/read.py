@@ -63,7 +63,6 @@ from dagster_adjunct.resources.streams.system import (
     parse_offset,
     require_one_stream,
     time_from_micros,
-    wants_latest_epochs,
 )
 from dagster_adjunct.resources.validation import validated_methods
 
@@ -478,7 +477,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         without_position: WithoutPosition = "refuse",
     ) -> tuple[_Located, list[SupersededRange]]:
         """Return where the records of these ranges are, and which of them are to be left out."""
-        latest = wants_latest_epochs(epochs)
+        latest = epochs == "latest"
         stream = require_one_stream(self.name, ranges)
         _, state = self.state(stream)
         spans = spans_from_ranges(stream, state, ranges)

@@ -18,7 +18,6 @@ from pydantic import Field
 
 from dagster_adjunct.resources.common import (
     StoredDocument,
-    check_choice,
     check_name,
     check_whole_number,
     unqualify_stream_name,
@@ -156,8 +155,6 @@ def read_new(
     check_name("reader", reader)
     streams, stream = LakeStreams(lake), unqualify_stream_name(LAKE, stream)
     who = f"reader {reader!r}"
-    check_choice(start, f"{who}: start={start!r}", ("oldest", "upcoming"), argument="start")
-    check_choice(on_lost, f"{who}: on_lost={on_lost!r}", ("fail", "oldest"), argument="on_lost")
     if max_records is not None:
         check_whole_number(max_records, f"{who}: max_records={max_records}", "1 or more", argument="max_records")
     # The position first, so that the stream's state is not older than it.
