@@ -301,8 +301,8 @@ def test_settings_that_contradict_themselves_are_refused() -> None:
             KafkaSettings("kafka", "127.0.0.1:1", topics=topics)
     for make, what in (
         (lambda: KafkaTopic("a b"), "can't be a Kafka topic"),
-        (lambda: KafkaTopic(partitioner="crc32"), "partitioner of a Kafka topic is 'crc32'"),  # type: ignore[arg-type]
-        (lambda: KafkaTopic(default_offset="latest"), "default_offset of a Kafka topic is 'latest'"),  # type: ignore[arg-type]
+        (lambda: KafkaTopic(partitioner="crc32"), "partitioner is 'crc32'"),  # type: ignore[arg-type]
+        (lambda: KafkaTopic(default_offset="latest"), "default_offset is 'latest'"),  # type: ignore[arg-type]
         (lambda: KafkaSettings("kafka", ""), "no bootstrap servers"),
         (lambda: KafkaSettings("kafka", "a:1", prefix="a/b"), "can't be a Kafka topic"),
     ):
