@@ -1,5 +1,8 @@
 """The declaration of Debezium's envelopes (the row before and after a change, the operation, and its position in the
-source), and the conversion of their values."""
+source), and the conversion of their values.
+
+`envelopes.py` parses records by this declaration.
+"""
 
 from __future__ import annotations
 

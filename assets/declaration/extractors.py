@@ -74,13 +74,13 @@ class KeyValueExtractor(Protocol):
 @validated
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Entries with the columns of `columns` ("tailnum STRING, seats INT"), of the records for which `where` holds.
+    """Makes entries with the columns `columns` ("tailnum STRING, seats INT") from the records that satisfy `where`.
 
-    `select` maps columns to Spark SQL expressions; other columns are the record's own. An expression must have the
-    declared type, or one that fits into it without loss.
+    `select` has a Spark SQL expression for each computed column. The other columns are copied from the record. The type
+    of an expression must be the declared one, or fit into it without loss.
 
-    In an unbounded dataset a change for which `where` does not hold deletes the entry of its key, if the key is passed
-    on unchanged. If the key is computed, that entry is unknown, and stays.
+    In an unbounded dataset, a change that does not satisfy `where` deletes the entry of its key, provided that the key
+    is copied from the record. If `select` computes the key, the entry to delete is unknown, so it stays.
     """
 
     columns: str

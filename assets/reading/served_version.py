@@ -205,9 +205,9 @@ class ServedVersion:
     # -- calls
 
     def answer(self, read: Callable[[VersionReader], T]) -> T:
-        """Return `read(version)`, retried where another version replaces a damaged one.
+        """Return `read(version)`. If the version is damaged, switch to a replacement and call `read` with that.
 
-        From the second answer on the version is leased before it is read.
+        The first call takes no lease. Once a call has succeeded, later calls lease the version before they read it.
         """
         while True:
             held = self.enter(leased=self._answered)
@@ -420,8 +420,8 @@ class Watch:
     def __init__(self, name: str, refresh: Callable[[], Callable[[], object] | None], interval: float) -> None:
         if not interval > 0:
             raise ConfigurationError(
-                f"dataset {name!r} is to be watched every {interval} seconds.",
-                "Give an interval above 0.",
+                f"dataset {name!r} can't be watched with an interval of {interval} seconds.",
+                "Pass an interval above 0.",
                 argument="interval",
                 dataset=name,
             )

@@ -184,11 +184,12 @@ class RetentionDecision:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The stored objects of a dataset in one listing, with times by the store's clock.
+    """What a dataset has in the store at the time `now`. All times are by the store's clock.
 
-    `folders` are those of attempts, with the time of the newest object or renewal; `documents` are those of versions.
-    `running` are the ids of attempts whose record was renewed recently. `commits` are the times of an unbounded
-    dataset's commits, by number.
+    - `folders`: for each data folder, when its newest object was written or its build last renewed its record.
+    - `documents`: for each document of a version, when it was written.
+    - `running`: the ids of builds (attempts) that renewed their record recently.
+    - `commits`: for each commit of an unbounded dataset, by number, when it was made.
     """
 
     now: datetime

@@ -95,8 +95,9 @@ class ActiveRewind:
         in_time, with_reasons, late = engine.split_late(changes, stored, spec.key, horizon)
         if late and not self.forced:
             raise DatasetError(
-                f"dataset {spec.name!r}: {late:,} of the changes to apply again have keys that it does not hold, at or "
-                f"below position {horizon}, up to which it has dropped deletions: the keys may have been deleted.",
+                f"dataset {spec.name!r}: {late:,} of the changes can't be applied again, because the dataset has no "
+                f"entries with their keys. The keys may have been deleted: deletions up to position {horizon} are no "
+                "longer stored, and these changes are not newer.",
                 f"Rebuild it: adjunct dataset rebuild {spec.name} MODULE:APP --reason …. With force, these changes are "
                 "set aside as late.",
                 dataset=spec.name,

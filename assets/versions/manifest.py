@@ -565,8 +565,8 @@ def as_unbounded(manifest: DatasetManifest) -> UnboundedManifest:
     """Return an unbounded dataset's manifest. Raises DatasetError for one that arrives in versions."""
     if not isinstance(manifest, UnboundedManifest):
         raise DatasetError(
-            f"dataset {manifest.name!r} arrives in versions: it follows no change stream, and has no table.",
-            f"See adjunct dataset versions {manifest.name}.",
+            f"dataset {manifest.name!r} is bounded: it arrives in versions, and this needs an unbounded dataset.",
+            f"List its versions: adjunct dataset versions {manifest.name}.",
             dataset=manifest.name,
         )
     return manifest

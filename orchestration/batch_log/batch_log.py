@@ -290,13 +290,18 @@ NAMES = "applications/_names"
 class Intent(StoredDocument):
     """What one batch is going to do, committed before it reads anything.
 
-    `startpoints` are the ids of those that it applies, `epochs` those that its records carry (0 where left out). `lost`
-    are offsets that retention deleted before they were read, where the input declares on_lost. A batch of `replays`
-    (ids by partition) reads ranges of these only, and moves no checkpoint. `tasks` is how many tasks read each record
-    of a broadcast input; None if there is none. `reading` says which versions its records are joined with. `over_time`
-    has all versions of bounded datasets that are joined by time. `waiting` are partitions with `idle_after` whose
-    records are left for a later batch, so they are not idle. A `cut` batch began with more records, which retention
-    deleted before it finished: outputs that have it already keep what they have.
+    - `ranges`: the offsets that it reads of each partition.
+    - `versions`: the version that it reads of each dataset; None if there is none to read.
+    - `startpoints`: the ids of the startpoints that it applies.
+    - `epochs`: the epoch of each partition's records; 0 for partitions that are not listed.
+    - `lost`: offsets that retention deleted before they were read, of inputs that declare on_lost.
+    - `replays`: the ids of the replays that it reads. Such a batch reads nothing else and moves no checkpoint.
+    - `tasks`: how many tasks read each record of a broadcast input; None without broadcast inputs.
+    - `reading`: which dataset versions its joins use; `JoinVersions` describes the choices.
+    - `over_time`: all versions of each bounded dataset that is joined by time.
+    - `waiting`: partitions with `idle_after` that have records for a later batch, so they do not count as idle.
+    - `cut`: whether retention deleted some of its records before it finished. Outputs that were written before that
+      keep all of its records.
     """
 
     batch: int

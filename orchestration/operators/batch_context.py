@@ -385,5 +385,5 @@ class ChangedColumns(NamedTuple):
         return self.set | self.appended | self.merged
 
     def depends_on_order_with(self, other: ChangedColumns) -> bool:
-        """Whether the order of two updates matters: both change one column, and not both by summing."""
+        """Whether the order of two updates matters: they change the same column, and at least one does not just sum."""
         return bool(self._ordered & (other._ordered | other.summed)) or bool(other._ordered & self.summed)

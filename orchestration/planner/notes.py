@@ -152,8 +152,8 @@ def name_writers(app: Application, writer: str) -> dict[str, str]:
             unnamed[store] += 1
         elif not has_marks(app.tables[send.table]):
             raise PlanningError(
-                f"{operator.id}: its marks are named {send.marks_as!r}, but table {send.table} keeps none: it is "
-                "declared without idempotent and newest_by.",
+                f"{operator.id}: marks_as={send.marks_as!r} names the marks of what was applied, but table "
+                f"{send.table} stores no marks: it is declared without idempotent and newest_by.",
                 "Leave marks_as out, or declare the table with idempotent=True or newest_by.",
                 operator=operator.id,
             )

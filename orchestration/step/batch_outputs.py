@@ -370,7 +370,7 @@ class BatchOutputs(BatchGraph):
         self._measure(send.table, written.metrics, written.counters)
 
     def refused_records(self, operator: str) -> DataFrame:
-        """Return the records that the table of the operator before this one has rejected."""
+        """Return the records that the previous operator sent to its table and that the table rejected."""
         (before,) = self.app.operator(operator).inputs
         return _records_from_letters(self.spark, *self._letters.get(before, ("", ())))
 

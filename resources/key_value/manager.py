@@ -223,7 +223,7 @@ def finish_transition(current: StoredTable | None, done: StoredTable) -> StoredT
 
 
 def was_deleted(current: StoredTable | None, table: StoredTable) -> bool:
-    """Whether a table was or is being deleted, given the entry that has its name now."""
+    """Return whether `table` is or is being deleted; `current` is the entry that its name has now."""
     return current is None or current.incarnation != table.incarnation or current.state is TableState.DELETING
 
 

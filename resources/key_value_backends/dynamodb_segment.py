@@ -260,7 +260,7 @@ def gate_number(token: bytes) -> int:
 
 
 def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
-    """Return the meaning of the answer to a cancelled transaction."""
+    """Return why DynamoDB cancelled a transaction, from its response."""
     reasons: Sequence[Mapping[str, Any]] = response.get("CancellationReasons") or ()
     codes = [str(reason.get("Code", "None")) for reason in reasons]
     if not codes:

@@ -422,8 +422,8 @@ class SqliteSegment:
             if is_busy(error) or code == sqlite3.SQLITE_FULL:
                 raise
             raise ReplyLostError(
-                f"{self._label}: the commit of a write failed ({error}), and may be in the log or not.",
-                "It is looked for. If that continues, check the disk.",
+                f"{self._label}: the commit of a write failed ({error}), and whether it was stored is unknown.",
+                "It is repeated unless it was stored. If the error persists, check the disk.",
             ) from error
 
     def _find(self, execute: _Execute, keys: Sequence[bytes], values: bool) -> dict[bytes, StoredEntry]:

@@ -153,7 +153,7 @@ def check_table_options(what: str, order_by: Sequence[str], partitioned: bool) -
 def check_marker_partitions(
     stream: str, version: str, chosen: Sequence[int], count: int, rows: Mapping[int, int] | None
 ) -> None:
-    """Raise ConfigurationError unless a marker's partitions exist, with a row count for each of them or for none."""
+    """Raise ConfigurationError unless a marker's partitions exist, and `rows` is None or counts each of them."""
     wrong = [p for p in chosen if not 0 <= p < count]
     if wrong or not chosen:
         problem = f"marker {version!r}: partitions {wrong} are not partitions of {stream}, which has {count}."

@@ -1,4 +1,7 @@
-"""Credits in an application's run: `RunCredits` in the driver, `CreditClient` in its tasks."""
+"""Credits of a rate limit in an application's run: `RunCredits` in the driver, `CreditClient` in its tasks.
+
+The server that divides the credits among tasks, and leases them from the lake for all runs, is in `rate_server.py`.
+"""
 
 from __future__ import annotations
 

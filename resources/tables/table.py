@@ -302,8 +302,9 @@ class RemoteTable(Generic[K, V, U]):
         self.conditions.check(None if write_function is None else write_function.capabilities)
         if self.batches.compact and (newest_by is not None or idempotent):
             raise ConfigurationError(
-                f"table {name}: compact batches keep the last entry of a key, which newest_by or idempotent may skip.",
-                "Use BatchProvider(compact=False), the default, with newest_by or idempotent.",
+                f"table {name}: compact batches send only the last write of a key. If newest_by or idempotent skips "
+                "that one, the earlier writes are lost.",
+                "Leave out compact=True, or declare the table without newest_by and idempotent.",
                 argument="batches",
                 table=name,
             )

@@ -1,4 +1,7 @@
-"""`Window`, which aggregates the records of each key in windows of their event time."""
+"""`Window`, the operator that aggregates the records of each key in windows of their event time.
+
+The kinds of windows (`Tumbling`, `Sliding`, `Session`) and the aggregates are declared in `aggregates.py`.
+"""
 
 from __future__ import annotations
 
@@ -405,7 +408,7 @@ def build_window(
     check_duration(allowed_lateness, found, argument="allowed_lateness", zero=True, most=MAX_DURATION)
     key = validate_column_names(f"{what}: by=", by)
     if not key:
-        raise ConfigurationError(f"{what} has no column in by=.", "Name the key.", argument="by")
+        raise ConfigurationError(f"{what} has no key: by= is empty.", "Pass the key columns in by=.", argument="by")
     partition_columns = validate_partition_by(what, partition_by, key, "by")
     return Window(name, kind, key, partition_columns, _aggregates(what, aggregates), results, allowed_lateness)
 
