@@ -6,7 +6,7 @@ from dagster_adjunct.orchestration.operators.windows.aggregates import Distinct 
 from dagster_adjunct.orchestration.operators.windows.aggregates import Max as Max
 from dagster_adjunct.orchestration.operators.windows.aggregates import Mean as Mean
 from dagster_adjunct.orchestration.operators.windows.aggregates import Min as Min
-from dagster_adjunct.orchestration.operators.windows.aggregates import Session as Session
-from dagster_adjunct.orchestration.operators.windows.aggregates import Sliding as Sliding
 from dagster_adjunct.orchestration.operators.windows.aggregates import Sum as Sum
-from dagster_adjunct.orchestration.operators.windows.aggregates import Tumbling as Tumbling
+from dagster_adjunct.orchestration.operators.windows.kinds import Session as Session
+from dagster_adjunct.orchestration.operators.windows.kinds import Sliding as Sliding
+from dagster_adjunct.orchestration.operators.windows.kinds import Tumbling as Tumbling

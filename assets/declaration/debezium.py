@@ -1,7 +1,7 @@
 """The declaration of Debezium's envelopes (the row before and after a change, the operation, and its position in the
 source), and the conversion of their values.
 
-`envelopes.py` parses records by this declaration.
+`envelope_parser.py` parses records by this declaration.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class EnvelopeFormat:
         order_by: tuple[str, ...],
         comparable: bool,
     ) -> DataFrame:
-        from dagster_adjunct.assets.declaration.envelopes import decode_envelopes
+        from dagster_adjunct.assets.declaration.envelope_parser import decode_envelopes
 
         return decode_envelopes(
             cast("Envelope", self), records, schema, what, key=key, order_by=order_by, comparable=comparable

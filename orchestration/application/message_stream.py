@@ -58,7 +58,8 @@ from dagster_adjunct.orchestration.operators.table_updates import (
     parse_pairs,
     struct_expression,
 )
-from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregation, Kind
+from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregation
+from dagster_adjunct.orchestration.operators.windows.kinds import Kind
 from dagster_adjunct.orchestration.operators.windows.window import Results, build_window
 from dagster_adjunct.resources.common import check_name, check_whole_number
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError

@@ -30,7 +30,8 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     StreamFacts,
     add_sources,
 )
-from dagster_adjunct.orchestration.operators.windows.aggregates import Count, Tumbling
+from dagster_adjunct.orchestration.operators.windows.aggregates import Count
+from dagster_adjunct.orchestration.operators.windows.kinds import Tumbling
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, choose_versions, find_as_of_joins
 from dagster_adjunct.orchestration.step.failures import sensitive_columns

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.orchestration.operators.windows.aggregates import Kind, Session, Sliding, Tumbling
+from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, Sliding, Tumbling
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.windows import Aggregate, Count, Distinct, Max, Mean, Min, Sum

@@ -12,7 +12,7 @@ import pytest
 
 from dagster_adjunct.orchestration.operators.batch_context import Watermarks
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
-from dagster_adjunct.orchestration.operators.windows.aggregates import Kind, Session, Sliding, Tumbling
+from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, Sliding, Tumbling
 from dagster_adjunct.orchestration.operators.windows.rows import (
     DELETED,
     EXCLUSION,

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.windows.bounds import window_end, window_start
+from dagster_adjunct.orchestration.operators.windows.kinds import window_end, window_start
 from dagster_adjunct.windows import Count, Sum, Tumbling
 from tests.orchestration.step_world import StepWorld
 

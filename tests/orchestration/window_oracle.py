@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from dagster_adjunct.orchestration.operators.windows.aggregates import Kind, Session, Sliding
+from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, Sliding
 
 T0 = dt.datetime(2024, 1, 1)
 

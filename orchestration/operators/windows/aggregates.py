@@ -1,4 +1,4 @@
-"""The kinds of windows, and the values that they compute: Count, Sum, Min, Max, Mean, Distinct, and users' functions.
+"""The values that windows compute: Count, Sum, Min, Max, Mean, Distinct, and users' functions.
 
 An aggregate is stored as *partial values*, columns of the window's row in the state table: computed from the records
 of a batch, and added to the stored ones. All of them are Spark SQL as text. Nulls are ignored, as by SQL's aggregates.
@@ -6,19 +6,15 @@ of a batch, and added to the stored ones. All of them are Spark SQL as text. Nul
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, ClassVar, Literal, TypeAlias
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from dagster_adjunct.orchestration.operators.columns import MAX_DURATION, check_duration, function_label
+from dagster_adjunct.orchestration.operators.columns import function_label
 from dagster_adjunct.orchestration.operators.windows.exact_sums import ExactSum, Partial
-from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.schemas.schema import Field, decimal_digits
@@ -329,135 +325,3 @@ def _as_text(column: str, kind: str) -> str:
     value = quote_name(column)
     texts = {"binary": f"hex({value})", "string": value} | dict.fromkeys(FLOATS, f"cast({value} + 0D as string)")
     return texts.get(kind, f"cast({value} as string)")
-
-
-_MAX_OVERLAP = 1_000
-_HOURS = (1, 2, 3, 4, 6, 8, 12)
-# Files next to the zones that only Python accepts as zones; those in right/ count leap seconds.
-_NOT_A_ZONE = re.compile(r"(posix|right)/|(localtime|posixrules|Factory)$")
-
-
-@validated
-@dataclass(frozen=True, slots=True)
-class Tumbling:
-    """Consecutive windows: each time is in exactly one of them.
-
-    Windows of one `size` start at multiples of it since 1970-01-01T00:00Z. Windows of `days` or `hours` follow the
-    clock of a `zone`, such as "America/New_York": days start at midnight there and have 23 or 25 hours when the clock
-    changes; several days are counted from 1970-01-01. Hours (1, 2, 3, 4, 6, 8 or 12) are counted from midnight. With
-    `hours=1`, an hour that the clock shows twice is two windows; longer windows contain both.
-
-    Raises ConfigurationError for other arguments.
-    """
-
-    size: timedelta | None = None
-    days: int | None = None
-    hours: int | None = None
-    zone: str | None = None
-
-    def __post_init__(self) -> None:
-        given = [name for name in ("size", "days", "hours") if getattr(self, name) is not None]
-        if len(given) != 1:
-            problem = f"Tumbling has {' and '.join(given) or 'no size'}: expected a size, or days= or hours= of a zone."
-            step = 'Write Tumbling(timedelta(minutes=5)), or Tumbling(days=1, zone="America/New_York").'
-            raise ConfigurationError(problem, step, argument=given[-1] if given else "size")
-        if self.size is not None:
-            check_duration(self.size, "Tumbling has size", argument="size", most=MAX_DURATION)
-        if (self.size is None) != (self.zone is not None):
-            without = "a size does not follow the clock of a zone" if self.zone is not None else "it names no zone"
-            problem = f"Tumbling has {given[0]}={getattr(self, given[0])!r} and zone={self.zone!r}: {without}."
-            step = 'Write days=1 or hours=1 with a zone, such as zone="UTC"; or a timedelta without one.'
-            raise ConfigurationError(problem, step, argument="zone")
-        if self.zone is not None:
-            _check_calendar(self.days, self.hours, self.zone)
-
-    @property
-    def local(self) -> timedelta | None:
-        """The length of a window by the clock of its zone; None for windows of one size."""
-        return None if self.zone is None else timedelta(days=self.days or 0, hours=self.hours or 0)
-
-    def describe(self) -> str:
-        """Return a description for plans."""
-        if self.zone is None:
-            return f"tumbling {self.size}"
-        count, unit = (self.days, "day") if self.days is not None else (self.hours, "hour")
-        return f"tumbling {count} {unit}{'s' if count != 1 else ''} of {self.zone}"
-
-
-@validated
-@dataclass(frozen=True, slots=True)
-class Sliding:
-    """Overlapping windows of one `size`, which start at multiples of `every`: each time is in size / every of them."""
-
-    size: timedelta
-    every: timedelta
-
-    def __post_init__(self) -> None:
-        check_duration(self.size, "Sliding has size", argument="size", most=MAX_DURATION)
-        check_duration(self.every, "Sliding has every", argument="every", most=MAX_DURATION)
-        if not self.every <= self.size <= self.every * _MAX_OVERLAP:
-            raise ConfigurationError(
-                f"Sliding has size={self.size} and every={self.every}: expected a size of 1 to {_MAX_OVERLAP:,} times "
-                "every; each record is counted in that many windows.",
-                "Choose others; for windows with gaps between them, filter the results of Tumbling.",
-                argument="every",
-            )
-
-    def describe(self) -> str:
-        """Return a description for plans."""
-        return f"sliding {self.size} every {self.every}"
-
-
-@validated
-@dataclass(frozen=True, slots=True)
-class Session:
-    """A window for each series of records of a key in which each follows the previous one in less than `gap`.
-
-    It ends `gap` after the last record.
-    """
-
-    gap: timedelta
-
-    def __post_init__(self) -> None:
-        check_duration(self.gap, "Session has gap", argument="gap", most=MAX_DURATION)
-
-    def describe(self) -> str:
-        """Return a description for plans."""
-        return f"sessions with gaps of {self.gap}"
-
-
-Kind: TypeAlias = Tumbling | Sliding | Session
-
-
-def to_micros(length: timedelta) -> int:
-    """Return a length of time in microseconds."""
-    return length // timedelta(microseconds=1)
-
-
-def max_duration_after(kind: Kind) -> timedelta:
-    """Return for how long a window accepts records after its first one: its size, or the gap of a session.
-
-    A zone's clock has been put back by at most a day.
-    """
-    if isinstance(kind, Session):
-        return kind.gap
-    if isinstance(kind, Tumbling) and kind.local is not None:
-        return kind.local + timedelta(days=1)
-    assert kind.size is not None
-    return kind.size
-
-
-def _check_calendar(days: int | None, hours: int | None, zone: str) -> None:
-    """Raise ConfigurationError for an unsupported number of days or hours, and for an unknown zone."""
-    if days is not None and days not in range(1, 366):
-        raise argument_error(f"Tumbling has days={days!r}", "a whole number from 1 to 365", argument="days")
-    if hours is not None and hours not in _HOURS:  # they are counted from midnight
-        expected = f"hours that divide a day: one of {', '.join(map(str, _HOURS))}"
-        raise argument_error(f"Tumbling has hours={hours!r}", expected, argument="hours")
-    try:
-        known = not _NOT_A_ZONE.match(zone) and ZoneInfo(zone) is not None
-    except (KeyError, ValueError, OSError):  # an unknown or invalid name
-        known = False
-    if not known:
-        expected = 'a time zone that this machine knows, such as "America/New_York" or "UTC"'
-        raise argument_error(f"Tumbling has zone={zone!r}", expected, argument="zone")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from dagster_adjunct.orchestration.operators.functions import pickle_function
-from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Session, to_micros
-from dagster_adjunct.orchestration.operators.windows.bounds import window_end
+from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate
+from dagster_adjunct.orchestration.operators.windows.kinds import Session, to_micros, window_end
 from dagster_adjunct.orchestration.operators.windows.rows import (
     BEGIN,
     CLOSING,

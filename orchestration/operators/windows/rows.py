@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.orchestration.operators.batch_context import Watermarks
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
 from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS
-from dagster_adjunct.orchestration.operators.windows.aggregates import (
-    Aggregate,
-    Aggregation,
+from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Aggregation, Mean, Sum
+from dagster_adjunct.orchestration.operators.windows.exact_sums import ExactSum, Partial
+from dagster_adjunct.orchestration.operators.windows.kinds import (
     Kind,
-    Mean,
     Session,
-    Sum,
     Tumbling,
     max_duration_after,
     to_micros,
+    window_end,
+    window_start,
 )
-from dagster_adjunct.orchestration.operators.windows.bounds import window_end, window_start
-from dagster_adjunct.orchestration.operators.windows.exact_sums import ExactSum, Partial
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
 from dagster_adjunct.resources.schemas.schema import Schema

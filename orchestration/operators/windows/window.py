@@ -33,15 +33,10 @@ from dagster_adjunct.orchestration.operators.operator import Declarations, Flow,
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext, add_sources
 from dagster_adjunct.orchestration.operators.windows import functions
 from dagster_adjunct.orchestration.operators.windows import rows as records
-from dagster_adjunct.orchestration.operators.windows.aggregates import (
-    Aggregate,
-    Aggregation,
-    Kind,
-    Session,
-    max_duration_after,
-)
+from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Aggregation
 from dagster_adjunct.orchestration.operators.windows.exact_sums import WIDEST, ExactSum
 from dagster_adjunct.orchestration.operators.windows.functions import LIMIT, RECORD_TIME
+from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, max_duration_after
 from dagster_adjunct.orchestration.operators.windows.rows import (
     ABSORBED,
     CLOSING,

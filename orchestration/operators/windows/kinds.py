@@ -1,0 +1,265 @@
+"""The kinds of windows: tumbling, sliding and sessions, and where windows start and end.
+
+Windows by the clock of a time zone start when its clock first shows a multiple of their length. If the clock was put
+forward past that, they start when it was put forward. With a length of one hour, a window also starts whenever the
+clock shows a full hour again.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import TYPE_CHECKING, TypeAlias
+from zoneinfo import ZoneInfo
+
+from dagster_adjunct.orchestration.operators.columns import MAX_DURATION, check_duration
+from dagster_adjunct.resources.common import argument_error
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.schemas.column_sql import F
+from dagster_adjunct.resources.validation import validated
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+_HOUR = 3_600_000_000
+_EPOCH = datetime(1970, 1, 1)
+_MAX_OVERLAP = 1_000
+_HOURS = (1, 2, 3, 4, 6, 8, 12)
+# Files next to the zones that only Python accepts as zones; those in right/ count leap seconds.
+_NOT_A_ZONE = re.compile(r"(posix|right)/|(localtime|posixrules|Factory)$")
+
+
+@validated
+@dataclass(frozen=True, slots=True)
+class Tumbling:
+    """Consecutive windows: each time is in exactly one of them.
+
+    Windows of one `size` start at multiples of it since 1970-01-01T00:00Z. Windows of `days` or `hours` follow the
+    clock of a `zone`, such as "America/New_York": days start at midnight there and have 23 or 25 hours when the clock
+    changes; several days are counted from 1970-01-01. Hours (1, 2, 3, 4, 6, 8 or 12) are counted from midnight. With
+    `hours=1`, an hour that the clock shows twice is two windows; longer windows contain both.
+
+    Raises ConfigurationError for other arguments.
+    """
+
+    size: timedelta | None = None
+    days: int | None = None
+    hours: int | None = None
+    zone: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("size", "days", "hours") if getattr(self, name) is not None]
+        if len(given) != 1:
+            problem = f"Tumbling has {' and '.join(given) or 'no size'}: expected a size, or days= or hours= of a zone."
+            step = 'Write Tumbling(timedelta(minutes=5)), or Tumbling(days=1, zone="America/New_York").'
+            raise ConfigurationError(problem, step, argument=given[-1] if given else "size")
+        if self.size is not None:
+            check_duration(self.size, "Tumbling has size", argument="size", most=MAX_DURATION)
+        if (self.size is None) != (self.zone is not None):
+            without = "a size does not follow the clock of a zone" if self.zone is not None else "it names no zone"
+            problem = f"Tumbling has {given[0]}={getattr(self, given[0])!r} and zone={self.zone!r}: {without}."
+            step = 'Write days=1 or hours=1 with a zone, such as zone="UTC"; or a timedelta without one.'
+            raise ConfigurationError(problem, step, argument="zone")
+        if self.zone is not None:
+            _check_calendar(self.days, self.hours, self.zone)
+
+    @property
+    def local(self) -> timedelta | None:
+        """The length of a window by the clock of its zone; None for windows of one size."""
+        return None if self.zone is None else timedelta(days=self.days or 0, hours=self.hours or 0)
+
+    def describe(self) -> str:
+        """Return a description for plans."""
+        if self.zone is None:
+            return f"tumbling {self.size}"
+        count, unit = (self.days, "day") if self.days is not None else (self.hours, "hour")
+        return f"tumbling {count} {unit}{'s' if count != 1 else ''} of {self.zone}"
+
+
+@validated
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """Overlapping windows of one `size`, which start at multiples of `every`: each time is in size / every of them."""
+
+    size: timedelta
+    every: timedelta
+
+    def __post_init__(self) -> None:
+        check_duration(self.size, "Sliding has size", argument="size", most=MAX_DURATION)
+        check_duration(self.every, "Sliding has every", argument="every", most=MAX_DURATION)
+        if not self.every <= self.size <= self.every * _MAX_OVERLAP:
+            raise ConfigurationError(
+                f"Sliding has size={self.size} and every={self.every}: expected a size of 1 to {_MAX_OVERLAP:,} times "
+                "every; each record is counted in that many windows.",
+                "Choose others; for windows with gaps between them, filter the results of Tumbling.",
+                argument="every",
+            )
+
+    def describe(self) -> str:
+        """Return a description for plans."""
+        return f"sliding {self.size} every {self.every}"
+
+
+@validated
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A window for each series of records of a key in which each follows the previous one in less than `gap`.
+
+    It ends `gap` after the last record.
+    """
+
+    gap: timedelta
+
+    def __post_init__(self) -> None:
+        check_duration(self.gap, "Session has gap", argument="gap", most=MAX_DURATION)
+
+    def describe(self) -> str:
+        """Return a description for plans."""
+        return f"sessions with gaps of {self.gap}"
+
+
+Kind: TypeAlias = Tumbling | Sliding | Session
+
+
+def to_micros(length: timedelta) -> int:
+    """Return a length of time in microseconds."""
+    return length // timedelta(microseconds=1)
+
+
+def max_duration_after(kind: Kind) -> timedelta:
+    """Return for how long a window accepts records after its first one: its size, or the gap of a session.
+
+    A zone's clock has been put back by at most a day.
+    """
+    if isinstance(kind, Session):
+        return kind.gap
+    if isinstance(kind, Tumbling) and kind.local is not None:
+        return kind.local + timedelta(days=1)
+    assert kind.size is not None
+    return kind.size
+
+
+def _check_calendar(days: int | None, hours: int | None, zone: str) -> None:
+    """Raise ConfigurationError for an unsupported number of days or hours, and for an unknown zone."""
+    if days is not None and days not in range(1, 366):
+        raise argument_error(f"Tumbling has days={days!r}", "a whole number from 1 to 365", argument="days")
+    if hours is not None and hours not in _HOURS:  # they are counted from midnight
+        expected = f"hours that divide a day: one of {', '.join(map(str, _HOURS))}"
+        raise argument_error(f"Tumbling has hours={hours!r}", expected, argument="hours")
+    try:
+        known = not _NOT_A_ZONE.match(zone) and ZoneInfo(zone) is not None
+    except (KeyError, ValueError, OSError):  # an unknown or invalid name
+        known = False
+    if not known:
+        expected = 'a time zone that this machine knows, such as "America/New_York" or "UTC"'
+        raise argument_error(f"Tumbling has zone={zone!r}", expected, argument="zone")
+
+
+def window_start(time: Column, kind: Tumbling) -> Column:
+    """Return the start of the window that a time is in."""
+    if kind.zone is None or kind.local is None:
+        assert kind.size is not None
+        return time - F.pmod(time, F.lit(to_micros(kind.size)))
+    zone, length = kind.zone, to_micros(kind.local)
+    _check_known_to_spark(zone)
+    label = _floor(_utc_to_clock(time, zone), length)
+    # A clock that is put back shows times twice, and one that is put forward skips some, so the label may be that of
+    # the window before or after.
+    begin, following = _clock_to_utc(label, zone, length), _clock_to_utc(label + length, zone, length)
+    start = (
+        F.when(time < begin, _clock_to_utc(label - length, zone, length))
+        .when(time >= following, following)
+        .otherwise(begin)
+    )
+    if length != _HOUR:
+        return start
+    again = time - (_utc_to_clock(time, zone) - label)
+    return F.when(_utc_to_clock(again, zone) == label, again).otherwise(start)
+
+
+def window_end(start: Column, kind: Tumbling | Sliding) -> Column:
+    """Return the exclusive end of the window with this start."""
+    if isinstance(kind, Sliding) or kind.zone is None or kind.local is None:
+        assert kind.size is not None
+        return start + to_micros(kind.size)
+    zone, length = kind.zone, to_micros(kind.local)
+    end = _clock_to_utc(_floor(_utc_to_clock(start, zone), length) + length, zone, length)
+    if length != _HOUR:
+        return end
+    later = start + length
+    again = F.pmod(_utc_to_clock(later, zone), F.lit(length)) == 0
+    return F.when(again & ((later < end) | (end <= start)), later).otherwise(end)
+
+
+@cache
+def _check_known_to_spark(zone: str) -> None:
+    """Raise ConfigurationError for a zone that Spark's Java does not know: its database differs from Python's."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    query = "select from_utc_timestamp(timestamp'1970-01-01 00:00:00', :zone)"
+    try:
+        SparkSession.active().sql(query, args={"zone": zone}).collect()
+    except PySparkException as error:
+        if "INVALID_TIMEZONE" not in str(error):
+            raise
+        problem = f"Tumbling has zone={zone!r}, which Spark's Java does not know."
+        step = 'Write another name of the same clocks, such as "Asia/Taipei" for "ROC", or update Java.'
+        raise ConfigurationError(problem, step, argument="zone") from error
+
+
+def _floor(clock: Column, length: int) -> Column:
+    return clock - F.pmod(clock, F.lit(length))
+
+
+def _utc_to_clock(moment: Column, zone: str) -> Column:
+    """Return the local time in the zone, in microseconds since its 1970-01-01T00:00."""
+    return F.unix_micros(F.from_utc_timestamp(F.timestamp_micros(moment), zone))
+
+
+def _clock_to_utc(clock: Column, zone: str, length: int) -> Column:
+    """Return when the clock of the zone first shows this multiple of `length`, or is put forward past it."""
+    moment = F.unix_micros(F.to_utc_timestamp(F.timestamp_micros(clock), zone))
+    # Spark adds the amount by which the clock was put forward, which is too late if it was not at a multiple before.
+    for skipped, put_forward in skipped_multiples(zone, length):
+        moment = F.when(clock == skipped, put_forward).otherwise(moment)
+    return moment
+
+
+@cache
+def skipped_multiples(zone: str, length: int) -> tuple[tuple[int, int], ...]:
+    """Return the multiples of `length` that the clock of the zone skipped, each with the time at which it did.
+
+    In St. John's, for example, clocks were put forward at 00:01 until 2011, and never showed 01:00 that day.
+    """
+    found = []
+    for moment, before, after in _clock_changes(zone):
+        shown, next_shown = moment + before, moment + after
+        first = (shown // length + 1) * length
+        found += [(multiple, moment) for multiple in range(first, next_shown, length)]
+    return tuple(found)
+
+
+@cache
+def _clock_changes(zone: str) -> tuple[tuple[int, int, int], ...]:
+    """Return when the clock of the zone was or will be changed, with its offsets before and after."""
+    clocks, step = ZoneInfo(zone), timedelta(days=3)  # no zone has changed twice within that
+
+    def offset(moment: datetime) -> timedelta:
+        return clocks.utcoffset(moment.replace(tzinfo=UTC).astimezone(clocks)) or timedelta(0)
+
+    changes, time = [], datetime(1850, 1, 1)
+    before = offset(time)
+    while time < datetime(2100, 1, 1):
+        after = offset(time + step)
+        if after != before:
+            low, high = time, time + step
+            while high - low > timedelta(seconds=1):
+                middle = low + (high - low) // 2
+                low, high = (middle, high) if offset(middle) == before else (low, middle)
+            moment = high.replace(microsecond=0)
+            changes.append(tuple(span // timedelta(microseconds=1) for span in (moment - _EPOCH, before, after)))
+        time, before = time + step, after
+    return tuple((moment, before, after) for moment, before, after in changes)
