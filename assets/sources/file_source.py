@@ -547,8 +547,4 @@ class FileVersions(VersionSource):
 
 def _settled(manifest: BoundedManifest) -> set[str]:
     """Return the versions whose folders are settled until they are completed again."""
-    return {
-        *manifest.known,
-        *(done.name for done in manifest.delivered),
-        *(ended.name for ended in manifest.abandoned),
-    }
+    return {*manifest.known, *(done.name for done in manifest.delivered), *(ended.name for ended in manifest.abandoned)}

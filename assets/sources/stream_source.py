@@ -62,11 +62,7 @@ _NONE: Offsets = {}
 
 
 def open_source(
-    systems: Mapping[str, StreamSystem],
-    spec: AdjunctDataset,
-    lake: Lake,
-    *,
-    partition: str | None = None,
+    systems: Mapping[str, StreamSystem], spec: AdjunctDataset, lake: Lake, *, partition: str | None = None
 ) -> VersionSource:
     """Return the version source of a bounded dataset: a stream, files or a query.
 

@@ -82,11 +82,7 @@ def cut_at_incomplete(
 
 
 def limit_to_complete_transactions(
-    spec: AdjunctDataset,
-    systems: Mapping[str, StreamSystem],
-    spark: SparkSession,
-    source: OpenedStream,
-    ranges: Ranges,
+    spec: AdjunctDataset, systems: Mapping[str, StreamSystem], spark: SparkSession, source: OpenedStream, ranges: Ranges
 ) -> Ranges:
     """Return the ranges without the changes of incomplete transactions; empty ranges are left out.
 

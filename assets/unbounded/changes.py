@@ -42,11 +42,7 @@ from dagster_adjunct.assets.writing.generation import count_deletions, sum_count
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    DatasetError,
-    StreamNotFoundError,
-)
+from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, StreamNotFoundError
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem
 

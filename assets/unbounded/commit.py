@@ -344,9 +344,7 @@ def commit_with_retries(
         return replace(seen, commit=commit, manifest=fresh)
 
     return commit_with_rebase(
-        progress,
-        lambda seen: commit_manifest(advance, seen, decide(seen), commit_id=commit_id),
-        catch_up,
+        progress, lambda seen: commit_manifest(advance, seen, decide(seen), commit_id=commit_id), catch_up
     )
 
 
@@ -482,9 +480,7 @@ def evolve_table(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress
     reason = "; ".join(filter(None, (version.columns.difference(source.schema), lengths)))
     attempt = advance.log.attempt()
     after = manifest.after(
-        declaration=source.declaration,
-        decision=advance.decision,
-        change=Change(action="evolve", reason=reason),
+        declaration=source.declaration, decision=advance.decision, change=Change(action="evolve", reason=reason)
     )
     after = manifest_with_version(advance, progress.commit, after, attempt, version.generations, version.counters)
     return commit_manifest(advance, progress, after, commit_id=attempt.id)

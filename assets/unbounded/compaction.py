@@ -34,11 +34,7 @@ from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, Generat
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.common import resolve_user
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    DatasetError,
-    VersionDiscardedError,
-)
+from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, VersionDiscardedError
 from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.errors import translate_spark_errors

@@ -27,11 +27,7 @@ from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.reading.stored_file import StoredFile, read_stored_file
-from dagster_adjunct.assets.sources.arrow_changes import (
-    add_problems,
-    decode_arrow_changes,
-    supports_json,
-)
+from dagster_adjunct.assets.sources.arrow_changes import add_problems, decode_arrow_changes, supports_json
 from dagster_adjunct.assets.sources.changes import (
     RAW,
     bad_change_error,

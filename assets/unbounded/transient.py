@@ -27,12 +27,7 @@ from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, Stages
 from dagster_adjunct.assets.versions.version import POSITION, build_layout
 from dagster_adjunct.resources.common import first_validation_problem, utc_now
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    DatasetError,
-    MalformedDocumentError,
-    OffsetOutOfRangeError,
-)
+from dagster_adjunct.resources.errors import AdjunctError, DatasetError, MalformedDocumentError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import resolve_session

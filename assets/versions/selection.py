@@ -13,13 +13,9 @@ from typing import Any
 
 from dagster_adjunct.assets.declaration.policies import natural_sort_key
 from dagster_adjunct.assets.versions.dataset_log import Members
-from dagster_adjunct.assets.versions.manifest import (
-    BoundedManifest,
-)
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.version import VersionRef, version_number
-from dagster_adjunct.resources.errors import (
-    DatasetError,
-)
+from dagster_adjunct.resources.errors import DatasetError
 
 _BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
 
