@@ -26,7 +26,7 @@ from dagster_adjunct.assets.bounded.candidate import (
     reject_withdrawn_content,
     validate_candidate,
 )
-from dagster_adjunct.assets.bounded.publish import commit_initial, commit_waiting, publish_candidates
+from dagster_adjunct.assets.bounded.publish import commit_waiting, commit_waits, publish_candidates
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
 from dagster_adjunct.assets.sources.stream_source import open_source
@@ -362,7 +362,7 @@ def _advance(group: AdvanceGroup, *, once: bool, make_current: bool) -> list[Adv
             candidates = [build_candidate(group.member(name), delivery) for name, delivery in polled.together.items()]
             validated = [validate_candidate(candidate) for candidate in reject_withdrawn_content(candidates)]
         except (MarkerConflictError, ValidatorError):
-            commit_initial(group)
+            commit_waits(group, {})
             raise
         group = publish_candidates(group, validated, make_current=make_current)
         if once:

@@ -45,7 +45,6 @@ from dagster_adjunct.assets.writing.generation import (
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import (
     AdjunctError,
-    CommitConflictError,
     DatasetError,
     MarkerConflictError,
     NullKeyError,
@@ -156,12 +155,6 @@ class CandidateVersion:
     def folder(self) -> str:
         return f"{self.attempt.folder}/{self.attempt.id}"
 
-    @property
-    def is_served(self) -> bool:
-        """Whether its member's manifest serves this version."""
-        served = self.member.manifest.version
-        return served is not None and served.id == self.id
-
     def with_document(self) -> CandidateVersion:
         """Write its document and return the candidate with it; a version that was not built has none."""
         return self if self.version is None else replace(self, document=self.member.log.write_version(self.version))
@@ -179,28 +172,12 @@ class CandidateVersion:
             for file in generation.files
         )
 
-    def is_unreferenced(self, now: BoundedManifest) -> bool:
-        """Whether no version needs its files, because another build of the same delivery was published.
-
-        Before that, another writer may still find this finished build and publish it.
-        """
-        settled = self.delivery.version in now.taken - self.member.manifest.taken
-        return settled and not any(self.folder in ref.folders for ref in now.versions)
-
     def delete_attempt(self, *, files: bool) -> None:
         """Delete the attempt's record and, with `files`, its files."""
         log = self.member.log
         delete_attempt(log.lake, log.name, self.attempt.id)
         if files and self.version is not None:
             log.drop(self.version.generations[0])
-
-    def conflict_error(self, what: str) -> CommitConflictError:
-        """Return the error for a build made unusable by what another writer did."""
-        return CommitConflictError(
-            f"dataset {self.member.name!r}, version {self.delivery.version!r}: another writer {what} meanwhile.",
-            "Nothing of this attempt is served. Advance again: it continues from the other writer's commit.",
-            dataset=self.member.name,
-        )
 
 
 _MAX_FOOTER_BYTES = 1024 * 1024
@@ -213,7 +190,7 @@ def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
     log = member.log
     fingerprint = _build_fingerprint(member, delivery)
     with member.stages("build", delivery.version) as building:
-        candidate = _find_finished_build(member, delivery, fingerprint)
+        candidate = None if fingerprint is None else _find_finished_build(member, delivery, fingerprint)
         if candidate is None:
             member.stages.begin_build(delivery.version)
             attempt = log.attempt()
@@ -230,14 +207,10 @@ def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
                         finish({"fingerprint": fingerprint, "version": candidate.version.model_dump(mode="json")})
     if candidate.version is not None:
         with member.stages("unchanged", delivery.version):
-            new, withdrawn = candidate.version, None
-            unchanged = _find_equal_version(member, new)
-            if unchanged is None:  # else of this name, with the same content and time
-                named = (ref for ref in member.manifest.versions if (ref.name, ref.state) == (new.name, "withdrawn"))
-                same = (
-                    ref for ref in named if ref.valid_from == new.valid_from and _has_same_content(member, ref, new)
-                )
-                withdrawn = next(same, None)
+            new = candidate.version
+            unchanged, wanted = _find_equal_version(member, new), (new.name, "withdrawn", new.valid_from)
+            refs = (ref for ref in member.manifest.versions if (ref.name, ref.state, ref.valid_from) == wanted)
+            withdrawn = None if unchanged else next((ref for ref in refs if _has_same_content(member, ref, new)), None)
             return replace(candidate, unchanged=unchanged, withdrawn=withdrawn)
     return candidate
 
@@ -389,17 +362,14 @@ def _build_fingerprint(member: Member, delivery: Delivery) -> str | None:
     return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
 
 
-def _find_finished_build(member: Member, delivery: Delivery, fingerprint: str | None) -> CandidateVersion | None:
+def _find_finished_build(member: Member, delivery: Delivery, fingerprint: str) -> CandidateVersion | None:
     """Return an earlier finished build with this fingerprint, unless it is doomed or deleted."""
     log = member.log
-    if fingerprint is None:
-        return None
     for known in list_attempts(log.lake, log.name):
         attempt = Attempt(f"{log.prefix}/data", known.id)
         body = read_finished_build(log.lake, log.name, known.id)
-        if body is None or body.get("fingerprint") != fingerprint:
-            continue
-        if f"{attempt.folder}/{attempt.id}" in member.manifest.doomed:
+        doomed = f"{attempt.folder}/{attempt.id}" in member.manifest.doomed
+        if doomed or body is None or body.get("fingerprint") != fingerprint:
             continue
         try:
             version = SealedVersion.model_validate(body["version"])

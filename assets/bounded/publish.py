@@ -29,7 +29,7 @@ from dagster_adjunct.assets.versions.selection import version_order
 from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.assets.writing.generation import sum_counters
 from dagster_adjunct.resources.errors import AdjunctError, CommitConflictError
-from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase
+from dagster_adjunct.resources.objects.commit_log import commit_with_rebase
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.bounded.advance import PollResult
@@ -37,17 +37,24 @@ if TYPE_CHECKING:
 
 def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion]) -> AdvanceGroup:
     """Return the group after concurrent commits. Raises CommitConflictError if they make a build unusable."""
-    commit, manifests = _read_manifests(group)
+    manifests, rebased = _follow_commits(group)
     for candidate in (candidate.with_member_of(group) for candidate in candidates):
         now = manifests.get(candidate.member.name)
         if now is None and candidate.member.committed is None:
             continue  # in a version set of which only others have advanced so far
         what = "discarded this build" if now is None else _find_conflict(candidate, now)
         if what:
-            if now is not None and candidate.is_unreferenced(now):
+            # Before another build of this delivery is published, another writer may still find and publish this one.
+            settled = now is not None and candidate.delivery.version in now.taken - candidate.member.manifest.taken
+            if now is not None and settled and not any(candidate.folder in ref.folders for ref in now.versions):
                 candidate.delete_attempt(files=True)
-            raise candidate.conflict_error(what)
-    return _with_manifests(group, commit, manifests)
+            name = candidate.member.name
+            raise CommitConflictError(
+                f"dataset {name!r}, version {candidate.delivery.version!r}: another writer {what} meanwhile.",
+                "Nothing of this attempt is served. Advance again: it continues from the other writer's commit.",
+                dataset=name,
+            )
+    return rebased
 
 
 def _find_conflict(candidate: CandidateVersion, now: BoundedManifest) -> str:
@@ -69,28 +76,25 @@ def _find_conflict(candidate: CandidateVersion, now: BoundedManifest) -> str:
 
 def rebase_waiting(group: AdvanceGroup) -> AdvanceGroup | None:
     """Return the group after concurrent commits; None if one of them took in a delivery."""
-    commit, manifests = _read_manifests(group)
+    manifests, rebased = _follow_commits(group)
     for member in group.members:
         before, now = member.committed, manifests.get(member.name)
         if (before is None) != (now is None) or (before and now and _has_new_delivery(before, now)):
             return None
-    return _with_manifests(group, commit, manifests)
+    return rebased
 
 
-def _read_manifests(group: AdvanceGroup) -> tuple[Commit | None, Members]:
-    commit, manifests = group.members[0].log.read_all()
-    return commit, {name: as_bounded(manifest) for name, manifest in manifests.items()}
-
-
-def _with_manifests(group: AdvanceGroup, commit: Commit | None, manifests: Members) -> AdvanceGroup:
-    """Return the group with these committed manifests, so that later commits do not undo concurrent changes."""
+def _follow_commits(group: AdvanceGroup) -> tuple[Members, AdvanceGroup]:
+    """Return the committed manifests, and the group with them: later commits do not undo concurrent changes."""
+    commit, stored = group.members[0].log.read_all()
+    manifests = {name: as_bounded(manifest) for name, manifest in stored.items()}
     members = tuple(
         replace(member, committed=now, manifest=now.with_declared_policies(member.source.declaration))
         if (now := manifests.get(member.name)) is not None
         else member
         for member in group.members
     )
-    return replace(group, commit=commit, members=members)
+    return manifests, replace(group, commit=commit, members=members)
 
 
 def _has_new_delivery(before: BoundedManifest, now: BoundedManifest) -> bool:
@@ -152,7 +156,7 @@ def commit_waiting(group: AdvanceGroup, polled: PollResult) -> AdvanceGroup:
     waiting = [(member, polled.waiting[member.name]) for member in group.members if member.name in polled.waiting]
     waits = {member.name: (answer, _awaited_version(member, answer, begun)) for member, answer in waiting}
     members = []
-    for member in (group := _commit_waits(group, waits)).members:
+    for member in (group := commit_waits(group, waits)).members:
         answer = polled.waiting.get(member.name)
         if answer is None:  # it has a complete version and waits for the others
             missing = tuple(marker for waiting in polled.waiting.values() for marker in waiting.missing)
@@ -165,13 +169,11 @@ def commit_waiting(group: AdvanceGroup, polled: PollResult) -> AdvanceGroup:
     return replace(group, members=tuple(members))
 
 
-def commit_initial(group: AdvanceGroup) -> AdvanceGroup:
-    """Commit every member: a version can only be abandoned in a dataset that has a commit."""
-    return _commit_waits(group, {})
+def commit_waits(group: AdvanceGroup, waits: Mapping[str, Wait]) -> AdvanceGroup:
+    """Commit these waits, and the start offsets of members without a commit; return the group after it.
 
-
-def _commit_waits(group: AdvanceGroup, waits: Mapping[str, Wait]) -> AdvanceGroup:
-    """Commit these waits, and the start offsets of members without a commit; return the group after it."""
+    A version can only be abandoned in a dataset that has a commit.
+    """
 
     def commit(group: AdvanceGroup) -> AdvanceGroup:
         members = []
@@ -323,7 +325,9 @@ def publish_candidates(
         switching.detail = rejected.problem if rejected is not None else ""
         if rejected is None and all(candidate.unchanged for candidate in done):
             switching.name = "unchanged"
-        elif rejected is None and not any(candidate.is_served for candidate in done):
+        elif rejected is None and not any(
+            "served" in candidate.member.manifest.marks(candidate.id) for candidate in done
+        ):
             switching.name, switching.detail = "keep", "what is served stays"
     return group
 

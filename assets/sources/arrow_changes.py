@@ -129,7 +129,15 @@ def decode_arrow_changes(
         marks = kept_matrix(rows.column(KEPT), spec.key)
         for name, unknown in zip(spec.key, marks.T.tolist(), strict=True):
             rows = add_problems(rows, [unknown_key_reason(name) if mark else None for mark in unknown])
-    return _select_changes(spec, rows, schema, positions_from), samples
+    placed = pc.add(rows.column(OFFSET), positions_from) if following.order is None else rows.column(ORDER)
+    if following.order == STREAMED_FIRST:
+        placed = pc.add(placed, positions_from)
+    hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
+    reasons = [render_reason(reason, values=not hidden) for reason in rows.column(PROBLEM).to_pylist()]
+    made = {name: rows.column(name) for name in (*schema.names, *META)}
+    made |= {POSITION: placed, PROBLEM: pa.array(reasons, pa.string())}
+    made |= {name: rows.column(name) for name in (VALID_FROM, KEPT, RAW) if name in rows.column_names}
+    return pa.table(made), samples
 
 
 def _add_order(
@@ -188,21 +196,6 @@ def _add_valid_from(rows: pa.Table, name: str | None) -> pa.Table:
 def add_problems(changes: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
     """Return the changes with these problems, by row, unless they have one."""
     return _set_column(changes, PROBLEM, pc.coalesce(changes.column(PROBLEM), pa.array(reasons, pa.string())))
-
-
-def _select_changes(spec: AdjunctDataset, rows: pa.Table, schema: Schema, positions_from: int) -> pa.Table:
-    placed = pc.add(rows.column(OFFSET), positions_from) if spec.following.order is None else rows.column(ORDER)
-    if spec.following.order == STREAMED_FIRST:
-        placed = pc.add(placed, positions_from)
-    hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
-    reasons = [render_reason(reason, values=not hidden) for reason in rows.column(PROBLEM).to_pylist()]
-    columns = {name: rows.column(name) for name in (*schema.names, *META)}
-    columns[POSITION] = placed
-    columns[PROBLEM] = pa.array(reasons, pa.string())
-    if spec.following.history is not None:
-        columns[VALID_FROM] = rows.column(VALID_FROM)
-    columns |= {name: rows.column(name) for name in (KEPT, RAW) if name in rows.column_names}
-    return pa.table(columns)
 
 
 def _extract_entries(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what: str) -> pa.Table:

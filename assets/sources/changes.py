@@ -70,28 +70,22 @@ def add_order(
     values = [_order_text(name, schema) if string or name in paths else named_column(name) for name in order]
     if any(name in paths or schema.field(name).type == "string" for name in order):
         samples = find_first_order_values(spec, rows, values, samples)
-    parts: list[Column] = []
-    reasons: list[Column] = []
+    parts, reasons = list[Column](), list[Column]()
     # A snapshot's row lacks the fields of a streamed change: it comes before every change with them.
     snapshot = F.col(SNAPSHOT) if SNAPSHOT in rows.columns else F.lit(False)
     for place, (name, value) in enumerate(zip(order, values, strict=True)):
         sample = "0" if samples is None else samples[place]
         missing = value.isNull() & snapshot if place else F.lit(False)
-        part = (
-            sortable_column(value, name, sample)
-            if string
-            else _number(value)
-            if paths
-            else position_column(name, schema)
-        )
-        parts.append(F.when(missing, F.lit(MISSING_PART)).otherwise(part) if string else part)
+        if string:
+            part = F.when(missing, F.lit(MISSING_PART)).otherwise(sortable_column(value, name, sample))
+        elif paths:
+            part = F.when(value.rlike(_POSITION), value.try_cast("bigint"))
+        else:
+            part = position_column(name, schema)
+        parts.append(part)
         reasons.append(F.when(value.isNull() & ~missing, F.lit(null_order_reason(name))))
-        reasons.append(
-            F.when(
-                part.isNull() & ~missing,
-                F.concat(quote_column(value), F.lit(incomparable_reason(name, sample if string else None))),
-            )
-        )
+        reason = F.lit(incomparable_reason(name, sample if string else None))
+        reasons.append(F.when(part.isNull() & ~missing, F.concat(quote_column(value), reason)))
     placed = add_problem(rows.withColumn(ORDER, F.concat(*parts) if string else parts[0]), *reasons)
     return placed.drop(*[path_column(path) for path in paths], SNAPSHOT), samples
 
@@ -153,12 +147,6 @@ def _order_text(name: str, schema: Schema) -> Column:
     if schema.field(name).type in ("date", "timestamp"):
         return position_column(name, schema).cast("string")
     return named_column(name).cast("string")
-
-
-def _number(text: Column) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.when(text.rlike(_POSITION), text.try_cast("bigint"))
 
 
 def position_column(name: str, schema: Schema) -> Column:

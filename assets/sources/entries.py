@@ -130,13 +130,9 @@ def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) 
         assert isinstance(extractor, Projection | PythonExtractor), "others were rejected before"
         records = extractor.apply_arrow(records, given, what)
     if spec.by_offset or (spec.extractor is not None and not spec.extractor.keeps(spec.key)):
-        _reject_tombstones(spec, records)
+        deleted = records.filter(records.column(TOMBSTONE))
+        if deleted.num_rows:
+            offset, partition = (deleted.column(name)[0].as_py() for name in (OFFSET, PARTITION))
+            problem = f"{what}: the record at offset {offset} of partition {partition} {_NO_KEY}"
+            raise SchemaMismatchError(problem, _NO_KEY_STEP, dataset=spec.name)
     return pa.table({name: records.column(position.get(name, name)) for name in (*schema.names, *META)})
-
-
-def _reject_tombstones(spec: AdjunctDataset, records: pa.Table) -> None:
-    deleted = records.filter(records.column(TOMBSTONE))
-    if deleted.num_rows:
-        offset, partition = (deleted.column(name)[0].as_py() for name in (OFFSET, PARTITION))
-        place = f"dataset {spec.name!r} (input {spec.input}): the record at offset {offset} of partition {partition}"
-        raise SchemaMismatchError(f"{place} {_NO_KEY}", _NO_KEY_STEP, dataset=spec.name)

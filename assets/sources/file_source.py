@@ -153,11 +153,6 @@ class FolderContents:
     def __init__(self, tree: FileTree) -> None:
         self._tree = tree
 
-    def delivered(self, folder: Folder, rows: int | None) -> dict[str, MarkerFacts]:
-        """Return the marker facts to record for a delivery."""
-        known = MarkerFacts(offset=0, rows=rows, contents=_contents_digest(self._tree, folder))
-        return self.markers(folder, {folder.marker.path: known})
-
     def markers(self, folder: Folder, before: Markers) -> dict[str, MarkerFacts]:
         """Return the marker facts to record for a delivery whose folder is now a copy."""
         tag, complete = self._tree.content_tag(folder.marker), folder.marker
@@ -171,23 +166,16 @@ class FolderContents:
         they may still be arriving.
         """
         before = markers.get(folder.marker.path)
-        if before is None:
-            return False
-        if before.checksum != self._tree.content_tag(folder.marker):
-            return True
-        again = asked or before.completed != folder.marker.modified
-        if not again or before.listing == _listing_digest(folder):
-            return False
-        return before.contents != _contents_digest(self._tree, folder)
+        if before is None or before.checksum != self._tree.content_tag(folder.marker):
+            return before is not None
+        again = (asked or before.completed != folder.marker.modified) and before.listing != _listing_digest(folder)
+        return again and before.contents != _contents_digest(self._tree, folder)
 
     def original(self, folder: Folder, deliveries: Iterable[Delivered]) -> str | None:
         """Return the name of an earlier delivery with the same contents under another name, else None."""
         tag = self._tree.content_tag(folder.marker)
-        for done in deliveries:
-            for marker in done.markers.values():
-                if marker.checksum == tag and marker.contents == _contents_digest(self._tree, folder):
-                    return done.name
-        return None
+        marked = ((done.name, facts) for done in deliveries for facts in done.markers.values() if facts.checksum == tag)
+        return next((name for name, facts in marked if facts.contents == _contents_digest(self._tree, folder)), None)
 
     def is_known(self, markers: Markers, folder: Folder) -> bool:
         """Whether a folder is listed as it was recorded last."""
@@ -438,12 +426,9 @@ class FileVersions(VersionSource):
         # Where the name states the valid-from time, a new name would state a wrong one.
         rename = "Rename it so that it comes after, or abandon" if self.spec.valid_from in (None, MARKER) else "Abandon"
         notes = []
-        for folder in late:
-            if folder.complete is not None:
-                original = self._known.original(folder, manifest.delivered)
-                if original is not None:
-                    notes.append(f"the folder {folder.path!r} is left out: it is a copy of version {original!r}")
-                    continue
+        for folder in (folder for folder in late if folder.complete is not None):
+            original = self._known.original(folder, manifest.delivered)
+            if original is None:
                 raise MarkerConflictError(
                     f"dataset {self.spec.name!r}: the folder {folder.path!r} in {self._source.url} is complete, and "
                     f"comes before version {newest!r}, which was delivered already.",
@@ -452,6 +437,7 @@ class FileVersions(VersionSource):
                     dataset=self.spec.name,
                     version=newest,
                 )
+            notes.append(f"the folder {folder.path!r} is left out: it is a copy of version {original!r}")
         return tuple(notes)
 
     def _find_completed_again(self, manifest: BoundedManifest, named: list[Folder]) -> set[str]:
@@ -509,9 +495,10 @@ class FileVersions(VersionSource):
     def _delivery(self, name: str, folder: Folder) -> Delivery:
         self._given.add(name)
         promise = parse_promise(self._tree.read(folder.marker)) if folder.marker.size else Promise()
+        facts = MarkerFacts(offset=0, rows=promise.rows, contents=_contents_digest(self._tree, folder))
         return Delivery(
             name,
-            markers=self._known.delivered(folder, promise.rows),
+            markers=self._known.markers(folder, {folder.marker.path: facts}),
             content=(folder, promise),
             identity=repr((self._source, folder)),
             valid_from=() if promise.valid_from is None else (promise.valid_from,),

@@ -167,15 +167,11 @@ def check_counts(dataset: str, complete: CompleteVersion, records: Mapping[Syste
     for segment in complete.segments:
         expected, got = segment.marker.rows, records[segment.ssp]
         if expected not in (None, got):
-            raise MarkerConflictError(
+            problem = (
                 f"dataset {dataset!r}, version {complete.version!r}: the marker at offset {segment.marker.offset} "
-                f"of {segment.ssp} expects {expected} records, the partition holds {got} before it.",
-                _next_steps(dataset, complete.version),
-                dataset=dataset,
-                version=complete.version,
-                expected=f"{expected} records",
-                found=f"{got} records",
+                f"of {segment.ssp} expects {expected} records, the partition holds {got} before it."
             )
+            raise _contradiction(problem, dataset, complete.version, f"{expected} records", f"{got} records")
 
 
 def _check_repeated(dataset: str, marker: Marker, before: MarkerFacts | Marker | None) -> None:
@@ -188,15 +184,11 @@ def _check_repeated(dataset: str, marker: Marker, before: MarkerFacts | Marker |
         ("valid_from", before.valid_from, marker.valid_from),
     ):
         if first is not None and now is not None and first != now:
-            raise MarkerConflictError(
+            problem = (
                 f"dataset {dataset!r}: version {marker.version!r} is marked again at offset {marker.offset} of "
-                f"{marker.ssp} with {what} {now}; it was first delivered there with {first}.",
-                _next_steps(dataset, marker.version),
-                dataset=dataset,
-                version=marker.version,
-                expected=f"{what} {first}",
-                found=f"{what} {now}",
+                f"{marker.ssp} with {what} {now}; it was first delivered there with {first}."
             )
+            raise _contradiction(problem, dataset, marker.version, f"{what} {first}", f"{what} {now}")
 
 
 def declared_partition_counts(markers: Iterable[Marker]) -> dict[str, int]:
@@ -242,11 +234,12 @@ def resolve_next_version(
     return None
 
 
-def _next_steps(dataset: str, version: str) -> str:
-    return (
+def _contradiction(problem: str, dataset: str, version: str, expected: str, found: str) -> MarkerConflictError:
+    step = (
         "Nothing was published and what is current stays. Deliver the right content under a new version name, and "
         f"abandon this one: abandon_version(lake, {dataset!r}, {version!r}, reason=…, by=…)."
     )
+    return MarkerConflictError(problem, step, dataset=dataset, version=version, expected=expected, found=found)
 
 
 def describe_redeliveries(manifest: BoundedManifest, dropped: Mapping[MarkedSegment, int]) -> tuple[str, ...]:
@@ -348,7 +341,8 @@ def resume_after_truncation(
     if not cut:
         return ResumePoint(dict(offsets), ())
     start = {ssp: max(offset, oldest[ssp]) for ssp, offset in sorted(offsets.items())}
-    seen = {ssp: _markers_from(ssp, at, markers) for ssp, at in start.items()}
+    in_order = sorted(markers, key=lambda marker: int(marker.offset))
+    seen = {ssp: [mark for mark in in_order if mark.ssp == ssp and int(mark.offset) >= start[ssp]] for ssp in start}
     fresh = {ssp: _first_unsettled(marked, settled) for ssp, marked in seen.items()}
     names = {ssp: [marker.version for marker in marked] for ssp, marked in fresh.items()}
     spans = declared_partition_counts(markers)
@@ -410,11 +404,6 @@ def _lost_before(
                 version=version,
             )
     return longest
-
-
-def _markers_from(ssp: SystemStreamPartition, start: int, markers: Sequence[Marker]) -> list[Marker]:
-    later = (marker for marker in markers if marker.ssp == ssp and int(marker.offset) >= start)
-    return sorted(later, key=lambda marker: int(marker.offset))
 
 
 def _first_unsettled(markers: Sequence[Marker], settled: Settled) -> list[Marker]:

@@ -20,9 +20,6 @@ from dagster_adjunct.resources.errors import DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
-    OFFSET,
-    PARTITION,
-    Marker,
     OffsetRange,
     StreamInfo,
     StreamSystem,
@@ -110,16 +107,6 @@ class OpenedStream:
             and info.schema.select(names) == self.schema.select(names)
         )
 
-    @property
-    def has_one_partition_per_key(self) -> bool:
-        """Whether all records of one dataset key are in one stream partition, where offsets order them."""
-        return has_one_partition_per_key(self.spec, self.info.key, self.info.partitions, self.info.partitioner)
-
-    @property
-    def tie_break(self) -> tuple[str, ...]:
-        """The columns that order changes of one key with the same position."""
-        return () if self.spec.following.order_by is None else (OFFSET, PARTITION)
-
     def last_offsets(self, known: Offsets, oldest: Offsets, upcoming: Offsets) -> dict[SystemStreamPartition, str]:
         """Return the start offsets of a table without bootstrap: its last offsets, or the stream's default.
 
@@ -166,10 +153,6 @@ class OpenedStream:
             offset=read_to[beyond],
             upcoming=ends[beyond],
         )
-
-    def markers(self, since: Offsets) -> list[Marker]:
-        """Return the markers at or after these offsets."""
-        return self.system.markers(self.info.name, since)
 
     def count(self, ranges: Ranges) -> int:
         """Return the number of records in the ranges, without reading them."""

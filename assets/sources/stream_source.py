@@ -29,7 +29,12 @@ from dagster_adjunct.assets.sources.markers import (
     resume_after_truncation,
     settled_from_manifest,
 )
-from dagster_adjunct.assets.sources.opened_stream import Offsets, OpenedStream, offsets_to_json
+from dagster_adjunct.assets.sources.opened_stream import (
+    Offsets,
+    OpenedStream,
+    has_one_partition_per_key,
+    offsets_to_json,
+)
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.versions.input_partitions import follow_added_partitions, follow_repartition
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, Lost, resume_bounded_manifest
@@ -88,9 +93,11 @@ class StreamSource(VersionSource):
     ) -> None:
         self._stream = stream = OpenedStream.of(systems, spec, at_once=True)
         # Offsets order the records of one key; partitions only where a key can come in several of them.
-        ordered_by = (OFFSET,) if stream.has_one_partition_per_key else (OFFSET, PARTITION)
+        info = stream.info
+        ordered = has_one_partition_per_key(spec, info.key, info.partitions, info.partitioner)
+        ordered_by = (OFFSET,) if ordered else (OFFSET, PARTITION)
         super().__init__(spec, stream.schema, stream.declaration, ordered_by)
-        self.copartitioned, self.info, self._now = stream.copartitioned, stream.info, now
+        self.copartitioned, self.info, self._now = stream.copartitioned, info, now
         self._system = systems[split_stream_name(str(spec.input))[0]]
         self._seen: tuple[dict[SystemStreamPartition, int], list[Marker]] | None = None
 
@@ -123,17 +130,18 @@ class StreamSource(VersionSource):
         markers, truncated = self._markers(offsets), find_truncated_partitions(offsets, oldest)
         name, identity = self.spec.name, self._stream.info.identity
 
+        ranges = {str(ssp): (str(start), str(end)) for ssp, (start, end) in truncated.items()}
+        unread = Lost(versions=(), ranges=ranges, at=self._now())
         ahead = resume_after_truncation(name, offsets, oldest, markers, settled, self._count)
         if isinstance(ahead, LossUnknown):
             # The offsets stay: only the next markers tell which versions are lost.
-            notes = (_lost_ranges((), truncated, self._now()).summary(),) if manifest.change else ()
+            notes = (unread.summary(),) if manifest.change else ()
             missing = tuple(map(str, ahead.missing))
             idle = self._ends_at({ssp: max(offset, oldest[ssp]) for ssp, offset in offsets.items()})
             return Awaiting(ahead.version, missing, offsets=manifest.offsets, idle=idle, notes=notes, stream=identity)
         # A dataset without a commit only reports losses of versions that it can name.
-        lost = None
-        if truncated and (ahead.versions or manifest.change):
-            lost = _lost_ranges(ahead.versions, truncated, self._now())
+        names_loss = bool(truncated) and bool(ahead.versions or manifest.change)
+        lost = unread.model_copy(update={"versions": ahead.versions}) if names_loss else None
         upcoming = find_next_delivery(name, ahead.offsets, markers, settled, reusable | set(ahead.versions))
 
         dropped = {cut: self._count(cut) for cut in upcoming.dropped}
@@ -228,7 +236,7 @@ class StreamSource(VersionSource):
         """Return the markers since these offsets, looked up once: later offsets need only a part of them."""
         if self._seen is None or any(offset < self._seen[0][ssp] for ssp, offset in offsets.items()):
             since = {ssp: str(offset) for ssp, offset in offsets.items()}
-            self._seen = (dict(offsets), self._stream.markers(since))
+            self._seen = (dict(offsets), self._stream.system.markers(self.info.name, since))
         return self._seen[1]
 
     def _records(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
@@ -251,13 +259,6 @@ class StreamSource(VersionSource):
             raise_if_spark_needed(self.spec, list_spark_needs(self._stream))
             return arrow_checksums_by_partition(self._stream.read_arrow(_parse_ranges(delivery)), schema)
         return checksums_by_partition(self._records(delivery, spark()), schema)
-
-
-def _lost_ranges(
-    versions: tuple[str, ...], truncated: Mapping[SystemStreamPartition, tuple[int, int]], at: datetime
-) -> Lost:
-    ranges = {str(ssp): (str(start), str(end)) for ssp, (start, end) in truncated.items()}
-    return Lost(versions=versions, ranges=ranges, at=at)
 
 
 def _parse_ranges(delivery: Delivery) -> dict[SystemStreamPartition, tuple[str, str]]:

@@ -32,7 +32,7 @@ from dagster_adjunct.assets.unbounded.commit import (
 )
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
 from dagster_adjunct.assets.unbounded.engine import DEAD_LETTERS, select_engine
-from dagster_adjunct.assets.unbounded.progress import describe_progress
+from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
 from dagster_adjunct.assets.versions.dataset_log import Attempt
 from dagster_adjunct.assets.versions.leases import delete_attempt, lease_served, renew_attempt
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
@@ -105,7 +105,7 @@ def write_changes(
         WriteOptions(
             f"dataset {spec.name!r}", drop_tombstones=not keep_tombstones, over_time=over_time, completion=completion
         ),
-        order_by=(POSITION, *(source.tie_break if rewinding is None else (OFFSET, PARTITION))),
+        order_by=(POSITION,) if rewinding is None and following.order_by is None else (POSITION, OFFSET, PARTITION),
         partitioned=source.copartitioned and rewinding is None,
     )
     letters = engine.dead_letters(changes, spec, incomplete) if set_aside else None
@@ -220,9 +220,8 @@ def apply_changes(advance: Advance, progress: AdvanceProgress) -> tuple[AdvanceP
         action = "bootstrapped" if running else "applied" if action == "up-to-date" else action
         if running:
             took = time.monotonic() - began
-            system = advance.source.system
-            detail = describe_progress(system, progress.manifest, took, 0 if reached else done)
-            advance.stages.report_progress("bootstrap", took, detail)
+            at = bootstrap_progress(advance.context.systems, progress.manifest, advance.context.now())
+            advance.stages.report_progress("bootstrap", took, at.describe(took, 0 if reached else done))
         if last:  # the next advance applies what came after a bootstrap began, so that readers need not wait
             return progress, action if reached or not running else "waiting"
 

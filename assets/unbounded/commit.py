@@ -384,21 +384,12 @@ def change_from_decision(decision: Decision) -> Change:
 
 def _has_same_progress(before: UnboundedManifest, fresh: UnboundedManifest) -> bool:
     """Whether no other writer has read further or started the table again, so that our changes still apply."""
-
-    def facts(manifest: UnboundedManifest) -> tuple[object, ...]:
-        running = manifest.bootstrap.state == "running"
-        horizon = None if running else manifest.horizon  # where it moved, late changes must be decided again
-        return (
-            manifest.offsets,
-            manifest.bootstrap,
-            manifest.declaration.partitions,
-            manifest.next_generation,
-            manifest.quarantining,
-            manifest.applied,
-            horizon,
-        )
-
-    return facts(before) == facts(fresh)
+    names = ("offsets", "bootstrap", "next_generation", "quarantining", "applied")
+    if before.declaration.partitions != fresh.declaration.partitions:
+        return False
+    if before.bootstrap.state == "done" and before.horizon != fresh.horizon:
+        return False  # late changes must be decided again
+    return all(getattr(before, name) == getattr(fresh, name) for name in names)
 
 
 MAX_FOOTER_BYTES = 256 * 1024

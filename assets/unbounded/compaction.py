@@ -342,7 +342,10 @@ def _merge_and_commit(
     def once() -> _Current | None:
         commit, current = log.read()
         fresh = None if current is None else as_unbounded(current)
-        if commit is None or fresh is None or not _can_replace(fresh, plan, merged):
+        if commit is None or fresh is None or fresh.version is None:
+            return None
+        served = {generation.folder for generation in fresh.version.generations}
+        if not plan.folders <= served or merged.generation.folder in fresh.doomed:
             return None
         if merged.horizon is not None and _has_late_deltas(context, fresh, known, merged.horizon):
             raise _LateChanges
@@ -376,12 +379,6 @@ def _has_late_deltas(context: Runtime, fresh: UnboundedManifest, known: set[str]
     return lowest is not None and lowest <= horizon
 
 
-def _can_replace(fresh: UnboundedManifest, plan: CompactionPlan, merged: MergeResult) -> bool:
-    """Whether the manifest still serves all inputs, and no discard has marked the output as garbage."""
-    served = {generation.folder for generation in fresh.version.generations} if fresh.version else set()
-    return plan.folders <= served and merged.generation.folder not in fresh.doomed
-
-
 def _manifest_with_merged(
     fresh: UnboundedManifest, plan: CompactionPlan, merged: MergeResult, number: int, now: datetime
 ) -> UnboundedManifest:
@@ -390,18 +387,18 @@ def _manifest_with_merged(
     others = [other for other in fresh.version.generations if other.folder not in plan.folders and other.files]
     output = [merged.generation] if merged.generation.files or not others else []
     generations = tuple(sorted((*others, *output), key=lambda generation: generation.id))
-    exact = plan.level == "major" and not others
-    facts = {
-        "id": version_id(number, merged.attempt.id),
-        "number": number,
-        "sealed_at": now,
-        "generations": generations,
-        "rows": merged.entries if exact else None,
-        "counters": merged.counters,
-    }
-    if merged.pruned is not None and fresh.version.history is not None:
-        facts["history"] = fresh.version.history.after(pruned=merged.pruned)
-    version = fresh.version.after(**facts)
+    history = fresh.version.history
+    if merged.pruned is not None and history is not None:
+        history = history.after(pruned=merged.pruned)
+    version = fresh.version.after(
+        id=version_id(number, merged.attempt.id),
+        number=number,
+        sealed_at=now,
+        generations=generations,
+        rows=merged.entries if plan.level == "major" and not others else None,
+        counters=merged.counters,
+        history=history,
+    )
     horizon = _highest(fresh.horizon, merged.horizon)
     change = Change(action="compact", version=version.id, reason=f"{plan.level}: {plan.reason}")
     return switch_version(fresh.after(horizon=horizon, change=change), version, now)

@@ -395,10 +395,9 @@ class LocalTableWriter:
         Without `sends` it reads the version alone, with the declared columns.
         """
         generations = self._stacked_generations(sends=sends) or [self._log.attempt().generation(1)]
-        version_name = self._pinned.id if self._pinned is not None else "v000000-begun"
-        number = self._pinned.number if self._pinned is not None else 1
+        id, number = ("v000000-begun", 1) if self._pinned is None else (self._pinned.id, self._pinned.number)
         version = version_from_generations(
-            self._spec, generations, number=number, id=version_name, now=self._lake.now(), counters={}
+            self._spec, generations, number=number, id=id, now=self._lake.now(), counters={}
         )
         return VersionReader(self._lake.store, self._spec.name, version)
 

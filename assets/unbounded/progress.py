@@ -45,6 +45,15 @@ class BootstrapProgress:
         more = f" and of {len(self.missing) - 5} more partitions" if len(self.missing) > 5 else ""
         return f"{self.per_cent}% of {self.total:,} offsets; to read: {unread or 'nothing'}{more}"
 
+    def describe(self, took: float, read: int) -> str:
+        """Return the progress, and the estimated time left unless `read` is 0.
+
+        `read` is the number of records read in the `took` seconds since it began, or was resumed.
+        """
+        detail = f"{self.per_cent}% ({self.read:,} of {self.total:,} offsets)"
+        left = took * (self.total - self.read) / read if read else 0
+        return f"{detail}, about {timedelta(seconds=round(left))} left" if read else detail
+
     def to_json(self) -> dict[str, Any]:
         """Return the progress as JSON-able values."""
         return {
@@ -76,21 +85,6 @@ def bootstrap_progress(
         seconds=((bootstrap.finished_at or now) - bootstrap.started_at).total_seconds(),
         why=bootstrap.why,
     )
-
-
-def describe_progress(system: StreamSystem, manifest: UnboundedManifest, took: float, read: int) -> str:
-    """Return how far a bootstrap is, and the estimated time left unless `read` is 0.
-
-    `read` is the number of records read in the `took` seconds since it began, or was resumed.
-    """
-    bootstrap, offsets = manifest.bootstrap, offsets_by_partition(manifest.offsets)
-    start, target = offsets_by_partition(bootstrap.start), offsets_by_partition(bootstrap.target)
-    unread = sum(system.distance(ssp, offset, target[ssp]) for ssp, offset in offsets.items())
-    total = sum(system.distance(ssp, start[ssp], target[ssp]) for ssp in start)
-    done = total - unread
-    per_cent = 100 if done >= total else 100 * done // total
-    detail = f"{per_cent}% ({done:,} of {total:,} offsets)"
-    return detail + f", about {timedelta(seconds=round(took * unread / read))} left" if read else detail
 
 
 # Ages above this are measured by the stream's timestamps, to within a tenth; below, the time since the table was caught

@@ -40,11 +40,18 @@ def plan_recovery(snapshot: TableSnapshot, *, rebuild: str | None = None, forced
     and for a bootstrap that would lack keys, OffsetOutOfRangeError and MalformedDocumentError where nothing can be
     decided, and CommitConflictError where another writer committed meanwhile.
     """
+    manifest, source, spec = snapshot.manifest, snapshot.source, snapshot.spec
+    # A table that is being rebuilt may have any columns and order.
+    served = None if manifest is None or manifest.bootstrap.state == "running" else manifest.version
     if rebuild is None:
-        _check_stored(snapshot)
+        if served is not None:
+            declared = source.declaration
+            check_evolution(spec.name, served.columns, source.schema, spec.key)
+            if (served.order_by, served.position_type) != (declared.order_by, declared.position_type):
+                raise order_change_error(spec.name, served.order_by, declared.order_by)
         decision = decide_recovery(snapshot)
     else:  # also where there is no table yet, whatever is declared
-        store = decide_recovery(snapshot).store if snapshot.manifest is None else "invalid"
+        store = decide_recovery(snapshot).store if manifest is None else "invalid"
         decision = Decision(action="bootstrap", store=store, reason=f"rebuild: {rebuild}", at=snapshot.at)
     if decision.action == "bootstrap" and not forced:
         require_complete_stream(snapshot, decision.reason)
@@ -52,7 +59,10 @@ def plan_recovery(snapshot: TableSnapshot, *, rebuild: str | None = None, forced
         return RecoveryPlan("leave", decision)
     if decision.action != "continue":
         return RecoveryPlan("begin", decision)
-    return RecoveryPlan("evolve" if _needs_evolution(snapshot) else "apply", decision)
+    histories = served.history if served is not None else None, history_from_spec(spec)
+    kept, declared_length = map(describe_history_length, histories)
+    evolves = served is not None and (served.columns != source.schema or kept != declared_length)
+    return RecoveryPlan("evolve" if evolves else "apply", decision)
 
 
 def decide_recovery(snapshot: TableSnapshot) -> Decision:
@@ -98,32 +108,6 @@ def require_complete_stream(snapshot: TableSnapshot, why: str) -> None:
         "bootstrap=False to continue without the lost changes. The served version stays served.",
         dataset=spec.name,
     )
-
-
-def _needs_evolution(snapshot: TableSnapshot) -> bool:
-    """Whether the served version has other columns, or a history of another length, than declared.
-
-    False while a new table is being built, which has the declared ones.
-    """
-    manifest = snapshot.manifest
-    if manifest is None or manifest.version is None or manifest.bootstrap.state == "running":
-        return False
-    kept, declared = map(describe_history_length, (manifest.version.history, history_from_spec(snapshot.spec)))
-    return manifest.version.columns != snapshot.source.schema or kept != declared
-
-
-def _check_stored(snapshot: TableSnapshot) -> None:
-    """Reject columns that are incompatible with the served version, and an order other than that of its positions.
-
-    A table that is being rebuilt may have any.
-    """
-    manifest, source = snapshot.manifest, snapshot.source
-    if manifest is None or manifest.version is None or manifest.bootstrap.state == "running":
-        return
-    version, declared = manifest.version, source.declaration
-    check_evolution(snapshot.spec.name, version.columns, source.schema, snapshot.spec.key)
-    if (version.order_by, version.position_type) != (declared.order_by, declared.position_type):
-        raise order_change_error(snapshot.spec.name, version.order_by, declared.order_by)
 
 
 def order_change_error(dataset: str, stored: tuple[str, ...] | None, declared: tuple[str, ...] | None) -> DatasetError:

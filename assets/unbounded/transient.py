@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -248,7 +248,8 @@ class TransientTable:
                     "bootstrap=False to continue without the lost changes.",
                     dataset=self.spec.name,
                 )
-            return oldest, _decision_for_new("bootstrap", "it is transient, and bootstrapped in each run")
+            reason = "it is transient, and bootstrapped in each run"
+            return oldest, Decision(action="bootstrap", store="none", reason=reason, at=utc_now())
         last: dict[SystemStreamPartition, str] = {}  # the end offsets read before, of the existing partitions
         if self._last is not None and is_transient(self._last):
             ends = _end_offsets(ranges_from_version(self.spec.name, self._last))
@@ -267,7 +268,8 @@ class TransientTable:
                     dataset=self.spec.name,
                 )
             reason += f"; {problem}"
-        return source.last_offsets(last, oldest, upcoming), _decision_for_new("create", reason)
+        decision = Decision(action="create", store="none", reason=reason, at=utc_now())
+        return source.last_offsets(last, oldest, upcoming), decision
 
     def _next_ranges(
         self,
@@ -342,7 +344,3 @@ class TransientTable:
 
 def _end_offsets(ranges: Ranges) -> dict[SystemStreamPartition, str]:
     return {ssp: end for ssp, (_, end) in ranges.items()}
-
-
-def _decision_for_new(action: Literal["bootstrap", "create"], reason: str) -> Decision:
-    return Decision(action=action, store="none", reason=reason, at=utc_now())

@@ -57,16 +57,11 @@ def pin_version(
 ) -> BoundedManifest:
     """Serve this version, even when newer ones are sealed, until `unpin` or the first advance after expiry."""
     require_audit_fields("pin", version, reason, by)
-    if expires_at is not None and expires_at.tzinfo is None:
+    if expires_at is not None and (expires_at.tzinfo is None or expires_at <= log.lake.now()):
+        why = f"has passed: it is {log.lake.now():%Y-%m-%d %H:%M:%S} UTC" if expires_at.tzinfo else "has no time zone"
         raise ConfigurationError(
-            f"a pin of {log.name!r} expires at {expires_at}, which has no time zone.",
-            "Pass an aware datetime, such as datetime(…, tzinfo=UTC).",
-            argument="expires_at",
-        )
-    if expires_at is not None and expires_at <= (now := log.lake.now()):
-        raise ConfigurationError(
-            f"a pin of {log.name!r} expires at {expires_at}, which has passed: it is {now:%Y-%m-%d %H:%M:%S} UTC.",
-            "Pass a later time, or None for a pin that lasts until unpin.",
+            f"a pin of {log.name!r} expires at {expires_at}, which {why}.",
+            "Pass a later time such as datetime(…, tzinfo=UTC), or None for a pin that lasts until unpin.",
             argument="expires_at",
         )
 
@@ -76,7 +71,7 @@ def pin_version(
             log, manifest, pin=pinned, change=Change(action="pin", version=ref.id, reason=reason)
         )
 
-    return _change_each_member(log, version, pin, by=by, sealed=True)
+    return _change_each_member(log, version, pin, by=by)
 
 
 def unpin_version(log: DatasetLog, *, reason: str, by: str) -> BoundedManifest:
@@ -127,7 +122,7 @@ def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> Bound
             log, manifest, back_to=ref.id, change=Change(action="rollback", version=ref.id, reason=reason)
         )
 
-    return _change_each_member(log, to, back, by=by, sealed=True)
+    return _change_each_member(log, to, back, by=by)
 
 
 def revoke_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
@@ -192,7 +187,7 @@ def accept_version(
                     version=ref.id,
                 )
             manifest = manifests[name]
-            _read_version(log, manifest, ref)  # raises for a version that was never built
+            DatasetLog(log.lake, name).read_version(ref)  # raises for a version that was never built
             forced = ref.model_copy(update={"state": "sealed", "reason": f"forced by {by}: {reason}"})
             if switches:
                 changes, why = {"versions": _replace_ref(manifest, forced), "head": ref.id}, reason
@@ -255,13 +250,11 @@ def with_served_version(log: DatasetLog, manifest: BoundedManifest, **changes: A
         )
     pin: Pin | None = changes.get("pin", manifest.pin)
     wanted: str | None = pin.version if pin is not None else changes.get("head", manifest.head)
-    known: SealedVersion | None = changes.pop("built", None)
-    version = next(
-        (candidate for candidate in (manifest.version, known) if candidate is not None and candidate.id == wanted), None
-    )
+    known: tuple[SealedVersion | None, ...] = (manifest.version, changes.pop("built", None))
+    version = next((version for version in known if version is not None and version.id == wanted), None)
     if version is None and wanted is not None:
         refs = changes.get("versions", manifest.versions)
-        version = _read_version(log, manifest, next(ref for ref in refs if ref.id == wanted))
+        version = DatasetLog(log.lake, manifest.name).read_version(next(ref for ref in refs if ref.id == wanted))
     return manifest.after(version=version, **changes)
 
 
@@ -283,23 +276,13 @@ def insert_unserved_version(manifest: BoundedManifest, new: VersionRef, *, betwe
     return tuple(sorted([*versions, new], key=lambda ref: ref.number))
 
 
-def _read_version(log: DatasetLog, manifest: BoundedManifest, ref: VersionRef) -> SealedVersion:
-    """Return the document of a version of this dataset, or of another member of its version set."""
-    return DatasetLog(log.lake, manifest.name).read_version(ref)
-
-
 def _change_each_member(
-    log: DatasetLog,
-    version: str | None,
-    change: Callable[[BoundedManifest, VersionRef], BoundedManifest],
-    *,
-    by: str,
-    sealed: bool = False,
+    log: DatasetLog, version: str | None, change: Callable[[BoundedManifest, VersionRef], BoundedManifest], *, by: str
 ) -> BoundedManifest:
-    """Change the named version of this dataset and the one of the same name in every other member of its set."""
+    """Change the named sealed version of this dataset and the one of the same name in every other member of its set."""
 
     def change_all(manifests: Members) -> Members | None:
-        chosen = resolve_versions(manifests, log.name, version, sealed=sealed)
+        chosen = resolve_versions(manifests, log.name, version, sealed=True)
         after = {name: change(manifests[name], ref) for name, ref in chosen.items()}
         return {name: m for name, m in after.items() if m is not manifests[name]} or None
 

@@ -248,12 +248,8 @@ class DatasetLog:
 
         `change` must have no side effects; it returns None if there is nothing to do.
         """
-
-        def change_one(manifests: Manifests) -> Manifests | None:
-            after = change(manifests[self.name])
-            return None if after is None else {self.name: after}
-
-        return self.transact_all(change_one, by=by)[self.name]
+        name = self.name
+        return self.transact_all(lambda stored: {name: new} if (new := change(stored[name])) else None, by=by)[name]
 
     def transact_all(self, change: Callable[[Manifests], Manifests | None], *, by: str) -> dict[str, DatasetManifest]:
         """Commit the manifests that `change` returns for the members of the version set, or for this dataset alone."""

@@ -403,7 +403,8 @@ class BoundedManifest(CommonManifest):
 
     def with_declared_policies(self, declared: DatasetDeclaration) -> BoundedManifest:
         """Return this manifest with the order and policies of the current declaration."""
-        now = self.declaration.with_policies_of(declared)
+        policies = {name: getattr(declared, name) for name in ("order", "by_time", "keep", "grace_seconds")}
+        now = self.declaration.model_copy(update=policies)
         return self if now == self.declaration else self.after(declaration=now)
 
     @property

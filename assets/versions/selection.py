@@ -139,7 +139,14 @@ def resolve_versions(
     """
     mine = manifests[dataset]
     if version is None:
-        return _resolve_previous(manifests, dataset)
+        before = _find_previous(manifests, dataset)
+        if before is None:
+            raise DatasetError(
+                f"dataset {mine.name!r} has no sealed version before {mine.head or 'the first'} any more.",
+                f"List them: adjunct dataset versions {mine.name}. The discard policy sets how many are kept.",
+                dataset=mine.name,
+            )
+        return before
     ref = require_version(mine, version, sealed=sealed)
     # Other members do not know the id; the newest of its names is the one that was served with it last.
     name = version if version != ref.id else (list_delivered_names(mine, ref) or (ref.id,))[-1]
@@ -168,12 +175,8 @@ def resolve_heads(
     if all(ref is not None and ref.state == "sealed" for ref in at.values()):
         return {name: ref.id if ref else None for name, ref in at.items()}
     after = {name: m.model_copy(update={"head": ref.id if (ref := at[name]) else None}) for name, m in after.items()}
-    if len(manifests) == 1:
-        head = at[dataset]
-        before = find_previous_version(after[dataset], head) if head else None
-        return {dataset: before.id if before else None}
-    together = _find_previous_together(after, dataset)
-    return {name: together[name].id if together else None for name in manifests}
+    before = _find_previous(after, dataset)
+    return {name: before[name].id if before else None for name in manifests}
 
 
 def _follow_switches_back(manifests: Members, heads: Mapping[str, VersionRef | None]) -> dict[str, VersionRef | None]:
@@ -181,54 +184,33 @@ def _follow_switches_back(manifests: Members, heads: Mapping[str, VersionRef | N
 
     In a version set, a switch replaced the versions made under its name; other members kept theirs.
     """
-    at = dict(heads)
-    seen: list[object] = []
+    at, seen = dict(heads), list[Mapping[str, VersionRef | None]]()
     while not all(ref is not None and ref.state == "sealed" for ref in at.values()):
-        seen.append({name: ref and ref.id for name, ref in at.items()})
-        back = _switch_before(manifests, at)
-        if back is None or {name: ref.id for name, ref in back.items()} in seen:
+        seen.append(at)
+        refs = {name: ref for name, ref in at.items() if ref is not None}
+        names = [list_delivered_names(manifests[name], ref) for name, ref in refs.items()]
+        switch = next((common for common in names[0] if all(common in others for others in names[1:])), None)
+        if len(refs) < len(manifests) or switch is None:
+            break
+        back = {
+            name: manifests[name].ref(ref.replaced or "") if ref.name == switch else ref for name, ref in refs.items()
+        }
+        if None in back.values() or back in seen:
             break  # two versions that replaced each other, neither of which may be served
-        at = dict(back)
+        at = back
     return at
 
 
-def _switch_before(manifests: Members, at: Mapping[str, VersionRef | None]) -> dict[str, VersionRef] | None:
-    """Return the versions served before the switch to these, None if unknown."""
-    refs = {name: ref for name, ref in at.items() if ref is not None}
-    if len(refs) < len(manifests):
-        return None
-    names = [list_delivered_names(manifests[name], ref) for name, ref in refs.items()]
-    switch = next((common for common in names[0] if all(common in others for others in names[1:])), None)
-    if switch is None:
-        return None
-    before = {
-        name: manifests[name].ref(ref.replaced or "") if ref.name == switch else ref for name, ref in refs.items()
-    }
-    known = {name: ref for name, ref in before.items() if ref is not None}
-    return known if len(known) == len(refs) else None
+def _find_previous(manifests: Members, dataset: str) -> dict[str, VersionRef] | None:
+    """Return the sealed version before the served one; None without any.
 
-
-def _resolve_previous(manifests: Members, dataset: str) -> dict[str, VersionRef]:
+    In a version set, these are the newest of one name, sealed in all members and different from the served ones.
+    """
     mine = manifests[dataset]
-    earlier: Mapping[str, VersionRef] | None = None
-    if len(manifests) > 1:
-        earlier = _find_previous_together(manifests, dataset)
-    elif mine.head is not None:
-        head = mine.ref(mine.head)
+    if len(manifests) == 1:
+        head = mine.ref(mine.head or "")
         before = find_previous_version(mine, head) if head else None
-        earlier = {dataset: before} if before else None
-    if not earlier:
-        raise DatasetError(
-            f"dataset {mine.name!r} has no sealed version before {mine.head or 'the first'} any more.",
-            f"List them: adjunct dataset versions {mine.name}. The discard policy sets how many are kept.",
-            dataset=mine.name,
-        )
-    return dict(earlier)
-
-
-def _find_previous_together(manifests: Members, dataset: str) -> dict[str, VersionRef] | None:
-    """Return the newest versions of one name before the served ones, sealed in all members and different from these."""
-    mine = manifests[dataset]
+        return {dataset: before} if before else None
     heads = {name: m.head for name, m in manifests.items()}
     names = [done.name for done in mine.delivered]
     if mine.declaration.by_time:

@@ -320,11 +320,6 @@ class DatasetDeclaration(ManifestPart):
         """The discard policy of the last advance."""
         return DiscardPolicy(self.keep, timedelta(seconds=self.grace_seconds))
 
-    def with_policies_of(self, declared: DatasetDeclaration) -> DatasetDeclaration:
-        """Return a bounded dataset's declaration with the order and discard policy of `declared`."""
-        changing = ("order", "by_time", "keep", "grace_seconds")
-        return self.model_copy(update={name: getattr(declared, name) for name in changing})
-
     @property
     def compaction(self) -> DeltaCompaction:
         """The compaction policy of the last advance."""
