@@ -53,30 +53,21 @@ def build_bounded_report(member: Member) -> AdvanceReport:
     """Return the report of the advance of this dataset, with what its next version waits for."""
     manifest, version = member.manifest, member.manifest.version
     idle = member.awaiting is not None and member.awaiting.idle and version is not None and not member.lost
-    action: Action = "waiting"
-    notes = []
-    if member.sealed:
-        action = "sealed"
-    elif member.rejected:
-        action = "rejected"
-    elif member.unchanged:
-        action = "unchanged"
-        notes.append("the version delivered equals the current one")
-    elif idle:
-        action = "up-to-date"
-        dropped = member.notes and "redelivered" in member.counters
-        notes += [] if dropped else ["nothing new was delivered"]
-    for ref in (manifest.ref(rejected) for rejected in member.rejected):
-        if ref is not None:
-            notes.append(_describe_rejected(member, ref))
+    outcomes: list[tuple[object, Action]] = [
+        (member.sealed, "sealed"), (member.rejected, "rejected"), (member.unchanged, "unchanged"),
+        (idle, "up-to-date"), (True, "waiting"),
+    ]  # fmt: skip
+    action = next(action for happened, action in outcomes if happened)
+    dropped = member.notes and "redelivered" in member.counters
+    notes = ["the version delivered equals the current one"] if action == "unchanged" else []
+    notes += ["nothing new was delivered"] if action == "up-to-date" and not dropped else []
+    notes += [_describe_rejected(member, ref) for id in member.rejected if (ref := manifest.ref(id)) is not None]
     notes += [_describe_unserved(member, ref) for id in member.unserved if (ref := manifest.ref(id)) is not None]
     newest = max(manifest.versions, key=lambda ref: ref.number, default=None)
     if newest is not None and newest.state == "rejected" and not member.rejected:
         notes.append(f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}")
-    awaited = member.others or manifest.awaited
-    waiting = member.others.missing if member.others else member.awaiting.missing if member.awaiting else ()
-    if idle:
-        waiting = ()
+    awaited, asked = member.others or manifest.awaited, member.others or member.awaiting
+    waiting = () if idle or asked is None else asked.missing
     if waiting:
         begun = awaited.version if awaited else None
         wanted = f"version {begun!r}" if begun else "the first version" if version is None else "the next version"
@@ -127,11 +118,11 @@ def _describe_rejected(member: Member, ref: VersionRef) -> str:
     again = {FileSource: "complete the folder again", QuerySource: "compute it again"}.get(
         type(source), "deliver it again under the same name"
     )
-    look = f"look at it (adjunct dataset show {name} {ref.id})"
-    force = f"accept it with a reason (adjunct dataset accept {name} {ref.id} --reason …)"
+    show = f"look at it (adjunct dataset show {name} {ref.id})"
+    accept = f"accept it with a reason (adjunct dataset accept {name} {ref.id} --reason …)"
     drop = f"remove it (adjunct dataset remove-version {name} {ref.id} --reason …) and {again}"
     # A version rejected before it was built can neither be read nor forced.
-    steps = f"{look}, {force}, or {drop}" if ref.document else drop
+    steps = f"{show}, {accept}, or {drop}" if ref.document else drop
     return f"version {ref.name!r} is rejected: {ref.reason.rstrip('.')}. Next: {steps}"
 
 

@@ -222,14 +222,11 @@ def reject_withdrawn_content(candidates: Sequence[CandidateVersion]) -> list[Can
     unchanged while another's is corrected.
     """
     again = all(candidate.withdrawn or candidate.unchanged for candidate in candidates)
+    if not again:
+        return [replace(candidate, withdrawn=None) for candidate in candidates]
+    problem = "it has the content of version {0.id} of this name, which is withdrawn: {0.reason}"
     return [
-        replace(
-            candidate,
-            problem=f"it holds what version {candidate.withdrawn.id} of this name held, which is withdrawn: "
-            f"{candidate.withdrawn.reason}",
-        )
-        if again and candidate.withdrawn
-        else replace(candidate, withdrawn=None)
+        replace(candidate, problem=problem.format(candidate.withdrawn)) if candidate.withdrawn else candidate
         for candidate in candidates
     ]
 

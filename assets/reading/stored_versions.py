@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, NoReturn, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -350,7 +350,7 @@ class VersionOperations(ABC):
         """
         if limit is not None and limit < 0:
             raise argument_error(f"limit is {limit}", "0 or more commits, or None for all", argument="limit")
-        commits = list(self._log.history(limit))
+        commits = list(islice(self._log.history(), limit))
         now = commits[0][1] if commits else None
         return [
             HistoryEntry(

@@ -125,7 +125,7 @@ def limit_to_complete_transactions(
 
 def count_by_transaction(seen: Mapping[tuple[str, int], TransactionPart]) -> Counter[str]:
     """Return the number of changes of each transaction in all partitions."""
-    counts: Counter[str] = Counter()
+    counts = Counter[str]()
     for (transaction, _), part in seen.items():
         counts[transaction] += part.count
     return counts
@@ -161,11 +161,8 @@ def _parts(rows: Iterable[Row]) -> dict[tuple[str, int], TransactionPart]:
 
 def _first_seen(rows: Iterable[Row]) -> dict[str, int]:
     """Return when each transaction was first seen (ms)."""
-    since: dict[str, int] = {}
-    for row in rows:
-        if (name := row["transaction"]) is not None and row["readable"]:
-            since[name] = min(row["since"], since.get(name, row["since"]))
-    return since
+    latest_first = sorted((row for row in rows if row["readable"]), key=lambda row: row["since"], reverse=True)
+    return {row["transaction"]: row["since"] for row in latest_first if row["transaction"] is not None}
 
 
 def _find_truncated(rows: Sequence[Row], trimmed: Collection[int]) -> set[str]:

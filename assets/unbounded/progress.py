@@ -56,15 +56,9 @@ class BootstrapProgress:
 
     def to_json(self) -> dict[str, Any]:
         """Return the progress as JSON-able values."""
-        return {
-            "state": self.state,
-            "per_cent": self.per_cent,
-            "offsets": self.read,
-            "of": self.total,
-            "missing": {str(ssp): count for ssp, count in self.missing.items()},
-            "seconds": round(self.seconds, 3),
-            "why": self.why,
-        }
+        counts = {"state": self.state, "per_cent": self.per_cent, "offsets": self.read, "of": self.total}
+        missing = {str(ssp): count for ssp, count in self.missing.items()}
+        return {**counts, "missing": missing, "seconds": round(self.seconds, 3), "why": self.why}
 
 
 def bootstrap_progress(

@@ -448,10 +448,8 @@ def _already_applied_report(context: Runtime, snapshot: TableSnapshot, stages: S
     reason = "its startpoints were applied before"
     decision = Decision(action="continue", store="valid", reason=reason, at=snapshot.at)
     advance = Advance(context, snapshot, decision, stages)
-    return replace(
-        build_report(advance, AdvanceProgress(snapshot.commit, snapshot.manifest, snapshot.ends), "up-to-date"),
-        note=reason,
-    )
+    progress = AdvanceProgress(snapshot.commit, snapshot.manifest, snapshot.ends)
+    return replace(build_report(advance, progress, "up-to-date"), note=reason)
 
 
 def _raise_refusal(plan: RewindPlan) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -152,11 +151,8 @@ class DatasetLog:
                 document=ref.document,
             ) from error
 
-    def history(self, limit: int | None = None) -> Iterator[tuple[Commit, DatasetManifest]]:
-        """Return the commits that changed this dataset, newest first, as far back as their manifests are kept."""
-        return islice(self._history(), limit)
-
-    def _history(self) -> Iterator[tuple[Commit, DatasetManifest]]:
+    def history(self) -> Iterator[tuple[Commit, DatasetManifest]]:
+        """Yield the commits that changed this dataset, newest first, as far back as their manifests are kept."""
         set_name = self.version_set()
         if set_name is not None:
             newer: Commit | None = None

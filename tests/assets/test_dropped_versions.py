@@ -134,7 +134,7 @@ def test_a_withdrawn_version_delivered_unchanged_is_not_served_and_takes_no_name
     deliver(plain, "v2", 2)
     report = plain.advance(PRICES)
     assert (report.action, served(plain)) == ("rejected", 1)
-    assert f"what version {gone} of this name held, which is withdrawn: ticket 7 (by ada)" in report.note
+    assert f"the content of version {gone} of this name, which is withdrawn: ticket 7 (by ada)" in report.note
     deliver(plain, "v2", 3)
     assert (plain.advance(PRICES).action, served(plain)) == ("sealed", 3)
     assert store.accept(report.rejected[0], make_current=True, **WHY).version is not None

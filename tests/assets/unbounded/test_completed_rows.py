@@ -494,7 +494,9 @@ def test_what_came_before_a_snapshots_row_stays_incomplete_when_it_is_applied_ag
         DebeziumEnvelope("k STRING, b INT", on_missing="keep"),
     ],
 )
-def test_what_columns_can_not_be_kept_beside_is_refused(form: Any, more: dict[str, Any], argument: str) -> None:
+def test_keeping_values_is_refused_with_an_order_history_or_extractor(
+    form: Any, more: dict[str, Any], argument: str
+) -> None:
     with pytest.raises(ConfigurationError) as told:
         unbounded_dataset(NAME, input="lake.s", key="k", broadcast=True, changes=form, **more)
     assert (told.value.argument, told.value.dataset) == (argument, NAME)
