@@ -70,7 +70,8 @@ def add_order(
     values = [_order_text(name, schema) if string or name in paths else named_column(name) for name in order]
     if any(name in paths or schema.field(name).type == "string" for name in order):
         samples = find_first_order_values(spec, rows, values, samples)
-    parts, reasons = list[Column](), list[Column]()
+    parts: list[Column] = []
+    reasons: list[Column] = []
     # A snapshot's row lacks the fields of a streamed change: it comes before every change with them.
     snapshot = F.col(SNAPSHOT) if SNAPSHOT in rows.columns else F.lit(False)
     for place, (name, value) in enumerate(zip(order, values, strict=True)):
