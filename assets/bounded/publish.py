@@ -323,11 +323,10 @@ def publish_candidates(
         for candidate in done:
             candidate.delete_attempt(files=candidate.member.manifest.ref(candidate.id) is None)
         switching.detail = rejected.problem if rejected is not None else ""
+        served = {now.id for candidate in done if (now := candidate.member.manifest.version) is not None}
         if rejected is None and all(candidate.unchanged for candidate in done):
             switching.name = "unchanged"
-        elif rejected is None and not any(
-            "served" in candidate.member.manifest.marks(candidate.id) for candidate in done
-        ):
+        elif rejected is None and served.isdisjoint(candidate.id for candidate in done):
             switching.name, switching.detail = "keep", "what is served stays"
     return group
 

@@ -161,8 +161,9 @@ def _parts(rows: Iterable[Row]) -> dict[tuple[str, int], TransactionPart]:
 
 def _first_seen(rows: Iterable[Row]) -> dict[str, int]:
     """Return when each transaction was first seen (ms)."""
-    latest_first = sorted((row for row in rows if row["readable"]), key=lambda row: row["since"], reverse=True)
-    return {row["transaction"]: row["since"] for row in latest_first if row["transaction"] is not None}
+    parts = [row for row in rows if row["transaction"] is not None and row["readable"]]
+    latest_first = sorted(parts, key=lambda row: row["since"], reverse=True)
+    return {row["transaction"]: row["since"] for row in latest_first}
 
 
 def _find_truncated(rows: Sequence[Row], trimmed: Collection[int]) -> set[str]:

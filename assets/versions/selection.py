@@ -188,14 +188,14 @@ def _follow_switches_back(manifests: Members, heads: Mapping[str, VersionRef | N
     while not all(ref is not None and ref.state == "sealed" for ref in at.values()):
         seen.append(at)
         refs = {name: ref for name, ref in at.items() if ref is not None}
+        if len(refs) < len(manifests):
+            break
         names = [list_delivered_names(manifests[name], ref) for name, ref in refs.items()]
         switch = next((common for common in names[0] if all(common in others for others in names[1:])), None)
-        if len(refs) < len(manifests) or switch is None:
-            break
         back = {
             name: manifests[name].ref(ref.replaced or "") if ref.name == switch else ref for name, ref in refs.items()
         }
-        if None in back.values() or back in seen:
+        if switch is None or None in back.values() or back in seen:
             break  # two versions that replaced each other, neither of which may be served
         at = back
     return at
