@@ -237,7 +237,7 @@ def test_versions_ordered_by_name_stay_by_name_and_only_in_their_newest_build() 
     }
 
 
-def test_what_no_version_reaches_is_garbage_once_it_was_untouched_for_the_grace_period() -> None:
+def test_unreferenced_files_are_garbage_after_the_grace_period() -> None:
     refs = [ref(1), ref(2)]
     data, versions = "datasets/planes/data", "datasets/planes/versions"
     listing = Listing(
@@ -395,7 +395,7 @@ def test_nothing_that_can_be_reached_is_deleted_and_everything_else_is(planes: W
 # -- what builds leave
 
 
-def test_what_a_build_left_that_died_is_collected_after_the_grace_period_and_not_before(planes: World) -> None:
+def test_files_of_a_dead_build_are_collected_only_after_the_grace_period(planes: World) -> None:
     publish(planes, 1)
     deliver(planes, 2)
     with pytest.raises(Crash):

@@ -151,7 +151,7 @@ def test_a_projection_computes_widens_and_filters_and_tombstones_go_around_it(re
         (Projection("tailnum STRING", where="seat > 1"), "where of the projection, 'seat > 1', can't be planned"),
     ],
 )
-def test_an_expression_that_does_not_give_the_declared_type_is_refused_before_it_runs(
+def test_an_expression_of_another_type_than_declared_is_rejected_before_it_runs(
     records: DataFrame, projection: Projection, problem: str
 ) -> None:
     with pytest.raises(DatasetError, match=re.escape(problem)) as caught:
@@ -159,7 +159,7 @@ def test_an_expression_that_does_not_give_the_declared_type_is_refused_before_it
     assert "dataset 'planes'" in caught.value.problem
 
 
-def test_a_dataset_of_projected_entries_is_keyed_and_stored_by_what_the_projection_gives(sparkling: World) -> None:
+def test_projected_entries_are_keyed_and_stored_by_their_projected_columns(sparkling: World) -> None:
     sparkling.stream("planes", RECORDS, ["tailnum"], 2)
     sparkling.send("planes", [("n1", 2, "a"), ("N1", 4, "b"), ("n2", 0, "c")], version="v1")
     projection = Projection("key STRING, seats BIGINT, model STRING", {"key": "upper(tailnum)"}, "seats > 0")
@@ -191,7 +191,7 @@ def run(extractor: PythonExtractor, *rows: tuple[Any, ...]) -> list[tuple[Any, .
     return [tuple(row.values()) for part in out for row in part.to_pylist()]
 
 
-def test_a_python_function_gives_none_one_or_several_entries_with_the_place_of_their_record() -> None:
+def test_a_python_function_makes_any_number_of_entries_with_their_records_place() -> None:
     rows = [
         ("N1", 2, "a", 0, 5, False),
         ("N2", 0, "b", 1, 6, False),
@@ -245,9 +245,7 @@ def test_what_pandas_calls_missing_is_null_in_an_entry() -> None:
         ("[dict(tailnum='\\ud800', at=None, seats=1, day=None)]", "column 'tailnum' as the str"),
     ],
 )
-def test_what_a_python_function_does_wrong_is_told_with_the_partition_and_offset_of_its_record(
-    returned: str, problem: str
-) -> None:
+def test_errors_of_a_python_function_name_partition_and_offset_of_the_record(returned: str, problem: str) -> None:
     fine = "[dict(tailnum='x', at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC), seats=1, day=dt.date(2026, 1, 1))]"
     with pytest.raises(DatasetError) as caught:
         run(WHATEVER, ("N1", 1, fine, 3, 11, False), ("N2", 1, returned, 3, 12, False))
@@ -281,7 +279,7 @@ def test_a_factory_that_gives_no_function_is_refused(factory: str, problem: str)
         run(PythonExtractor(factory, "a INT"), ("N1", 1, "", 0, 1, False))
 
 
-def test_a_dataset_of_a_functions_entries_deletes_by_tombstones_and_its_errors_leave_spark_as_they_are(
+def test_entries_of_a_function_are_deleted_by_tombstones_and_its_errors_pass_spark(
     sparkling: World,
 ) -> None:
     sparkling.stream("planes", RECORDS, ["tailnum"], 2)
@@ -298,7 +296,7 @@ def test_a_dataset_of_a_functions_entries_deletes_by_tombstones_and_its_errors_l
         sparkling.advance(spec)
 
 
-def test_a_function_that_returns_something_else_than_declared_fails_the_run_and_consumes_nothing(
+def test_a_function_with_an_undeclared_result_fails_the_run_and_consumes_nothing(
     sparkling: World,
 ) -> None:
     sparkling.stream("planes", RECORDS, ["tailnum"], 2)

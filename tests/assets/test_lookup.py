@@ -300,7 +300,7 @@ def test_a_key_of_several_columns_is_looked_for_in_one_row_group() -> None:
     assert [key for key, _ in view.items("J")] == [("JFK", h) for h in range(50)]
 
 
-def test_files_that_do_not_say_where_row_groups_begin_are_searched_by_their_statistics(
+def test_files_without_row_group_offsets_are_searched_by_their_statistics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     schema = Schema.of(origin="string", hour="int", temp="int")

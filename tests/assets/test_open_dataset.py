@@ -100,7 +100,7 @@ def test_a_version_discarded_before_spark_reads_it_is_told(planes: World) -> Non
 
 
 @pytest.mark.spark
-def test_without_a_lease_a_discarded_version_is_told_by_the_with_that_spark_failed_in(planes: World) -> None:
+def test_without_a_lease_a_failed_read_by_spark_reports_the_discarded_version(planes: World) -> None:
     publish(planes, 1)
 
     def read_late() -> None:
@@ -121,7 +121,7 @@ def test_without_a_lease_a_discarded_version_is_told_by_the_with_that_spark_fail
 
 
 @pytest.mark.spark
-def test_a_file_that_is_lost_while_spark_reads_is_told_as_damage_and_other_errors_pass(planes: World) -> None:
+def test_a_file_lost_while_spark_reads_is_reported_as_damage_other_errors_pass(planes: World) -> None:
     publish(planes, 1)
 
     def read(lose: Callable[[Dataset], object]) -> None:
@@ -182,7 +182,7 @@ def test_what_other_engines_were_given_stays_until_the_dataset_is_closed(plain: 
         parquet_files(gone)
 
 
-def test_a_dataset_without_a_version_is_opened_and_says_what_it_waits_for_when_it_is_read(plain: World) -> None:
+def test_reading_a_dataset_without_a_version_says_what_it_waits_for(plain: World) -> None:
     plain.mark("planes", "v1", [0])
     plain.advance(PLANES)
     with open_dataset(plain.lake, "planes") as opened:

@@ -351,7 +351,7 @@ def test_the_lease_is_taken_before_the_second_answer_and_given_back_in_the_end(p
     assert planes.leased() == []
 
 
-def test_a_leased_version_is_not_discarded_until_the_reader_and_its_iterations_have_moved_on(planes: Planes) -> None:
+def test_a_leased_version_stays_until_its_reader_and_iterations_have_moved_on(planes: Planes) -> None:
     first = planes.publish(1)
     with planes.open() as served:
         running = served.items()
@@ -449,7 +449,7 @@ def test_a_dataset_that_is_dropped_unclosed_gives_its_lease_back(planes: Planes)
         eventually(lambda: not watch.running and planes.leased() == [])
 
 
-def test_an_iteration_keeps_the_lease_of_a_dataset_that_is_dropped_and_so_does_what_was_lent(planes: Planes) -> None:
+def test_iterations_and_readers_keep_the_lease_of_a_dropped_dataset(planes: Planes) -> None:
     first = planes.publish(1)
     running = planes.open().items()
     next(running)
@@ -540,7 +540,7 @@ def test_an_iteration_falls_back_before_its_first_entry_and_fails_after_it(
         assert [entry["seats"] for _, entry in served.items(start="N030")] == [1] * 10
 
 
-def test_the_fallback_passes_over_several_damaged_versions_and_ends_where_none_is_left(planes: Planes) -> None:
+def test_the_fallback_skips_damaged_versions_and_fails_when_none_is_readable(planes: Planes) -> None:
     versions = [planes.publish(number) for number in (1, 2, 3)]
     planes.dataset().revoke("v2", **WHY)
     with planes.open(on_damage="previous") as served:
