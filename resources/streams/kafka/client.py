@@ -18,6 +18,8 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from pydantic import SkipValidation
+
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings
 
-SettingValue = str | int | float | bool
+SettingValue = SkipValidation[str | int | float | bool]  # checked here, without showing a secret
 _REFERENCE = "env:"
 _SECRET = re.compile(
     r"(^|[._])(password|passphrase|secret|pem|token|user\.info)$|^sasl\.oauthbearer\.config$", re.IGNORECASE
