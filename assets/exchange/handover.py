@@ -120,15 +120,14 @@ class TimedFiles:
 
     def _condition(self) -> Any:
         """Return the pyarrow expression for the rows of this view."""
-        valid = ~pc.field(TOMBSTONE)
-        if self.whole:
-            return (
-                valid if self._edge is None else valid & (_is_open_ended() | (pc.field(VALID_TO) > _scalar(self._edge)))
-            )
-        if self.moment is None:
-            return valid & _is_open_ended()
-        moment = _scalar(self.moment)
-        return valid & (pc.field(VALID_FROM) <= moment) & (_is_open_ended() | (pc.field(VALID_TO) > moment))
+        valid, end = ~pc.field(TOMBSTONE), pc.field(VALID_TO)
+        if self.whole and self._edge is None:
+            return valid
+        if not self.whole and self.moment is None:
+            return valid & end.is_null()
+        moment = pa.scalar(self._edge if self.whole else self.moment, arrow_type("timestamp"))
+        lasting = valid & (end.is_null() | (end > moment))
+        return lasting if self.whole else lasting & (pc.field(VALID_FROM) <= moment)
 
     def _all(self) -> pads.FileSystemDataset:
         """Return all rows, including deletions."""
@@ -142,7 +141,8 @@ class TimedFiles:
         same = [f"NOT {TOMBSTONE}", f"NOT lag({TOMBSTONE}, 1, true) OVER {in_time}"]
         same += [f"coalesce(lag({VALID_TO}) OVER {in_time} = {VALID_FROM}, false)"]
         same += [f"lag({c}) OVER {in_time} IS NOT DISTINCT FROM {c}" for c in map(_sql_name, content_columns(reader))]
-        exact = "true" if self._edge is None else f"({VALID_TO} IS NULL OR {VALID_TO} > {_sql_timestamp(self._edge)})"
+        edge = f"TIMESTAMPTZ '{self._edge.isoformat(sep=' ')}'" if self._edge else ""
+        exact = f"({VALID_TO} IS NULL OR {VALID_TO} > {edge})" if edge else "true"
         start, end, current = time_column_names(reader)
         columns = [*map(_sql_name, reader.schema.names), *([f"{VALID_FROM} AS {start}"] if start else [])]
         whole = f"PARTITION BY {key}, __run ORDER BY {VALID_FROM} ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING"
@@ -184,24 +184,9 @@ def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
 
 def _partition_expression(span: Span) -> Any:
     """Return the pyarrow expression that holds for all rows of a version's file."""
-    end = pc.field(VALID_TO)
-    return (
-        (pc.field(VALID_FROM) == _scalar(span.start))
-        & (end.is_null() if span.end is None else end == _scalar(span.end))
-        & (pc.field(TOMBSTONE) == pc.scalar(False))
-    )
-
-
-def _is_open_ended() -> Any:
-    return pc.field(VALID_TO).is_null()
-
-
-def _scalar(moment: datetime) -> Any:
-    return pa.scalar(moment, arrow_type("timestamp"))
-
-
-def _sql_timestamp(moment: datetime) -> str:
-    return f"TIMESTAMPTZ '{moment.isoformat(sep=' ')}'"
+    end, (first, last) = pc.field(VALID_TO), (pa.scalar(t, arrow_type("timestamp")) for t in (span.start, span.end))
+    ends = end.is_null() if span.end is None else end == last
+    return (pc.field(VALID_FROM) == first) & ends & (pc.field(TOMBSTONE) == pc.scalar(False))
 
 
 def _sql_name(name: str) -> str:

@@ -7,7 +7,7 @@ The table's snapshots refer to the lake's own files, so holds in the lake keep t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.exchange.handover import (
@@ -73,10 +73,9 @@ class IcebergTable:
 
     def open(self) -> Catalog:
         """Open the catalogue. Raises ConfigurationError if PyIceberg is not installed or does not know it."""
-        load = import_engine("pyiceberg.catalog", extra="iceberg").load_catalog
+        load: Callable[[str], Catalog] = import_engine("pyiceberg.catalog", extra="iceberg").load_catalog
         try:
-            catalog: Catalog = load(self.catalog)
-            return catalog
+            return load(self.catalog)
         except (ValueError, ImportError, TypeError) as error:
             name = self.catalog.upper()
             raise ConfigurationError(
@@ -103,8 +102,7 @@ class IcebergSnapshot:
 
     def to_json(self) -> dict[str, Any]:
         """Return the snapshot as JSON-able values, with its id as text, because it may exceed JSON numbers."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return values | {"snapshot_id": str(self.snapshot_id), "files": list(self.files)}
+        return asdict(self) | {"snapshot_id": str(self.snapshot_id), "files": list(self.files)}
 
 
 @validated
@@ -143,11 +141,13 @@ def _register(view: Held, catalog: Catalog, identifier: str, properties: dict[st
     table = _load_or_create_table(view, catalog, identifier)
     _check_columns(view, table, identifier)
     holder = _holder(identifier)
-    _retain(lake, view, holder)
+    if isinstance(view, StreamView):
+        stream_holds.retain_files(lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder)
+    else:
+        retain_version(lake, view.dataset, view.version, holder=holder)
     current = table.current_snapshot()
-    new = (
-        current is None or current.summary is None or current.summary.additional_properties.get(VERSION) != view.version
-    )
+    summary = current.summary if current is not None else None
+    new = summary is None or summary.additional_properties.get(VERSION) != view.version
     if new:
         _commit(view, table, identifier, paths, properties)
     snapshot = table.current_snapshot()
@@ -193,13 +193,6 @@ def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str
     They may then be discarded, and snapshots that still refer to them become unreadable.
     """
     return _release(lake, dataset, _holder(identifier), ())
-
-
-def _retain(lake: Lake, view: Held, holder: str) -> None:
-    if isinstance(view, StreamView):
-        stream_holds.retain_files(lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder)
-    else:
-        retain_version(lake, view.dataset, view.version, holder=holder)
 
 
 def _release(lake: Lake, name: str, holder: str, keep: Collection[str]) -> tuple[str, ...]:
