@@ -33,7 +33,7 @@ from dagster_adjunct.assets.declaration.change_values import (
 )
 from dagster_adjunct.assets.declaration.extractors import metadata_columns
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import readable_values
 from dagster_adjunct.resources.streams.system import TOMBSTONE
@@ -150,8 +150,6 @@ class Upserts(_RecordIsRow):
         order_by: tuple[str, ...],
         comparable: bool,
     ) -> DataFrame:
-        from pyspark.sql import functions as F
-
         return records.withColumn(PROBLEM, F.lit(None).cast("string"))
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
@@ -228,8 +226,6 @@ class OperationColumn(_RecordIsRow):
         order_by: tuple[str, ...],
         comparable: bool,
     ) -> DataFrame:
-        from pyspark.sql import functions as F
-
         operation = F.lower(named_column(self.column))
         if self.ignore:
             records = records.where(F.coalesce(~operation.isin(*self.ignore), F.lit(True)) | F.col(TOMBSTONE))
@@ -323,8 +319,6 @@ class DebeziumUnwrapped(_RecordIsRow):
         order_by: tuple[str, ...],
         comparable: bool,
     ) -> DataFrame:
-        from pyspark.sql import functions as F
-
         mark, deleted, problem = F.col(TOMBSTONE), F.lit(False), F.lit(None).cast("string")
         if self.deleted is not None:
             mark_text = F.lower(named_column(self.deleted).cast("string"))
@@ -458,8 +452,6 @@ def _own_columns(columns: Sequence[str]) -> list[str]:
 
 def changes_with_spark(records: DataFrame, schema: Schema, tombstone: Column, problem: Column) -> DataFrame:
     """Return the changes of records that are one change each."""
-    from pyspark.sql import functions as F
-
     rest = [F.col(name) for name in metadata_columns(records.columns) if name != TOMBSTONE]
     return records.select(
         *[named_column(name) for name in schema.names],

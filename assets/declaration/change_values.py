@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
@@ -43,23 +44,17 @@ TRUNCATE = "a truncate deletes all rows at once, which no change of one row can 
 
 def quote_column(value: Column) -> Column:
     """Return a column with a value for a reason: quoted, its first 100 characters, or null."""
-    from pyspark.sql import functions as F
-
     quoted = F.concat(F.lit("'"), F.substring(value, 1, 100), F.lit("'"))
     return F.coalesce(mark_column(quoted), F.lit("null"))
 
 
 def mark_column(text: Column) -> Column:
     """Return a column marked as a record's value, which `render_reason_column` shows or masks."""
-    from pyspark.sql import functions as F
-
     return F.concat(F.lit(_BEGINS), F.translate(text, _BEGINS + _ENDS, ""), F.lit(_ENDS))
 
 
 def render_reason_column(reason: Column, *, values: bool) -> Column:
     """Return a column with a reason in which the marked values are shown or masked."""
-    from pyspark.sql import functions as F
-
     if values:
         return F.translate(reason, _BEGINS + _ENDS + NO_PATH, "")
     return F.translate(F.regexp_replace(reason, f"{_BEGINS}[^{_ENDS}]*{_ENDS}", _HIDDEN), NO_PATH, "")
@@ -67,8 +62,6 @@ def render_reason_column(reason: Column, *, values: bool) -> Column:
 
 def unknown_operation_column(value: Column) -> Column:
     """Return a column with the reason for an operation that is not declared."""
-    from pyspark.sql import functions as F
-
     return F.concat(F.lit("unknown operation "), quote_column(value))
 
 
@@ -243,8 +236,6 @@ def incomparable_reason(name: str, sample: str | None) -> str:
 
 def sortable_column(value: Column, name: str, sample: str | None) -> Column:
     """Return a string that sorts as these values do, null where the format differs from the sample's."""
-    from pyspark.sql import functions as F
-
     pattern = None if sample is None else ordering_pattern(name, sample)
     if pattern is None:
         return F.lit(None).cast("string")
@@ -335,8 +326,6 @@ def check_placeholder(unavailable: str | None, on_unavailable: str, what: str) -
 
 def is_unavailable(placeholder: str, value: Column, kind: str) -> Column:
     """Return whether a value of this type is the placeholder; decimals may be strings."""
-    from pyspark.sql import functions as F
-
     if kind == "binary":
         return F.coalesce(value == F.lit(_bytes(placeholder)), F.lit(False))
     return F.coalesce(value.isin(*_texts(placeholder)) | value.rlike(_whole(placeholder)), F.lit(False))
@@ -344,8 +333,6 @@ def is_unavailable(placeholder: str, value: Column, kind: str) -> Column:
 
 def contains_unavailable(placeholder: str, value: Column) -> Column:
     """Return whether a string is JSON that contains the placeholder."""
-    from pyspark.sql import functions as F
-
     found = reduce(or_, [value.contains(needle) for needle in _needles(placeholder)])
     return F.coalesce(value.rlike(_JSON) & found, F.lit(False))
 

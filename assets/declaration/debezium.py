@@ -22,6 +22,7 @@ import pyarrow as pa
 from dagster_adjunct.assets.declaration.change_values import PATH, PLACEHOLDER, check_placeholder
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.values import DAYS, MICROS
 from dagster_adjunct.resources.spark.errors import encode_task_errors
@@ -45,8 +46,6 @@ def with_avro_as_json(records: DataFrame, value: str, schemas: Schemas, names: t
 
     Both are null for a null value. Raises ConfigurationError without fastavro, or for an invalid schema.
     """
-    from pyspark.sql import functions as F
-
     avro_readers(schemas, what)  # fail here instead of in every task
     given = records.columns
     types = [field.dataType.simpleString() for field in records.schema.fields] + ["string", "string"]
@@ -354,8 +353,6 @@ def raw_row_type(schema: Schema) -> StructType:
 
 def convert_value(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
     """Return a value with its declared type, null where it does not fit; `text` is the whole JSON."""
-    from pyspark.sql import functions as F
-
     if field.type in _INTEGERS:
         return raw.try_cast(field.type)
     if field.type in _FLOATS:
@@ -381,22 +378,16 @@ def convert_value(declared: Envelope, field: Field, raw: Column, text: Column) -
 
 def raw_value_text(field: Field, raw: Column) -> Column:
     """Return a value as errors show it."""
-    from pyspark.sql import functions as F
-
     return F.try_variant_get(raw, "$", "string") if field.type in _VARIANTS else raw.cast("string")
 
 
 def is_whole_number(raw: Column) -> Column:
     """Return whether a value is a whole number, without quotes."""
-    from pyspark.sql import functions as F
-
     return F.schema_of_variant(raw) == "BIGINT"
 
 
 def convert_date(declared: Envelope, field: Field, raw: Column) -> Column:
     """Return a date or timestamp of any year, null where the value is neither."""
-    from pyspark.sql import functions as F
-
     text, number = raw_value_text(field, raw), F.when(is_whole_number(raw), F.try_variant_get(raw, "$", "bigint"))
     if field.type == "date":
         days = F.when(F.abs(number) <= _LAST_DAY, F.date_from_unix_date(number.try_cast("int")))
@@ -410,8 +401,6 @@ def convert_date(declared: Envelope, field: Field, raw: Column) -> Column:
 
 def _decimal(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
     """Return a decimal exactly as it was sent, else null: JSON numbers with many digits have been rounded by now."""
-    from pyspark.sql import functions as F
-
     scale = int(field.type.rstrip(")").split(",")[1])
     fraction = rf"(\.\d{{0,{scale}}}0*)?" if scale else r"(\.0*)?"
     if declared.format == "json" and declared.decimals == "precise":

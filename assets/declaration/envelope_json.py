@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -21,8 +21,6 @@ TEXT, UNREAD, BAD = "__text", "__unread", "__bad"
 
 def with_envelope_json(declared: Envelope, records: DataFrame, what: str) -> DataFrame:
     """Return the records with the envelope as JSON in `__text`, and in `__unread` why it can't be read."""
-    from pyspark.sql import functions as F
-
     if declared.format == "avro":
         from dagster_adjunct.assets.declaration.debezium import with_avro_as_json
 
@@ -49,8 +47,6 @@ _EXTENDED = (
 
 def plain_extended_json(text: Column) -> Column:
     """Return a document in MongoDB's extended JSON with plain values: numbers, dates, ids, and binary as base64."""
-    from pyspark.sql import functions as F
-
     for pattern, value in _EXTENDED:
         text = F.regexp_replace(text, pattern, value)
     return text
@@ -58,8 +54,6 @@ def plain_extended_json(text: Column) -> Column:
 
 def plain_extended_key(text: Column) -> Column:
     """Return the value of a key in extended JSON as a string; text that is not JSON is returned unchanged."""
-    from pyspark.sql import functions as F
-
     return F.coalesce(F.get_json_object(F.concat(F.lit('{"k":'), plain_extended_json(text), F.lit("}")), "$.k"), text)
 
 
@@ -80,8 +74,6 @@ _OPERATIONS = {
 
 
 def _maxwell_envelope(table: str | None) -> Column:
-    from pyspark.sql import functions as F
-
     whole = _pieces(_MAXWELL)
     operations = F.create_map(*[F.lit(part) for pair in _OPERATIONS.items() for part in pair])
     op = F.coalesce(operations[whole["type"]], whole["type"])
@@ -102,8 +94,6 @@ _ALL = {"ignoreNullFields": "false"}
 
 def _pieces(names: tuple[str, ...]) -> Column:
     """Return the parts of an envelope as strings, nested ones as JSON."""
-    from pyspark.sql import functions as F
-
     strings = ", ".join(f"`{name}` string" for name in names)
     form = f"{strings}, payload struct<{strings.replace('` ', '`:')}>, {BAD} string"
     read = F.from_json(F.col(TEXT), form, {"columnNameOfCorruptRecord": BAD})
@@ -114,8 +104,6 @@ def _pieces(names: tuple[str, ...]) -> Column:
 
 def _envelope(whole: Column, plain: Mapping[str, Column], nested: Mapping[str, Column]) -> Column:
     """Return an envelope with these parts as strings and these as JSON; unreadable text is returned unchanged."""
-    from pyspark.sql import functions as F
-
     head = F.to_json(F.struct(*[value.alias(name) for name, value in plain.items()]), _ALL)
     text = F.substring(head, F.lit(1), F.length(head) - 1)
     for name, value in nested.items():

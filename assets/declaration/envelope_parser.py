@@ -39,7 +39,7 @@ from dagster_adjunct.assets.declaration.debezium import (
 )
 from dagster_adjunct.assets.declaration.envelope_json import BAD, TEXT, UNREAD, plain_extended_key, with_envelope_json
 from dagster_adjunct.assets.declaration.extractors import metadata_columns
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.values import UTF8, YEARS
 from dagster_adjunct.resources.streams.system import META, TOMBSTONE
@@ -68,8 +68,6 @@ def decode_envelopes(
 ) -> DataFrame:
     """Return the changes in these records, with the columns of `schema`, META, PROBLEM, SNAPSHOT, the paths in
     `order_by`, and KEPT if changes may leave out columns."""
-    from pyspark.sql import functions as F
-
     paths = [name for name in order_by if name not in schema.names]
     needed = tuple(field for field in schema.fields if field.name in key or field.name in order_by)
     old = Schema(needed or schema.fields)  # an extractor may compute the whole key
@@ -114,7 +112,6 @@ def decode_envelopes(
 
 def read_transactions(declared: DebeziumEnvelope, records: DataFrame, what: str) -> DataFrame:
     """Return META, `transaction` (an id or null), its `number` within that, and `readable` for each record."""
-    from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructType
 
     transaction = StructType().add("id", StringType()).add("data_collection_order", StringType())
@@ -157,8 +154,6 @@ def _options(declared: Envelope) -> dict[str, str]:
 
 def _part(*path: str) -> Column:
     """Return a part of the parsed envelope, or of its payload if it has one."""
-    from pyspark.sql import functions as F
-
     payload, bare = F.col(_PARSED)["payload"], F.col(_PARSED)
     for name in path:
         payload, bare = payload[name], bare[name]
@@ -167,8 +162,6 @@ def _part(*path: str) -> Column:
 
 def _before(declared: Envelope, old: Schema) -> Column:
     """Return the row before the change, completed for Maxwell, whose updates have only the changed columns of it."""
-    from pyspark.sql import functions as F
-
     before, after = _part("before"), _part("after")
     if declared.layout != "maxwell":
         return before
@@ -184,8 +177,6 @@ def _own_key(declared: Envelope, schema: Schema, name: str) -> Column:
 
 def _converted_row(declared: Envelope, schema: Schema, raw: str) -> Column:
     """Return the row with the types of `schema`, null if there is none, with null for values that do not fit."""
-    from pyspark.sql import functions as F
-
     values = [
         convert_value(declared, field, F.col(raw)[field.name], F.col(TEXT)).alias(field.name) for field in schema.fields
     ]
@@ -196,8 +187,6 @@ def _problem(
     declared: Envelope, schema: Schema, old: Schema, key: tuple[str, ...], own: list[str], comparable: bool
 ) -> Column:
     """Return the reason why a record's change can't be applied, null if it can."""
-    from pyspark.sql import functions as F
-
     op, writes = F.col(_OP), F.col(_OP).isin("c", "r", "u")
     unread = F.col(_PARSED).isNull() | F.col(_PARSED)[BAD].isNotNull()
     shape = F.lit(f"not {declared.name}: ")
@@ -245,8 +234,6 @@ def _check_path(path: str, *, first: bool) -> Column:
 
     In a snapshot's row, all but the first path may be missing.
     """
-    from pyspark.sql import functions as F
-
     name, whole = path.removeprefix("source."), F.from_json(F.col(TEXT), _FIELDS)
     block = F.coalesce(F.from_json(whole["payload"], _FIELDS), whole)
     source = F.from_json(block["source"], _FIELDS)
@@ -272,8 +259,6 @@ def _unreadable_reason(declared: Envelope, schema: Schema, old: Schema) -> Colum
 
     It is parsed again, as strings by name: in one expression for all columns, and only for such values.
     """
-    from pyspark.sql import functions as F
-
     text, shape = quote_column(F.col(TEXT)), "after map<string,string>, before map<string,string>"
     form = f"{shape}, payload struct<{shape.replace(' map', ':map')}>, {BAD} string"
     again = F.from_json(F.col(TEXT), form, {"columnNameOfCorruptRecord": BAD})
@@ -294,8 +279,6 @@ def _unreadable_reason(declared: Envelope, schema: Schema, old: Schema) -> Colum
 
 def _unreadable_column_reason(sent: Column, raw: str, schema: Schema) -> Column:
     """Return the reason for the first column that could not be parsed with its declared type."""
-    from pyspark.sql import functions as F
-
     types = F.create_map(*[F.lit(part) for field in schema.fields for part in (field.name, field.type)])
     read = F.coalesce(F.map_keys(F.from_json(F.to_json(F.col(raw)), "map<string,string>")), F.array())
     lost = F.filter(
@@ -313,14 +296,10 @@ def _unreadable_column_reason(sent: Column, raw: str, schema: Schema) -> Column:
 
 
 def _misfit_reason(field: Field, sent: Column) -> Column:
-    from pyspark.sql import functions as F
-
     return F.concat(F.lit(f"column {field.name!r} is "), quote_column(sent), F.lit(f", declared {field.type}"))
 
 
 def _check_value(declared: Envelope, field: Field, raw: str, converted: str) -> Column:
-    from pyspark.sql import functions as F
-
     value = F.col(raw)[field.name]
     sent = raw_value_text(field, value)
     reason = _misfit_reason(field, sent)
@@ -345,8 +324,6 @@ _HALF = (
 
 def _check_surrogates(field: Field, row: Column) -> Column:
     """Return the reason for a string with a lone surrogate, which the JSON parser replaces by a question mark."""
-    from pyspark.sql import functions as F
-
     value, text = row[field.name], F.col(TEXT)
     reason = F.lit(f"column {field.name!r} has half of a character: {UTF8}")
     return F.when(value.contains("?") & text.contains("\\u") & text.rlike(_HALF), reason)
@@ -357,8 +334,6 @@ def _unavailable(declared: Envelope, schema: Schema) -> Column:
 
     In a snapshot's row, which is complete, the placeholder is an actual value. An update that changes the key is a "c".
     """
-    from pyspark.sql import functions as F
-
     placeholder = declared.unavailable
     fields = [] if placeholder is None else [field for field in schema.fields if may_be_unavailable(field.type)]
     # Raw binary values and decimals are strings.
@@ -371,8 +346,6 @@ def _unavailable(declared: Envelope, schema: Schema) -> Column:
 
 def _unknown_reasons(declared: Envelope, schema: Schema, key: tuple[str, ...]) -> list[Column]:
     """Return the reasons why a change with unavailable values can't be applied."""
-    from pyspark.sql import functions as F
-
     placeholder, reasons = declared.unavailable, []
     for field in schema.fields:
         if placeholder is None:
@@ -394,8 +367,6 @@ def _unknown_reasons(declared: Envelope, schema: Schema, key: tuple[str, ...]) -
 
 def _kept(declared: Envelope, schema: Schema) -> Column:
     """Return the names of the columns that keep their stored values; in an insert only the unavailable ones."""
-    from pyspark.sql import functions as F
-
     kept = F.col(_UNAVAILABLE)
     if declared.on_missing == "keep":
         row = F.when(F.col(_PARSED)["payload"].isNotNull(), F.get_json_object(TEXT, "$.payload.after"))
@@ -407,14 +378,11 @@ def _kept(declared: Envelope, schema: Schema) -> Column:
 
 
 def _no_names() -> Column:
-    from pyspark.sql import functions as F
-
     return F.array().cast("array<string>")
 
 
 def _check_own_key(own: list[str]) -> Column:
     """Return the reason for a row whose key differs from that of its record, so that it is in the wrong partition."""
-    from pyspark.sql import functions as F
 
     def equals(side: str) -> Column:
         equal = F.lit(True)
@@ -432,8 +400,6 @@ def _check_own_key(own: list[str]) -> Column:
 
 def _has_own(key: tuple[str, ...], own: list[str]) -> Column:
     """Return whether the record's own key identifies the row."""
-    from pyspark.sql import functions as F
-
     whole = F.lit(bool(key) and set(own) == set(key))
     for index in range(len(own)):
         whole &= F.col(f"__own{index}").isNotNull()
@@ -442,8 +408,6 @@ def _has_own(key: tuple[str, ...], own: list[str]) -> Column:
 
 def _key_changes(key: tuple[str, ...]) -> Column:
     """Return whether an update changes the key."""
-    from pyspark.sql import functions as F
-
     differs = F.lit(False)
     for name in key:
         differs |= ~F.col(_BEFORE)[name].eqNullSafe(F.col(_AFTER)[name])
@@ -452,7 +416,6 @@ def _key_changes(key: tuple[str, ...]) -> Column:
 
 def _changes(schema: Schema, old: Schema, key: tuple[str, ...], own: list[str]) -> Column:
     """Return an array of the changes of a record."""
-    from pyspark.sql import functions as F
 
     def change(row: Column, tombstone: bool, problem: Column) -> Column:
         return F.struct(row.alias(_ROW), F.lit(tombstone).alias(TOMBSTONE), problem.alias(PROBLEM))

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 import pyarrow as pa
 
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import quote_name
+from dagster_adjunct.resources.schemas.column_sql import F, quote_name
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, is_missing, to_exact_array
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import encode_task_errors, first_message_line
@@ -123,16 +123,12 @@ class Projection:
         return all(computed.get(name, name) in (name, quote_name(name)) for name in columns)
 
     def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
-        from pyspark.sql import functions as F
-
         if self.where is not None:
             records = records.where(F.col(TOMBSTONE) | self._passes(records, self.where, what))
         return self._entries(records, schema, what)
 
     def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
         """Return what `apply` returns, and a tombstone for each record with a key for which `where` does not hold."""
-        from pyspark.sql import functions as F
-
         if self.where is not None:
             keyed = reduce(and_, [F.expr(quote_name(name)).isNotNull() for name in key])
             mark = F.when(F.col(TOMBSTONE), True).when(self._passes(records, self.where, what), False).when(keyed, True)
@@ -153,7 +149,6 @@ class Projection:
 
     def _passes(self, records: DataFrame, where: str, what: str) -> Column:
         from pyspark.errors import PySparkException
-        from pyspark.sql import functions as F
 
         try:
             records.where(F.col(TOMBSTONE) | F.expr(where))
@@ -163,7 +158,6 @@ class Projection:
 
     def _entries(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
         from pyspark.errors import PySparkException
-        from pyspark.sql import functions as F
 
         tombstone, computed = F.col(TOMBSTONE), self._computed
         expressions = {name: F.expr(computed.get(name, quote_name(name))) for name in schema.names}
@@ -339,8 +333,6 @@ def extract_entries(
 
     A record without entries becomes a tombstone if it has all columns of the key `deleting`.
     """
-    from pyspark.sql import functions as F
-
     load_function(extractor, what)  # fail here instead of in every task
     names = records.columns
     by_position = records.toDF(*[f"c{index}" for index in range(len(names))])

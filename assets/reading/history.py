@@ -25,7 +25,7 @@ from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, V
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema, is_widening
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import resolve_session
@@ -128,8 +128,6 @@ class VersionsOverTime:
         One bucketed scan, with the columns of `schema`, `__valid_from`, `__valid_to` (null: open), `__first` (of the
         oldest version) and `__tombstone` (false). Raises ManifestMismatchError as `VersionReader.frame` does.
         """
-        from pyspark.sql import functions as F
-
         from dagster_adjunct.resources.bucketing.files import bucketed_frame
 
         what = f"dataset {self.dataset!r}, all versions"
@@ -243,7 +241,6 @@ class EntriesOverTime(_Entries):
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return the frame, without an exchange for a partitioned dataset; each bucket is sorted by key and time."""
         from pyspark.sql import Window
-        from pyspark.sql import functions as F
 
         rows = self.reader.history_frame(resolve_session(spark))
         edge = history_edge(self.reader)
@@ -293,8 +290,6 @@ class EntriesAt(_Entries):
     @translate_spark_errors()
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return the entries as a DataFrame with the columns of `schema`: a bucketed scan, as `Dataset.frame` is."""
-        from pyspark.sql import functions as F
-
         if isinstance(self.reader, VersionsOverTime):
             return self.read.frame(spark)
         return self.reader.frame_at(spark, F.timestamp_micros(F.lit(to_microseconds(self.moment))))

@@ -27,7 +27,7 @@ from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedV
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN
 from dagster_adjunct.resources.bucketing.timeline import HAS_ENDS, IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
+from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -174,8 +174,6 @@ class RowsOverTime:
 
     def current(self) -> DataFrame:
         """Return the row of each key that is valid now, without deletions."""
-        from pyspark.sql import functions as F
-
         rows = self.rows
         if self._changes:
             # Rows that ended in the base stay ended, so they need not be merged.
@@ -184,8 +182,6 @@ class RowsOverTime:
 
     def valid_at(self, moment: Column) -> DataFrame:
         """Return the row of each key that was valid at a moment, without deletions."""
-        from pyspark.sql import functions as F
-
         rows = self.rows
         if self._changes:
             # Rows that ended in the base by then stay ended, and rows that begin later don't matter.
@@ -231,8 +227,6 @@ class RowsOverTime:
 
     def _merge_by_broadcast(self, rows: DataFrame) -> DataFrame:
         """Return the scanned rows, corrected by the broadcast changes of the deltas."""
-        from pyspark.sql import functions as F
-
         news = F.broadcast(self._corrections(rows))
         same = reduce(and_, (named_column(name) == F.col(f"__key_{i}") for i, name in enumerate(self.sealed.key)))
         joined = rows.join(news, same & (F.col(VALID_FROM) == F.col(_AT)), "left")
@@ -255,7 +249,6 @@ class RowsOverTime:
         They cover each row of a delta, and the base rows whose interval has changed.
         """
         from pyspark.sql import Window
-        from pyspark.sql import functions as F
 
         if not self.sealed.partition_by:
             rows = rows.coalesce(1)  # one file a generation: no exchange is needed to meet in one task

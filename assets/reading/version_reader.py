@@ -26,7 +26,7 @@ from dagster_adjunct.resources.bucketing.hashing import bucket_function
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import AdjunctError, ManifestMismatchError, SchemaMismatchError
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Field, Plain, Schema, plain_converter
 from dagster_adjunct.resources.spark.errors import find_adjunct_error, translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import resolve_session
@@ -263,8 +263,6 @@ class VersionReader:
         are broadcast with that generation (none if the newest row is a deletion), and the scan drops their rows in
         other generations. So positions are read from deltas only, and rows stay in their buckets.
         """
-        from pyspark.sql import functions as F
-
         base, *deltas = self.sealed.generations
         changes = sum(delta.rows for delta in deltas)
         if changes:
@@ -277,8 +275,6 @@ class VersionReader:
 
     def _newest_generations(self, rows: DataFrame, base: int, shared: Callable[[DataFrame], DataFrame]) -> DataFrame:
         """Return the keys in deltas, each with the generation of its newest row by (position, generation)."""
-        from pyspark.sql import functions as F
-
         changed = rows.where(F.col(_GENERATION) != base)
         if not self.sealed.partition_by:
             changed = changed.coalesce(1)  # one file a generation: one task needs no exchange
@@ -292,8 +288,6 @@ class VersionReader:
         return newest.withColumn(_NEWEST, generation)
 
     def _same_key(self) -> Column:
-        from pyspark.sql import functions as F
-
         pairs = [named_column(field.name) == F.col(f"__key_{index}") for index, field in enumerate(self._key)]
         return reduce(and_, pairs)
 

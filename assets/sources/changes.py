@@ -39,7 +39,7 @@ from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.version import POSITION, datetime_from_micros
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name, quote_text
+from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name, quote_text
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import CHECKED_TYPES, expected_values, unreadable_condition
 from dagster_adjunct.resources.spark.errors import raise_error_column
@@ -60,8 +60,6 @@ def add_order(
 
     `samples` are the known first values. Raises SchemaMismatchError if the first change can't be ordered.
     """
-    from pyspark.sql import functions as F
-
     order, string = spec.following.order or (), position_type(spec.following.order, schema) == "string"
     if order == STREAMED_FIRST:
         below = F.when(F.col(SNAPSHOT), F.lit(SNAPSHOT_ROWS)).otherwise(F.lit(0)).cast("bigint")
@@ -98,8 +96,6 @@ def find_first_order_values(
 
     None without changes. Raises SchemaMismatchError if the first change can't be ordered.
     """
-    from pyspark.sql import functions as F
-
     if samples is not None and None not in samples:
         return samples
     names = [f"v{place}" for place in range(len(values))]
@@ -141,8 +137,6 @@ def unorderable_error(spec: AdjunctDataset, reason: str, name: str | None = None
 
 def _order_text(name: str, schema: Schema) -> Column:
     """Return the values of a name in `order_by` as texts for comparison."""
-    from pyspark.sql import functions as F
-
     if name not in schema.names:
         return F.col(path_column(name))
     if schema.field(name).type in ("date", "timestamp"):
@@ -152,8 +146,6 @@ def _order_text(name: str, schema: Schema) -> Column:
 
 def position_column(name: str, schema: Schema) -> Column:
     """Return the positions of the ordering column's values: microseconds, days, or the number."""
-    from pyspark.sql import functions as F
-
     value, kind = named_column(name), schema.field(name).type
     if kind == "timestamp":
         return F.unix_micros(value)
@@ -167,8 +159,6 @@ def null_order_reason(name: str) -> str:
 
 def add_problem(changes: DataFrame, *reasons: Column) -> DataFrame:
     """Return the changes with the first of these reasons as their problem, unless they have one."""
-    from pyspark.sql import functions as F
-
     return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), *reasons))
 
 
@@ -269,8 +259,6 @@ def decode_changes(
     if there were no changes yet: then they are found and returned with the changes. Raises SchemaMismatchError if the
     first change can't be ordered.
     """
-    from pyspark.sql import functions as F
-
     spec, stream_schema, entry_schema = source.spec, source.info.schema, source.schema
     assert stream_schema is not None, "raw records are rejected when the input is opened"
     what, following = _describe_input(spec), spec.following
@@ -320,8 +308,6 @@ def decode_changes(
 
 def fail_on_problems(changes: DataFrame, dataset: str) -> DataFrame:
     """Return the changes without PROBLEM; writing a change that has one fails with BadChangeError."""
-    from pyspark.sql import functions as F
-
     place = F.concat(
         F.lit(f"dataset {dataset!r}: the change at offset "), F.col(OFFSET).cast("string"), F.lit(" of partition "),
         F.col(PARTITION).cast("string"), F.lit(" can't be applied: "), F.col(PROBLEM), F.lit("."),
@@ -345,8 +331,6 @@ def _extract_entries(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema
 
     A change from which it makes no entry deletes the existing entry, if the extractor keeps the key.
     """
-    from pyspark.sql import functions as F
-
     assert spec.extractor is not None
     extractor = mask_columns(spec.extractor, spec.sensitive)
     kept = extractor.keeps(spec.key)
@@ -371,8 +355,6 @@ def _extract_entries(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema
 
 def _add_valid_from(rows: DataFrame, name: str | None) -> DataFrame:
     """Return the rows with their valid-from time, from this column or the record's time; a null is a problem."""
-    from pyspark.sql import functions as F
-
     rows = rows.withColumn(VALID_FROM, named_column(name).cast("timestamp") if name is not None else F.col(TIMESTAMP))
     return add_problem(rows, F.when(F.col(VALID_FROM).isNull(), F.lit(missing_time_reason(name))))
 
@@ -390,8 +372,6 @@ def unknown_key_reason(name: str) -> str:
 
 def _reject_unreadable(changes: DataFrame, schema: Schema) -> DataFrame:
     """Return the changes with a problem and a null for each date or text that Python can't represent."""
-    from pyspark.sql import functions as F
-
     fields = [field for field in schema.fields if field.type in CHECKED_TYPES]
     if not fields:
         return changes

@@ -14,7 +14,7 @@ import pyarrow as pa
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types
 from dagster_adjunct.resources.streams.system import META, OFFSET, PARTITION, TOMBSTONE
 
@@ -82,8 +82,6 @@ def _add_position_columns(spec: AdjunctDataset, schema: Schema, what: str) -> Sc
 
 def _reject_tombstones_column(what: str) -> Column:
     """Return `__tombstone` as false, with an error for tombstones."""
-    from pyspark.sql import functions as F
-
     from dagster_adjunct.resources.spark.errors import raise_error_column
 
     place = F.concat(

@@ -22,7 +22,7 @@ from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, Ve
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.schemas.column_sql import named_column, quote_text
+from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_text
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table, to_spark_frame
 from dagster_adjunct.resources.schemas.schema import Schema, fit_to_schema, repeated_names
 from dagster_adjunct.resources.spark.errors import first_message_line
@@ -93,7 +93,6 @@ class QueryVersions(VersionSource):
 
     def _compute_on_spark(self, spark: SparkSession, computation: Computation, what: str) -> DataFrame:
         from pyspark.errors import PySparkException
-        from pyspark.sql import functions as F
 
         if isinstance(self._query.query, str):
             try:

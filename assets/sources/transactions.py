@@ -18,6 +18,7 @@ from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.envelope_parser import read_transactions
 from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges, resolve_stream
 from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.streams.system import (
     OFFSET,
     PARTITION,
@@ -135,8 +136,6 @@ def _aggregate_transactions(
     declared: DebeziumEnvelope, source: OpenedStream, spark: SparkSession, ranges: Ranges, what: str
 ) -> list[Row]:
     """Return offsets, first time (ms) and number of distinct changes by transaction and partition."""
-    from pyspark.sql import functions as F
-
     rows = read_transactions(declared, source.read(spark, ranges), what)
     change = F.coalesce(F.col("number"), F.concat(F.lit("@"), F.col(OFFSET).cast("string")))
     return (
@@ -238,8 +237,6 @@ def _read_events(
     wanted: Iterable[str],
     what: str,
 ) -> TransactionEnds:
-    from pyspark.sql import functions as F
-
     ranges = {ssp: OffsetRange(*span) for ssp, span in spans.items() if system.compare(*span) < 0}
     if not ranges:
         return set(), {}

@@ -59,6 +59,7 @@ from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetO
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import staged_file_errors
+from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.schemas.schema import Schema, is_widening, repeated_names
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.system import TIMESTAMP, TOMBSTONE, StreamSystem, SystemStreamPartition
@@ -79,8 +80,6 @@ def load_snapshot(
 
     Raises DatasetError for different columns and for duplicate keys, and what `validate_snapshot_position` raises.
     """
-    from pyspark.sql import functions as F
-
     spec, spark = source.spec, context.spark()
     initial = spec.following.initial
     assert initial is not None
@@ -123,8 +122,6 @@ def load_snapshot(
 
 def _with_positions(source: OpenedStream, rows: DataFrame) -> tuple[DataFrame, Samples | None]:
     """Return snapshot rows with positions: those of the ordering columns, or below all changes."""
-    from pyspark.sql import functions as F
-
     order = source.spec.following.order_by or ()
     lowest = F.lit(LOWEST).cast("bigint") if source.position_type == "bigint" else F.lit("")
     if not order or not set(order) <= set(source.schema.names):
@@ -141,8 +138,6 @@ def _snapshot_valid_from(
     That time is the timestamp of the oldest record after the snapshot's position, so that no change precedes the row it
     changes; the current time where there is no such record.
     """
-    from pyspark.sql import functions as F
-
     from dagster_adjunct.resources.schemas.column_sql import named_column
 
     name = source.spec.following.valid_from

@@ -43,7 +43,7 @@ from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, 
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
@@ -90,7 +90,6 @@ class SparkEngine:
         deletion that is no longer stored, so it can't be applied. With dead letters it gets a problem instead.
         """
         from pyspark.sql import Observation
-        from pyspark.sql import functions as F
 
         if horizon is None:
             return changes, None
@@ -111,8 +110,6 @@ class SparkEngine:
 
     def drop_problems(self, changes: DataFrame) -> DataFrame:
         """Return the changes that can be applied."""
-        from pyspark.sql import functions as F
-
         return changes.where(F.col(PROBLEM).isNull()).drop(PROBLEM, RAW)
 
     def dead_letters(
@@ -122,8 +119,6 @@ class SparkEngine:
 
         `incomplete` has partition, offset and reason of further ones.
         """
-        from pyspark.sql import functions as F
-
         if incomplete:
             place, reason = ("__bad_partition", "__bad_offset"), "__reason"
             columns = f"{place[0]} int, {place[1]} bigint, {reason} string"
@@ -154,8 +149,6 @@ class SparkEngine:
 
     def position_bounds(self, rows: DataFrame) -> tuple[int | None, int | None]:
         """Return the lowest and the highest position of these rows; None and None without rows."""
-        from pyspark.sql import functions as F
-
         lowest, highest = rows.agg(F.min(POSITION), F.max(POSITION)).collect()[0]
         return lowest, highest
 
@@ -165,7 +158,6 @@ class SparkEngine:
         Once the rows are written it counts "keys", dropped tombstones ("forgotten") and kept "tombstones".
         """
         from pyspark.sql import Observation, Window
-        from pyspark.sql import functions as F
 
         places = Window.partitionBy(*[named_column(name) for name in key]).orderBy(POSITION, _GENERATION)
         winners = rows.withColumn(_NEWER, F.lead(F.lit(1)).over(places)).where(F.col(_NEWER).isNull()).drop(_NEWER)
@@ -186,14 +178,10 @@ class SparkEngine:
 
     def drop_expired(self, rows: DataFrame, expires: str, watermark: datetime) -> DataFrame:
         """Return the rows whose time in the column `expires` is after the watermark."""
-        from pyspark.sql import functions as F
-
         return rows.where(named_column(expires) > F.lit(watermark))
 
     def raise_to_stored_positions(self, changes: DataFrame, stored: DataFrame, key: tuple[str, ...]) -> DataFrame:
         """Return the changes, with positions raised to at least those of the stored rows of their keys."""
-        from pyspark.sql import functions as F
-
         return (
             _join_stored_positions(changes, stored, key)
             .withColumn(POSITION, F.greatest(POSITION, _STORED))
@@ -209,7 +197,6 @@ class SparkEngine:
         a tombstone that was dropped might win against them. If the newest is a deletion itself, they are left out.
         """
         from pyspark.sql import Window
-        from pyspark.sql import functions as F
 
         place = F.when(F.col(PROBLEM).isNull(), F.struct(POSITION, OFFSET, PARTITION, TOMBSTONE))
         newest = F.max(place).over(Window.partitionBy(*[named_column(name) for name in key]))
@@ -224,8 +211,6 @@ class SparkEngine:
 
 def _join_stored_positions(changes: DataFrame, stored: DataFrame, key: tuple[str, ...]) -> DataFrame:
     """Return the changes with the stored position of their key, null where the table does not hold the key."""
-    from pyspark.sql import functions as F
-
     names = [f"__key_{index}" for index in range(len(key))]
     keys = [named_column(own).alias(name) for own, name in zip(key, names, strict=True)]
     highest = stored.select(*keys, F.col(POSITION).alias(_STORED)).groupBy(*names).agg(F.max(_STORED).alias(_STORED))

@@ -66,6 +66,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.schemas.schema import Schema, incompatible_changes
 
 if TYPE_CHECKING:
@@ -535,7 +536,6 @@ def _with_position(rows: DataFrame | pa.Table, position: int) -> DataFrame | pa.
     if hasattr(rows, "column_names"):
         table: pa.Table = rows
         return table.append_column(POSITION, pa.array([position] * table.num_rows, pa.int64()))
-    from pyspark.sql import functions as F
 
     frame: DataFrame = rows
     return frame.withColumn(POSITION, F.lit(position).cast("bigint"))

@@ -28,7 +28,7 @@ from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, Stage
 from dagster_adjunct.assets.versions.version import POSITION, build_layout
 from dagster_adjunct.resources.common import first_validation_problem, utc_now
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, MalformedDocumentError, OffsetOutOfRangeError
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE, StreamSystem, SystemStreamPartition
@@ -332,7 +332,6 @@ class TransientTable:
     def _keep_newest(self, rows: DataFrame) -> DataFrame:
         """Return the newest change of each key, in the dataset's buckets; ordered by offset, without deletions."""
         from pyspark.sql import Window
-        from pyspark.sql import functions as F
 
         spec, rows = self.spec, self._repartition(rows)
         newest_first = [F.col(name).desc() for name in (POSITION, OFFSET, PARTITION)]

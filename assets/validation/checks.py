@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.reading.stored_file import count_nulls, list_stored_files
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.schemas.column_sql import quote_name
+from dagster_adjunct.resources.schemas.column_sql import F, quote_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import first_message_line
 
@@ -108,7 +108,6 @@ def check_min_rows(candidate: Candidate, n: int) -> Finding:
 
 def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Finding:
     from pyspark.errors import DateTimeException, NumberFormatException
-    from pyspark.sql import functions as F
 
     field = candidate.view.schema.field(column, f"dataset {candidate.view.dataset!r}")
     name = quote_name(column)
@@ -157,8 +156,6 @@ def check_sql(candidate: Candidate, sql: str) -> Finding:
 
 def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:
     from uuid import uuid4
-
-    from pyspark.sql import functions as F
 
     spark = candidate.spark()
     version = candidate.view.frame(spark)

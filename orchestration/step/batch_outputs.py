@@ -34,7 +34,7 @@ from dagster_adjunct.orchestration.step.recorded_answers import (
 )
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError, TableError
-from dagster_adjunct.resources.schemas.column_sql import bigint_array, named_column
+from dagster_adjunct.resources.schemas.column_sql import F, bigint_array, named_column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
 from dagster_adjunct.resources.streams.system import (
@@ -193,8 +193,6 @@ class BatchGraph:
 
 def add_barrier(frame: DataFrame) -> DataFrame:
     """Return the same records behind a metric that nobody reads, past which Spark's optimizer moves nothing."""
-    from pyspark.sql import functions as F
-
     return frame.observe(f"here-{uuid4().hex}", F.count(F.lit(1)))
 
 
@@ -217,8 +215,6 @@ class JoinCounts:
 
     def observe(self, joined: DataFrame) -> DataFrame:
         """Return `joined`, counted; its column `__matched` is null where no entry matched."""
-        from pyspark.sql import functions as F
-
         return joined.observe(
             self._observation,
             F.count(F.lit(1)).alias("rows"),
@@ -440,8 +436,6 @@ def add_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
 
     Records from an output of this batch already have them: their positions are in the application's input.
     """
-    from pyspark.sql import functions as F
-
     if sources is None:
         return records.drop(*POSITION)
     if SOURCE in records.columns:

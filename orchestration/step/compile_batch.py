@@ -35,7 +35,7 @@ from dagster_adjunct.orchestration.step.state import LocalTableWrites, StateTabl
 from dagster_adjunct.resources.bucketing.files import bucketed_frame
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tuning import use_interpreted_plans
 from dagster_adjunct.resources.streams.system import POSITION
@@ -148,8 +148,6 @@ class BatchCompiler(BatchOutputs):
         positions in one stream, the columns of POSITION are dropped, because the inputs differ in them, and the stream
         of the input's positions is added to each record that lacks it.
         """
-        from pyspark.sql import functions as F
-
         frames = list(sources)
         for exchange in self.moves(operator.id):
             number, by = exchange.input, map(named_column, exchange.partitioned_by)
@@ -230,7 +228,6 @@ class BatchCompiler(BatchOutputs):
 
     def count_records(self, operator: str, frame: DataFrame, conditions: Mapping[str, Column]) -> DataFrame:
         from pyspark.sql import Observation
-        from pyspark.sql import functions as F
 
         observation = Observation(f"{operator}-{uuid4().hex}")
         self._observed.append((operator, observation))

@@ -30,7 +30,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import required_retent
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.progress import Measured, declared_event_times, times_after_batch
 from dagster_adjunct.resources.common import split_stream_name, to_microseconds
-from dagster_adjunct.resources.schemas.column_sql import bigint_array
+from dagster_adjunct.resources.schemas.column_sql import F, bigint_array
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -248,7 +248,6 @@ def merge_blocks(rows: pa.Table, prior: Mapping[int, PriorTimes], delay: int, le
 def _find_late_in_blocks(times: DataFrame, blocks: pa.Table, delay: int) -> pa.Table:
     """Return the late records of these blocks, each given with the newest time and the watermark before it."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as F
 
     spark = times.sparkSession
     times = times.withColumn("block", F.col(OFFSET) - F.pmod(F.col(OFFSET), F.lit(BLOCK_LENGTH)))
@@ -346,8 +345,6 @@ class BatchTimes:
 
         This includes records of a partition that was idle, and of a new input: what is closed stays closed.
         """
-        from pyspark.sql import functions as F
-
         name = operator.spec.over_time
         closed = None if name is None else self._inputs.times.operators.get(name)
         if closed is None or EVENT_TIME not in frame.columns:
@@ -404,8 +401,6 @@ class BatchTimes:
         return sum(system.distance(ssp, span.start, span.end) for ssp, span in self._ranges(stream).items())
 
     def _again(self, stream: str) -> Column:
-        from pyspark.sql import functions as F
-
         if self._is_replay and not self._is_dry_run:
             return F.col(OFFSET) >= F.lit(-1)  # not a literal: Spark would drop the count of these records
         known = self._partition_times(stream)
@@ -430,8 +425,6 @@ class BatchTimes:
         return self._found[stream]
 
     def _measure(self, stream: str, declared: EventTime) -> Lateness:
-        from pyspark.sql import functions as F
-
         offsets = self._offsets(stream)
         if self._is_replay or not offsets:
             return Lateness(Measured())
@@ -479,8 +472,6 @@ class BatchTimes:
         return unread
 
     def _with_behind(self, stream: str, records: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as F
-
         marks = self._lateness(stream).behind
         if marks is None:
             none = F.lit(None).cast("timestamp")
@@ -495,8 +486,6 @@ def _add_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
 
     The sum also tells readers of an output that an application made from a replayed output.
     """
-    from pyspark.sql import functions as F
-
     if not epochs:
         return records
     here = F.get(bigint_array(epochs.get(partition, 0) for partition in range(max(epochs) + 1)), F.col(PARTITION))

@@ -24,6 +24,7 @@ from dagster_adjunct.resources.errors import (
     OperatorFailedError,
     StreamNotFoundError,
 )
+from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import find_adjunct_error, first_message_line
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
@@ -205,8 +206,6 @@ def _bisect_records(arriving: DataFrame, probe: Probe, same: Callable[[Exception
 
 
 def _filter_range(frame: DataFrame, places: Sequence[tuple[int, int]]) -> DataFrame:
-    from pyspark.sql import functions as F
-
     (first, low), (last, high) = places[0], places[-1]
     partition, offset = F.col(PARTITION), F.col(OFFSET)
     return frame.where(

@@ -32,7 +32,7 @@ from dagster_adjunct.resources.errors import (
     TableError,
 )
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema, is_same_family
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import encode_task_errors
@@ -72,8 +72,6 @@ class SinkCall:
 
 def hand_to_function(frame: DataFrame, call: SinkCall) -> dict[str, int]:
     """Hand all records to the function; return the numbers of records and calls."""
-    from pyspark.sql import functions as F
-
     done = map_in_arrow(_sort_records(frame), _task(call, []), "rows bigint")
     rows, calls = done.agg(F.sum("rows"), F.count("*")).collect()[0]
     return {"rows": rows or 0, "calls": calls}
@@ -401,8 +399,6 @@ def join_answers(operator: str, frame: DataFrame, lookup: TableLookup, answers: 
 
     Fails on a record whose key was not looked up: the records differ from those of a moment ago.
     """
-    from pyspark.sql import functions as F
-
     names, side = key_columns(lookup), F.broadcast(answers)
     equal = [frame[f"`{stream}`"] == side[name] for stream, name in zip(lookup.keys, names, strict=True)]
     whole = reduce(and_, [named_column(stream).isNotNull() for stream in lookup.keys])
@@ -417,7 +413,6 @@ def join_answers(operator: str, frame: DataFrame, lookup: TableLookup, answers: 
 
 def add_unknown_answers(frame: DataFrame, lookup: TableLookup) -> DataFrame:
     """Return the records with columns of the right types for their answers and `__matched`, for a dry run."""
-    from pyspark.sql import functions as F
 
     def column_for(kind: str) -> Column:
         # Not plain nulls: Spark would infer that records partitioned by them are in one partition.

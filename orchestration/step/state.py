@@ -20,7 +20,7 @@ from dagster_adjunct.orchestration.operators.columns import OnNullKey, tie_break
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
 from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -63,8 +63,6 @@ class StateTable:
         return self._scan_appended(sends=True)
 
     def write(self, rows: DataFrame, *, partitioned: bool = False) -> None:
-        from pyspark.sql import functions as F
-
         if TOMBSTONE not in rows.columns:
             rows = rows.withColumn(TOMBSTONE, F.lit(False))
         rows = rows.select(*map(named_column, (*self.spec.schema.names, TOMBSTONE)))
@@ -89,8 +87,6 @@ class StateTable:
 
     def _scan_appended(self, *, sends: bool) -> DataFrame:
         """Return the rows as scanned: each key was written once."""
-        from pyspark.sql import functions as F
-
         sealed = self.writes.reader(sends=sends).sealed
         what = f"state {self.writes.name!r}"
         rows = bucketed_frame(self.context.spark(), self.context.lake.store, what, sealed.layout, sealed.generations)
@@ -100,8 +96,6 @@ class StateTable:
         return self._keep_unexpired(rows.select(*map(named_column, self.spec.schema.names), new))
 
     def _keep_unexpired(self, rows: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as F
-
         before = self.watermarks.before
         return rows if before is None else rows.where(named_column(self.spec.expires) > F.lit(before))
 
@@ -228,7 +222,6 @@ def prepare_table_rows(
     skipped.
     """
     from pyspark.sql import Observation
-    from pyspark.sql import functions as F
 
     if deleted is not None:
         frame = frame.withColumn(

@@ -49,7 +49,7 @@ from dagster_adjunct.orchestration.step.state import prepare_table_rows
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, BucketLayout, bucketed_frame
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError, PlanningError
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import AppendResult, OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
@@ -262,8 +262,6 @@ class SparkPlan:
 
 def mark_operator(operator: str, frame: DataFrame) -> DataFrame:
     """Return the same records, marked with the operator's name in Spark's plans."""
-    from pyspark.sql import functions as F
-
     return frame.observe(f"{_MARK}{operator}", F.count(F.lit(1)))
 
 

@@ -33,7 +33,7 @@ from dagster_adjunct.resources.bucketing.files import (
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, Timeline, TimelineOptions
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError, PermanentError
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
-from dagster_adjunct.resources.schemas.column_sql import quote_name, row_hash
+from dagster_adjunct.resources.schemas.column_sql import F, quote_name, row_hash
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark.errors import (
@@ -475,8 +475,6 @@ def write_buckets(
     and `digest_also`, of which the last may be left out where it is null. With `drop_tombstones`, `df` has
     `__tombstone`, and a bucket whose keys were all deleted is returned with stats but without a name.
     """
-    from pyspark.sql import functions as F
-
     digest = row_hash((*layout.schema.names, *digest_also))
     if layout.bucket_by:
         keys = [F.col(quote_name(name)) for name in layout.bucket_by]
@@ -519,8 +517,6 @@ def write_buckets(
 
 def _misplaced_row_column(what: str, layout: BucketLayout) -> Column:
     """Return a column that fails the job, for rows in the task of another bucket."""
-    from pyspark.sql import functions as F
-
     problem = F.concat(
         F.lit(f"{what}: a row of another bucket reached the task of bucket "),
         F.spark_partition_id().cast("string"),

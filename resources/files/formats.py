@@ -43,6 +43,7 @@ from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError
 from dagster_adjunct.resources.file_errors import file_error
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 from dagster_adjunct.resources.objects.arrow_files import ArrowReadableFile, RangedFile, open_bytes
+from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, fit_to_schema, repeated_names
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import encode_task_errors
@@ -489,8 +490,6 @@ def read_files_with_spark(spark: SparkSession, declared: DeclaredFiles, files: S
 
     `__partition` is the file's index in `files`, `__offset` the record's in its file, both counted from 0.
     """
-    from pyspark.sql import functions as F
-
     tasks, schema = plan_tasks(files, declared.format), declared.schema
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:

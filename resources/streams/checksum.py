@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from dagster_adjunct.resources.bucketing.hashing import row_digests
-from dagster_adjunct.resources.schemas.column_sql import row_hash
+from dagster_adjunct.resources.schemas.column_sql import F, row_hash
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.system import PARTITION
@@ -64,8 +64,6 @@ def parse_records_checksum(text: str | None) -> str | None:
 
 def _sum_hash_halves(schema: Schema) -> tuple[Column, Column]:
     """Return the sums of the hashes' upper and lower 32 bits: neither overflows below 2**31 records."""
-    from pyspark.sql import functions as F
-
     hashed = row_hash(schema.names)
     high, low = F.shiftrightunsigned(hashed, 32), hashed.bitwiseAND(F.lit(0xFFFFFFFF))
     return F.sum(high), F.sum(low)

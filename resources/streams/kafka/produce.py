@@ -31,7 +31,7 @@ import pyarrow as pa
 from dagster_adjunct.resources.common import StoredDocument, check_name
 from dagster_adjunct.resources.errors import ConfigurationError, StreamUnavailableError
 from dagster_adjunct.resources.objects.commit_log import decode_document
-from dagster_adjunct.resources.schemas.column_sql import quote_name
+from dagster_adjunct.resources.schemas.column_sql import F, quote_name
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.spark.errors import encode_task_errors, translate_spark_errors
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
@@ -536,8 +536,6 @@ def _run_tasks(
 
 def _select_columns(frame: DataFrame, facts: TopicFacts, order_by: Sequence[str]) -> DataFrame:
     """Return the frame with the stream's columns, its mark columns, and numbered columns of its order."""
-    from pyspark.sql import functions as F
-
     schema = topic_schema(facts.declared)
     dropped = {
         name for name in (*RECORD_META, *order_by) if name not in (TIMESTAMP, TOMBSTONE, EPOCH) and name not in schema

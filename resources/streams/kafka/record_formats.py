@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from dagster_adjunct.resources.bucketing.writer import check_readable, describe_record
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Field, Schema, fit_to_schema, is_widening
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.streams.kafka.formats import (
@@ -183,8 +183,6 @@ def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
     `stream` ("kafka.flights") is for errors. The value is null if `__tombstone` is true. Raises SchemaMismatchError if
     the columns differ from the topic's, and ConfigurationError if a format can't write.
     """
-    from pyspark.sql import functions as F
-
     written = _written_schema(topic)
     around = [name for name in frame.schema.names if name.startswith("__")]
     given = Schema.from_spark(frame.select(*[named_column(n) for n in frame.columns if n not in around]).schema)

@@ -19,7 +19,7 @@ from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.errors import CommitConflictError, ProducerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.column_sql import named_column, quote_name
+from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import (
     Schema,
@@ -318,8 +318,6 @@ def _mark_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
 
 def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: Sequence[str], what: str) -> DataFrame:
     """Return the frame with the stream's columns and types, its mark columns, and other columns of `order_by`."""
-    from pyspark.sql import functions as F
-
     types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
     schema = declaration.schema_
     missing = [name for name in schema.names if name not in types]

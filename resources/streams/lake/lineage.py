@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
+from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.streams.lake.manifest import (
     Coverage,
     ReadCoverage,
@@ -319,8 +320,6 @@ def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Ta
 
 def filter_latest_frame(frame: DataFrame, replaced: Sequence[SupersededRange]) -> DataFrame:
     """Return the records of a frame that are not replaced, by a broadcast anti-join with the replaced ranges."""
-    from pyspark.sql import functions as F
-
     if not replaced:
         return frame
     names = [f"__replaced_{name}" for name in SupersededRange._fields]

@@ -20,7 +20,7 @@ from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor
-from dagster_adjunct.resources.schemas.column_sql import bigint_array, quote_name
+from dagster_adjunct.resources.schemas.column_sql import F, bigint_array, quote_name
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.streams.lake.lineage import (
@@ -276,8 +276,6 @@ def read_frame(
     With `positions`, those of POSITION follow. Each segment is a generation of the table. Values by generation or
     partition (a segment's first offset, the time of its append) come from array literals.
     """
-    from pyspark.sql import functions as F
-
     declaration = state.declaration
     layout, schema, n = declaration.layout, declaration.schema_, declaration.partitions
     segments = [segment for segment in touched if has_records_in(segment, spans)]
@@ -313,8 +311,6 @@ def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> Da
     Timestamps and tombstones are not literals: Spark would see that filters on them never match, and remove the scan
     with its buckets from the plan.
     """
-    from pyspark.sql import functions as F
-
     kinds = dict(zip(RECORD_META, ("int", "bigint", "timestamp", "boolean", "int"), strict=True))
     kinds |= POSITION_TYPES if positions else {}
     known = {EPOCH: F.lit(0), TIMESTAMP: F.col(TIMESTAMP), TOMBSTONE: F.col(TOMBSTONE)}
@@ -326,8 +322,6 @@ def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> Da
 
 def _row_conditions(cut: RowRanges, place: Column, segments: int) -> Iterator[Column]:
     """Yield the filters on rows. Spark evaluates them for each row, so costly ones are limited to some segments."""
-    from pyspark.sql import functions as F
-
     if cut.partitions is not None:
         # Spark skips files by this filter, but also evaluates it for every row: comparing endings is fast.
         name = F.col("_metadata.file_name")
@@ -344,8 +338,6 @@ def _row_conditions(cut: RowRanges, place: Column, segments: int) -> Iterator[Co
 
 def _is_outside(some: Sequence[int], segments: int) -> Column:
     """Return whether a row is in none of these segments. A SQL text saves a JVM call for each."""
-    from pyspark.sql import functions as F
-
     if len(some) == segments:
         return F.lit(False)
     return F.expr(f"`{GENERATION_COLUMN}` NOT IN ({', '.join(map(str, some))})")
