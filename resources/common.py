@@ -269,12 +269,8 @@ def utc_now() -> datetime:
 def require_reason(reason: str, what: str, changed: str, **facts: str) -> None:
     """Raise ConfigurationError for a change without a reason: `what` can't be `changed` ("deleted")."""
     if not reason.strip():
-        raise ConfigurationError(
-            f"{what} can't be {changed} without a reason.",
-            "Pass a reason, which is recorded with the change.",
-            argument="reason",
-            **facts,
-        )
+        step = "Pass a reason, which is recorded with the change."
+        raise ConfigurationError(f"{what} can't be {changed} without a reason.", step, argument="reason", **facts)
 
 
 def resolve_user(by: str | None) -> str:

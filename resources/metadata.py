@@ -143,11 +143,9 @@ def _size(entry: tuple[str, Any]) -> int:
     try:
         return len(json.dumps(entry, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()) + 1
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"the entry {entry[0]!r} can't be written as JSON: {error}.",
-            "Use strings, numbers, booleans, lists and dictionaries only.",
-            key=entry[0],
-        ) from error
+        problem = f"the entry {entry[0]!r} can't be written as JSON: {error}."
+        step = "Use strings, numbers, booleans, lists and dictionaries only."
+        raise ConfigurationError(problem, step, key=entry[0]) from error
 
 
 KIND = "metadata"
@@ -361,9 +359,6 @@ class SharedValue:
             else:
                 etag = self._store.put_if_match(self._key, value, seen.etag)
         except (ObjectExistsError, PreconditionFailedError) as error:
-            raise CommitConflictError(
-                f"{self._key} in {self._store.url} was changed by another process.",
-                "It is read and decided again.",
-                prefix=self._key,
-            ) from error
+            problem = f"{self._key} in {self._store.url} was changed by another process."
+            raise CommitConflictError(problem, "It is read and decided again.", prefix=self._key) from error
         self._seen = StoredObject(value, etag)

@@ -94,11 +94,9 @@ class AdjunctDatasetManager:
         self._datasets: dict[str, AdjunctDataset] = {}
         for dataset in datasets:
             if self._datasets.setdefault(dataset.name, dataset) != dataset:
-                raise ConfigurationError(
-                    f"the dataset {dataset.name!r} is given twice with different declarations.",
-                    "Declare it once, or give the two datasets different names.",
-                    dataset=dataset.name,
-                )
+                problem = f"the dataset {dataset.name!r} is given twice with different declarations."
+                step = "Declare it once, or give the two datasets different names."
+                raise ConfigurationError(problem, step, dataset=dataset.name)
         self._transient = {
             name: TransientTable(systems, dataset)
             for name, dataset in self._datasets.items()
@@ -162,19 +160,13 @@ class AdjunctDatasetManager:
         NoSealedVersionError before the first version. To read by key, use `open_dataset`.
         """
         if dataset not in self._datasets:
-            raise ConfigurationError(
-                f"the manager has no dataset {dataset!r}: it has {', '.join(self._datasets) or 'none'}.",
-                "Correct the name, or pass the dataset to the manager.",
-                dataset=dataset,
-            )
+            problem = f"the manager has no dataset {dataset!r}: it has {', '.join(self._datasets) or 'none'}."
+            raise ConfigurationError(problem, "Correct the name, or pass the dataset to the manager.", dataset=dataset)
         if dataset in self._transient:
             version = self._transient[dataset].view
             if version is None:
-                raise NoSealedVersionError(
-                    f"dataset {dataset!r} has no version to read yet: nothing has been read of its stream.",
-                    f"Process {self._datasets[dataset].stream} first.",
-                    dataset=dataset,
-                )
+                problem = f"dataset {dataset!r} has no version to read yet: nothing has been read of its stream."
+                raise NoSealedVersionError(problem, f"Process {self._datasets[dataset].stream} first.", dataset=dataset)
             return version.frame(spark)
         before = self._read.get(dataset)
         self._read[dataset] = opened = open_dataset(self._lake, self._datasets[dataset])

@@ -169,11 +169,9 @@ def snapshot_inputs(
     commit, manifests = log.read_all()
     if specs[0].version_set is None and len(manifests) > 1:
         others = ", ".join(sorted(set(manifests) - {specs[0].name}))
-        raise DatasetError(
-            f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared alone.",
-            "Declare it with version_set(NAME, …) as before, or under a new name.",
-            dataset=specs[0].name,
-        )
+        problem = f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared alone."
+        step = "Declare it with version_set(NAME, …) as before, or under a new name."
+        raise DatasetError(problem, step, dataset=specs[0].name)
     if expire_pins(log, manifests, context.now(), by=context.by):
         commit, manifests = log.read_all()
     opened = []
@@ -241,11 +239,9 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
         own = log.log.current()
         there = redirect_target(own) if own else None
         if there not in (None, name):
-            raise DatasetError(
-                f"dataset {dataset!r} is a member of the version set {there!r} and can't join {name!r} as well.",
-                "A dataset is in one version set; declare it under a new name for the other.",
-                dataset=dataset,
-            )
+            problem = f"dataset {dataset!r} is a member of the version set {there!r} and can't join {name!r} as well."
+            step = "A dataset is in one version set; declare it under a new name for the other."
+            raise DatasetError(problem, step, dataset=dataset)
         if own is not None and there == name:
             kept: dict[str, object] | None = own.body["manifest"]
             return kept
@@ -310,11 +306,9 @@ def advance_members(
     """Publish what the members of a version set have delivered, with the given runtime."""
     names = {spec.version_set for spec in specs}
     if len(names) != 1 or None in names or len(specs) < 2:
-        raise ConfigurationError(
-            f"datasets {', '.join(spec.name for spec in specs)} are not declared in one version set.",
-            "Declare them with version_set(NAME, …) and pass what it returns.",
-            argument="specs",
-        )
+        problem = f"datasets {', '.join(spec.name for spec in specs)} are not declared in one version set."
+        step = "Declare them with version_set(NAME, …) and pass what it returns."
+        raise ConfigurationError(problem, step, argument="specs")
     join_version_set(runtime.lake, str(names.pop()), [spec.name for spec in specs], by=runtime.by)
     group = snapshot_inputs(runtime, specs, on_stage)
     return _advance(group, once=_has_query(group), make_current=False)

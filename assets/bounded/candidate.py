@@ -266,12 +266,9 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
         if records is None:
             counters["read"] = entries
         elif spec.extractor is None and entries != records:
-            raise DatasetError(
-                f"{what}: the source gave {entries} records where it counts {records}.",
-                "Nothing was published. Compare the stream's files with its manifest: adjunct stream show.",
-                dataset=member.spec.name,
-                version=delivery.version,
-            )
+            problem = f"{what}: the source gave {entries} records where it counts {records}."
+            step = "Nothing was published. Compare the stream's files with its manifest: adjunct stream show."
+            raise DatasetError(problem, step, dataset=member.spec.name, version=delivery.version)
         counters = sum_counters(counters, counted)
     if generation.footer_size > _MAX_FOOTER_BYTES:
         generation = generation.without_footers()

@@ -49,11 +49,9 @@ def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion
             if now is not None and settled and not any(candidate.folder in ref.folders for ref in now.versions):
                 candidate.delete_attempt(files=True)
             name = candidate.member.name
-            raise CommitConflictError(
-                f"dataset {name!r}, version {candidate.delivery.version!r}: another writer {what} meanwhile.",
-                "Nothing of this attempt is served. Advance again: it continues from the other writer's commit.",
-                dataset=name,
-            )
+            problem = f"dataset {name!r}, version {candidate.delivery.version!r}: another writer {what} meanwhile."
+            step = "Nothing of this attempt is served. Advance again: it continues from the other writer's commit."
+            raise CommitConflictError(problem, step, dataset=name)
     return rebased
 
 

@@ -186,11 +186,9 @@ class OperationColumn(_RecordIsRow):
             declared += words
         twice = sorted({word for word in declared if declared.count(word) > 1})
         if twice:
-            raise ConfigurationError(
-                f"the operation {twice[0]!r} of column {self.column!r} is declared twice.",
-                "Name each operation in only one of delete, write and ignore; pass () for none.",
-                argument="operations",
-            )
+            problem = f"the operation {twice[0]!r} of column {self.column!r} is declared twice."
+            step = "Name each operation in only one of delete, write and ignore; pass () for none."
+            raise ConfigurationError(problem, step, argument="operations")
 
     def schema(self, records: Schema, what: str) -> Schema:
         _check_type(records, self.column, ("string",), f"{what}: the record", "the operation")
@@ -475,12 +473,11 @@ def changes_in_arrow(
 def _check_type(records: Schema, column: str, kinds: tuple[str, ...], whose: str, meaning: str) -> None:
     field = records.field(column, whose)
     if field.type not in kinds:
-        raise SchemaMismatchError(
+        problem = (
             f"{whose} has column {column!r} as {field.type}, which is declared as the column for {meaning}: expected "
-            f"{' or '.join(kinds)}.",
-            "Name another column in the change format.",
-            column=column,
+            f"{' or '.join(kinds)}."
         )
+        raise SchemaMismatchError(problem, "Name another column in the change format.", column=column)
 
 
 def _without(records: Schema, columns: set[str | None], what: str) -> Schema:

@@ -48,12 +48,9 @@ def bucket_columns(
     """Return the columns that determine the bucket: by default the whole key, none for a broadcast copy."""
     if broadcast == (partitions is not None):
         given = "both partitions and broadcast=True" if broadcast else "neither partitions nor broadcast=True"
-        raise ConfigurationError(
-            f"dataset {name!r} has {given}: expected exactly one.",
-            "Write partitions=N to partition it by key, or broadcast=True for one copy on every task.",
-            argument="partitions",
-            dataset=name,
-        )
+        problem = f"dataset {name!r} has {given}: expected exactly one."
+        step = "Write partitions=N to partition it by key, or broadcast=True for one copy on every task."
+        raise ConfigurationError(problem, step, argument="partitions", dataset=name)
     if partition_by is not None:
         return to_name_tuple(partition_by)
     return () if broadcast else to_name_tuple(key)
@@ -384,19 +381,17 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ..
     check_name("version set", name)
     called = [member.name for member in members]
     if len(set(called)) < 2 or len(set(called)) != len(called):
-        raise ConfigurationError(
-            f"version set {name!r} has the members {', '.join(called) or 'none'}: expected two or more different ones.",
-            "Name the datasets that switch together.",
-            argument="members",
+        problem = (
+            f"version set {name!r} has the members {', '.join(called) or 'none'}: expected two or more different ones."
         )
+        raise ConfigurationError(problem, "Name the datasets that switch together.", argument="members")
     for member in members:
         if member.follows_changes or isinstance(member.input, QuerySource) or member.versions is not None:
-            raise ConfigurationError(
-                f"version set {name!r} has the member {member.name!r}, whose versions are not named by a producer.",
-                "Only bounded datasets from a stream or from files, without version partitions, can be members.",
-                argument="members",
-                dataset=member.name,
+            problem = (
+                f"version set {name!r} has the member {member.name!r}, whose versions are not named by a producer."
             )
+            step = "Only bounded datasets from a stream or from files, without version partitions, can be members."
+            raise ConfigurationError(problem, step, argument="members", dataset=member.name)
     return tuple(replace(member, version_set=name) for member in members)
 
 

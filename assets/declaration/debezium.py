@@ -61,22 +61,18 @@ def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[byte
         from fastavro import parse_schema, schemaless_reader
         from fastavro.schema import SchemaParseException, UnknownType
     except ImportError as error:
-        raise ConfigurationError(
-            f"{what}: its changes are in Avro, but fastavro is not installed ({error}).",
-            'Install it on all machines that run tasks: pip install "dagster-adjunct[avro]".',
-            package="fastavro",
-        ) from error
+        problem = f"{what}: its changes are in Avro, but fastavro is not installed ({error})."
+        step = 'Install it on all machines that run tasks: pip install "dagster-adjunct[avro]".'
+        raise ConfigurationError(problem, step, package="fastavro") from error
 
     def reader(text: str, which: int | None) -> Callable[[bytes], Any]:
         try:
             parsed = parse_schema(json.loads(text))
         except (SchemaParseException, UnknownType, LookupError, TypeError, ValueError) as error:
             name = "avro_schema" if which is None else f"avro_schema {which}"
-            raise ConfigurationError(
-                f"{what}: {name} is not an Avro schema: {type(error).__name__}: {error}.",
-                "Copy it from the schema registry or the .avsc file.",
-                argument="avro_schema",
-            ) from error
+            problem = f"{what}: {name} is not an Avro schema: {type(error).__name__}: {error}."
+            step = "Copy it from the schema registry or the .avsc file."
+            raise ConfigurationError(problem, step, argument="avro_schema") from error
 
         any_scale = _ANY_SCALE in text
 
@@ -252,21 +248,18 @@ class DebeziumEnvelope(EnvelopeFormat):
             # As pairs, so that formats are comparable, hashable and picklable.
             object.__setattr__(self, "avro_schema", tuple(sorted(self.avro_schema.items())))
         if (self.format == "avro") != (self.avro_schema is not None):
-            raise ConfigurationError(
-                f"{_ENVELOPE} has format={self.format!r} and {'an' if self.avro_schema else 'no'} avro_schema.",
-                "Give avro_schema with format='avro', and only with it.",
-                argument="format",
-            )
+            problem = f"{_ENVELOPE} has format={self.format!r} and {'an' if self.avro_schema else 'no'} avro_schema."
+            step = "Give avro_schema with format='avro', and only with it."
+            raise ConfigurationError(problem, step, argument="format")
         for number, text in self.schemas.items():
             _check_avro(text, "" if number is None else f" {number}")
         if self.on_missing == "keep" and (self.documents or self.format == "avro"):
             what = "documents=True" if self.documents else "format='avro'"
-            raise ConfigurationError(
+            problem = (
                 f"{_ENVELOPE} has {what} and on_missing='keep': such rows are complete, so a column that is missing in "
-                "one is null.",
-                "Leave on_missing out.",
-                argument="on_missing",
+                "one is null."
             )
+            raise ConfigurationError(problem, "Leave on_missing out.", argument="on_missing")
         if self.documents and self.timestamps is None:
             object.__setattr__(self, "timestamps", "millis")
         decimal = next((field.name for field in declared.fields if field.type.startswith("decimal")), None)
@@ -278,11 +271,9 @@ class DebeziumEnvelope(EnvelopeFormat):
                 argument="decimals",
             )
         if (self.transactions is None) != (self.collection is None):
-            raise ConfigurationError(
-                f"{_ENVELOPE} has transactions={self.transactions!r} and collection={self.collection!r}.",
-                'Give both (transactions="lake.tx", collection="public.accounts"), or neither.',
-                argument="transactions",
-            )
+            problem = f"{_ENVELOPE} has transactions={self.transactions!r} and collection={self.collection!r}."
+            step = 'Give both (transactions="lake.tx", collection="public.accounts"), or neither.'
+            raise ConfigurationError(problem, step, argument="transactions")
         if self.transactions is not None:
             split_stream_name(self.transactions)
 
@@ -320,11 +311,9 @@ def _check_avro(text: str, which: str) -> None:
     try:
         json.loads(text)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"{_ENVELOPE}: the Avro schema{which} is not JSON ({error}): {str(text)[:60]!r}.",
-            "Give the text of the schema from the registry or the .avsc file.",
-            argument="avro_schema",
-        ) from error
+        problem = f"{_ENVELOPE}: the Avro schema{which} is not JSON ({error}): {str(text)[:60]!r}."
+        step = "Give the text of the schema from the registry or the .avsc file."
+        raise ConfigurationError(problem, step, argument="avro_schema") from error
 
 
 _DATE = r"^\d{4}-\d\d-\d\d$"

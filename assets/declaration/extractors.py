@@ -94,12 +94,9 @@ class Projection:
         declared = Schema.from_ddl(self.columns, "a projection").names
         unknown = [name for name in self._computed if name not in declared]
         if unknown:
-            raise ConfigurationError(
-                f"a projection computes {unknown[0]!r}, which is not among its columns {', '.join(declared)}.",
-                "Name it in columns, with its type, or leave it out of select.",
-                argument="select",
-                column=unknown[0],
-            )
+            problem = f"a projection computes {unknown[0]!r}, which is not among its columns {', '.join(declared)}."
+            step = "Name it in columns, with its type, or leave it out of select."
+            raise ConfigurationError(problem, step, argument="select", column=unknown[0])
 
     @property
     def _computed(self) -> dict[str, str]:
@@ -174,12 +171,11 @@ class Projection:
         for field, given in zip(schema.fields, planned, strict=True):
             kind, expression = given.dataType.simpleString(), expressions[field.name]
             if not is_assignable(kind, field.type):
-                raise DatasetError(
+                problem = (
                     f"{what}: the projection declares {field.name} as {field.type}, but "
-                    f"{computed.get(field.name, field.name)!r} is {kind}.",
-                    f"Declare it as {kind}, or cast it in the expression.",
-                    column=field.name,
+                    f"{computed.get(field.name, field.name)!r} is {kind}."
                 )
+                raise DatasetError(problem, f"Declare it as {kind}, or cast it in the expression.", column=field.name)
             kept = computed.get(field.name, field.name) in (field.name, quote_name(field.name))
             columns.append((expression if kept else F.when(~tombstone, expression)).cast(field.type).alias(field.name))
         return records.select(*columns, *metadata_columns(records.columns))
@@ -213,11 +209,9 @@ class PythonExtractor:
 
     def __post_init__(self) -> None:
         if not _FACTORY.fullmatch(self.factory):
-            raise ConfigurationError(
-                f"a Python extractor has the factory {self.factory!r}: expected package.module:name.",
-                "Name a function that can be imported where the tasks run.",
-                argument="factory",
-            )
+            problem = f"a Python extractor has the factory {self.factory!r}: expected package.module:name."
+            step = "Name a function that can be imported where the tasks run."
+            raise ConfigurationError(problem, step, argument="factory")
         declared = Schema.from_ddl(self.columns, f"extractor {self.factory}")
         for name in self.unchanged:
             declared.field(name, f"extractor {self.factory}")
@@ -227,12 +221,11 @@ class PythonExtractor:
         for name in self.unchanged:
             given, field = records.field(name, f"{what}: the record"), declared.field(name)
             if given.type != field.type:
-                raise SchemaMismatchError(
+                problem = (
                     f"{what}: extractor {self.factory} passes {name} on unchanged as {field.type}, the record has "
-                    f"{given.type}.",
-                    f"Declare it as {given.type}.",
-                    column=name,
+                    f"{given.type}."
                 )
+                raise SchemaMismatchError(problem, f"Declare it as {given.type}.", column=name)
         return declared
 
     def keeps(self, columns: Sequence[str]) -> bool:
@@ -305,11 +298,9 @@ def _decimal(kind: str) -> tuple[int, int]:
 
 
 def _planning_error(what: str, part: str, expression: str, error: Exception) -> DatasetError:
-    return DatasetError(
-        f"{what}: {part} of the projection, {expression!r}, can't be planned: {first_message_line(error)}",
-        "Correct the expression: it must be Spark SQL over the record's columns, without aggregates.",
-        function=expression,
-    )
+    problem = f"{what}: {part} of the projection, {expression!r}, can't be planned: {first_message_line(error)}"
+    step = "Correct the expression: it must be Spark SQL over the record's columns, without aggregates."
+    return DatasetError(problem, step, function=expression)
 
 
 Function = Callable[[dict[str, Any]], Iterable[dict[str, Any]]]
@@ -362,11 +353,9 @@ def load_function(extractor: PythonExtractor, what: str) -> Function:
     try:
         factory = reduce(getattr, path.split("."), import_module(module))
     except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"{what}: the extractor's factory {extractor.factory} can't be imported ({error}).",
-            "Correct the name, or install the module on all machines that run tasks.",
-            argument="factory",
-        ) from error
+        problem = f"{what}: the extractor's factory {extractor.factory} can't be imported ({error})."
+        step = "Correct the name, or install the module on all machines that run tasks."
+        raise ConfigurationError(problem, step, argument="factory") from error
     function = factory() if callable(factory) else None
     if not callable(function):
         raise ConfigurationError(
@@ -443,11 +432,9 @@ def _call_function(
     except Exception as error:
         # The message may contain values of the record.
         text = "the message is not shown, because columns are sensitive" if extractor.sensitive else str(error)
-        raise DatasetError(
-            f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {text}{_error_line(error)}.",
-            "Fix the function or the record, and run it again: nothing was published.",
-            function=extractor.factory,
-        ) from error
+        problem = f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {text}{_error_line(error)}."
+        step = "Fix the function or the record, and run it again: nothing was published."
+        raise DatasetError(problem, step, function=extractor.factory) from error
     if not iterable:
         raise _function_error(
             extractor.factory,
@@ -534,11 +521,8 @@ def _is_hidden(column: str, extractor: PythonExtractor) -> bool:
 
 def _function_error(factory: str, where: str, what_it_does: str, declared: str) -> DatasetError:
     """Return the error for a function that violates its declaration, which does not reject the version."""
-    return DatasetError(
-        f"{where}: extractor {factory} {what_it_does}: expected {declared}.",
-        "Fix the function or its declaration, and run it again: nothing was published or rejected.",
-        function=factory,
-    )
+    step = "Fix the function or its declaration, and run it again: nothing was published or rejected."
+    return DatasetError(f"{where}: extractor {factory} {what_it_does}: expected {declared}.", step, function=factory)
 
 
 def _describe_value(value: Any, hidden: bool) -> str:

@@ -44,11 +44,9 @@ class MaxwellEnvelope(EnvelopeFormat):
     def __post_init__(self) -> None:
         Schema.from_ddl(self.columns, _ENVELOPE)
         if self.table is not None and "." not in self.table:
-            raise ConfigurationError(
-                f"{_ENVELOPE} has table={self.table!r}: expected DATABASE.TABLE.",
-                'Write, for example, table="shop.items", or leave it out if the stream has one table.',
-                argument="table",
-            )
+            problem = f"{_ENVELOPE} has table={self.table!r}: expected DATABASE.TABLE."
+            step = 'Write, for example, table="shop.items", or leave it out if the stream has one table.'
+            raise ConfigurationError(problem, step, argument="table")
 
     @property
     def completes(self) -> bool:

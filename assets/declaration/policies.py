@@ -57,16 +57,12 @@ class VersionPartitions:
 
     def __post_init__(self) -> None:
         if (self.by == "day") != (self.start is not None):
-            raise ConfigurationError(
-                f"version partitions by {self.by} have start={self.start!r}.",
-                'Write VersionPartitions("day", start="2026-01-01"), or leave start out.',
-                argument="start",
-            )
+            problem = f"version partitions by {self.by} have start={self.start!r}."
+            step = 'Write VersionPartitions("day", start="2026-01-01"), or leave start out.'
+            raise ConfigurationError(problem, step, argument="start")
         if self.start is not None and not _is_day(self.start):
-            raise ConfigurationError(
-                f"version partitions by day have start={self.start!r}: expected a date such as 2026-01-01.",
-                argument="start",
-            )
+            problem = f"version partitions by day have start={self.start!r}: expected a date such as 2026-01-01."
+            raise ConfigurationError(problem, argument="start")
 
     def has(self, name: str) -> bool:
         """Whether this is the name of a partition; if partitions are dynamic, any name is."""
@@ -251,11 +247,8 @@ class ChangeStreamOptions:
     def _check_order(self, given: str | Sequence[str]) -> None:
         names = (given,) if isinstance(given, str) else tuple(given)
         if not names or not all(names) or len(set(names)) < len(names):
-            raise ConfigurationError(
-                f"order_by is {given!r}: expected the name of a column, or several different ones.",
-                "Leave it out to order by offset.",
-                argument="order_by",
-            )
+            problem = f"order_by is {given!r}: expected the name of a column, or several different ones."
+            raise ConfigurationError(problem, "Leave it out to order by offset.", argument="order_by")
         for name in names:
             check_name("ordering column", str(name).replace(".", "_"))
         object.__setattr__(self, "order_by", names)
@@ -286,18 +279,12 @@ def check_validators(what: str, validators: Sequence[Validator]) -> None:
     for validator in validators:
         names.append(validator.name)
         if not VALIDATOR_NAME.fullmatch(validator.name):
-            raise ConfigurationError(
-                f"{what} has a validator named {validator.name!r}: expected letters, digits and underscores.",
-                "Rename the validator.",
-                argument="validators",
-            )
+            problem = f"{what} has a validator named {validator.name!r}: expected letters, digits and underscores."
+            raise ConfigurationError(problem, "Rename the validator.", argument="validators")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigurationError(
-            f"{what} has two validators named {twice[0]!r}.",
-            "Remove one, or give one another name with custom(NAME, …).",
-            argument="validators",
-        )
+        step = "Remove one, or give one another name with custom(NAME, …)."
+        raise ConfigurationError(f"{what} has two validators named {twice[0]!r}.", step, argument="validators")
 
 
 NAME, MARKER = "name", "marker"
@@ -316,13 +303,12 @@ def check_valid_from(dataset: str, valid_from: str) -> None:
                 return
     except ValueError:
         pass
-    raise ConfigurationError(
+    problem = (
         f'dataset {dataset!r} has valid_from={valid_from!r}: expected "name", "marker", or a pattern of dates '
-        "with their year.",
-        'Write a pattern as strptime reads it, such as "%Y-%m-%d", or "date=%Y-%m-%d" for folders.',
-        argument="valid_from",
-        dataset=dataset,
+        "with their year."
     )
+    step = 'Write a pattern as strptime reads it, such as "%Y-%m-%d", or "date=%Y-%m-%d" for folders.'
+    raise ConfigurationError(problem, step, argument="valid_from", dataset=dataset)
 
 
 def parse_valid_from(dataset: str, valid_from: str, version: str, marked: Collection[datetime]) -> datetime:
@@ -348,9 +334,6 @@ def parse_valid_from(dataset: str, valid_from: str, version: str, marked: Collec
         return time.astimezone(UTC) if time.tzinfo is not None else time.replace(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
         expected = "a date or time such as 2026-01-31" if valid_from == NAME else f"a name in the form {valid_from!r}"
-        raise MarkerConflictError(
-            f"{what}: its name does not say since when it is valid: expected {expected}.",
-            "Deliver it under such a name, or change valid_from=….",
-            dataset=dataset,
-            version=version,
-        ) from error
+        problem = f"{what}: its name does not say since when it is valid: expected {expected}."
+        step = "Deliver it under such a name, or change valid_from=…."
+        raise MarkerConflictError(problem, step, dataset=dataset, version=version) from error

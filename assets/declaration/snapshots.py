@@ -92,11 +92,8 @@ class ParquetSnapshot:
 
     def __post_init__(self) -> None:
         if not self.url:
-            raise ConfigurationError(
-                f"a Parquet snapshot has url={self.url!r}: expected a path or URL.",
-                "Name the file, or the folder of the files.",
-                argument="url",
-            )
+            problem = f"a Parquet snapshot has url={self.url!r}: expected a path or URL."
+            raise ConfigurationError(problem, "Name the file, or the folder of the files.", argument="url")
         if not isinstance(self.position, str) or not self.position:
             freeze_position(self, "a Parquet snapshot", self.position, "the name of a JSON file next to the files")
 
@@ -125,11 +122,8 @@ class ParquetSnapshot:
         except ValueError:
             position = None
         if not isinstance(position, dict):
-            raise DatasetError(
-                f"{what}: {place} is not a JSON object.",
-                'Write it as {"system.stream.0": "OFFSET", …}, with one entry for each partition.',
-                dataset=spec.name,
-            )
+            step = 'Write it as {"system.stream.0": "OFFSET", …}, with one entry for each partition.'
+            raise DatasetError(f"{what}: {place} is not a JSON object.", step, dataset=spec.name)
         return position
 
 
@@ -148,11 +142,9 @@ class QuerySnapshot:
 
     def __post_init__(self) -> None:
         if (self.sql is None) == (self.query is None) or self.position is None:
-            raise ConfigurationError(
-                "a query snapshot needs exactly one of sql and query, and a position.",
-                'Write QuerySnapshot(sql="SELECT …", position={"lake.accounts.0": "123", …}).',
-                argument="sql",
-            )
+            problem = "a query snapshot needs exactly one of sql and query, and a position."
+            step = 'Write QuerySnapshot(sql="SELECT …", position={"lake.accounts.0": "123", …}).'
+            raise ConfigurationError(problem, step, argument="sql")
         if self.sql is not None and not self.sql.strip():
             raise ConfigurationError(
                 f"a query snapshot has sql={self.sql!r}: expected SQL.", "Write SELECT ….", argument="sql"
@@ -178,11 +170,8 @@ class QuerySnapshot:
             rows = _translate_read_errors(spec, what, lambda: spark.sql(str(sql)))
         frame = to_spark_frame(rows, spark, what)
         if frame is None:
-            raise DatasetError(
-                f"{what} returned a {type(rows).__name__}.",
-                "Return a Spark, pandas or Polars frame, or an Arrow table.",
-                dataset=spec.name,
-            )
+            problem = f"{what} returned a {type(rows).__name__}."
+            raise DatasetError(problem, "Return a Spark, pandas or Polars frame, or an Arrow table.", dataset=spec.name)
         return Snapshot(frame, position)
 
     def describe(self) -> str:
@@ -199,11 +188,8 @@ def resolve_position(
     wanted = {name: ssp for ssp in ssps for name in (str(ssp), str(ssp.partition))}
     pairs = _pairs(given)
     if pairs is None:
-        raise DatasetError(
-            f"{what}: its position is {given!r}: expected the next offset of each partition.",
-            'Give a mapping, as {"lake.accounts.0": "123", …}.',
-            dataset=spec.name,
-        )
+        problem = f"{what}: its position is {given!r}: expected the next offset of each partition."
+        raise DatasetError(problem, 'Give a mapping, as {"lake.accounts.0": "123", …}.', dataset=spec.name)
     for name, offset in pairs:
         if not _is_offset(offset):
             raise offset_error(DatasetError, what, name, offset)
@@ -229,12 +215,8 @@ def call_user_function(spec: AdjunctDataset, what: str, function: str, call: Cal
     except AdjunctError:
         raise
     except Exception as error:
-        raise DatasetError(
-            f"{what}: its {function} failed: {type(error).__name__}: {first_message_line(error)}",
-            "Fix the function.",
-            dataset=spec.name,
-            function=function,
-        ) from error
+        problem = f"{what}: its {function} failed: {type(error).__name__}: {first_message_line(error)}"
+        raise DatasetError(problem, "Fix the function.", dataset=spec.name, function=function) from error
 
 
 def _pairs(given: Any) -> list[tuple[Any, Any]] | None:
@@ -262,11 +244,8 @@ def freeze_position(declared: Any, what: str, position: Any, other: str) -> None
     """Store the position as pairs, so that the declaration is hashable. Raises ConfigurationError."""
     pairs = _pairs(position)
     if not pairs or not all(_is_offset(offset) for _, offset in pairs):
-        raise ConfigurationError(
-            f"{what} has position={position!r}: expected the next offset of each partition, or {other}.",
-            'Write position={"lake.accounts.0": "123", …}.',
-            argument="position",
-        )
+        problem = f"{what} has position={position!r}: expected the next offset of each partition, or {other}."
+        raise ConfigurationError(problem, 'Write position={"lake.accounts.0": "123", …}.', argument="position")
     object.__setattr__(declared, "position", tuple(sorted((str(name), str(offset)) for name, offset in pairs)))
 
 
@@ -276,11 +255,8 @@ def _translate_read_errors(spec: AdjunctDataset, what: str, read: Callable[[], A
     try:
         return read()
     except PySparkException as error:
-        raise DatasetError(
-            f"{what} can't be read: {first_message_line(error)}",
-            "Correct the declaration, or its source.",
-            dataset=spec.name,
-        ) from error
+        problem = f"{what} can't be read: {first_message_line(error)}"
+        raise DatasetError(problem, "Correct the declaration, or its source.", dataset=spec.name) from error
 
 
 def _for_spark(url: str) -> str:
@@ -322,17 +298,13 @@ class PostgresSnapshot:
 
     def __post_init__(self) -> None:
         if not self.dsn_env or not self.query or (self.position_query is None) == (self.position is None):
-            raise ConfigurationError(
-                "a PostgreSQL snapshot needs dsn_env, query, and exactly one of position_query and position.",
-                'Write PostgresSnapshot(dsn_env="ACCOUNTS_DSN", query="SELECT …", position_query="SELECT …").',
-                argument="position_query",
-            )
+            problem = "a PostgreSQL snapshot needs dsn_env, query, and exactly one of position_query and position."
+            step = 'Write PostgresSnapshot(dsn_env="ACCOUNTS_DSN", query="SELECT …", position_query="SELECT …").'
+            raise ConfigurationError(problem, step, argument="position_query")
         if "://" in self.dsn_env or "=" in self.dsn_env:
-            raise ConfigurationError(
-                "a PostgreSQL snapshot has a DSN as dsn_env, which would show its password in logs.",
-                "Put the DSN into an environment variable, and pass the variable's name.",
-                argument="dsn_env",
-            )
+            problem = "a PostgreSQL snapshot has a DSN as dsn_env, which would show its password in logs."
+            step = "Put the DSN into an environment variable, and pass the variable's name."
+            raise ConfigurationError(problem, step, argument="dsn_env")
         if self.batch < 1:
             raise argument_error(f"batch is {self.batch}", "1 or more rows", argument="batch")
         if self.position is not None and not callable(self.position):
@@ -371,11 +343,8 @@ class PostgresSnapshot:
         except psycopg.Error as error:
             raise translate_error(error, what, place) from error
         if any(len(row) != 2 or None in row for row in rows):
-            raise DatasetError(
-                f"{what}: its position_query returns {rows[0]!r}: expected rows of (partition, offset).",
-                "Select the number of each partition and its next offset.",
-                dataset=spec.name,
-            )
+            problem = f"{what}: its position_query returns {rows[0]!r}: expected rows of (partition, offset)."
+            raise DatasetError(problem, "Select the number of each partition and its next offset.", dataset=spec.name)
         return [(row[0], row[1]) for row in rows]
 
     def _read(
@@ -389,12 +358,9 @@ class PostgresSnapshot:
                 names = [column.name for column in cursor.description or ()]
                 missing = [name for name in schema.names if name not in names]
                 if missing:
-                    raise DatasetError(
-                        f"{what} returns the columns {', '.join(names)}: {', '.join(missing)} missing.",
-                        "Select the columns of the dataset, under their names.",
-                        dataset=spec.name,
-                        column=missing[0],
-                    )
+                    problem = f"{what} returns the columns {', '.join(names)}: {', '.join(missing)} missing."
+                    step = "Select the columns of the dataset, under their names."
+                    raise DatasetError(problem, step, dataset=spec.name, column=missing[0])
                 at = [names.index(name) for name in schema.names]
                 while rows := cursor.fetchmany(self.batch):
                     yield _table(rows, at, schema, what)
@@ -424,8 +390,5 @@ def _array(values: list[Any], field: Field, what: str) -> pa.Array:
 
 
 def _misfit_error(what: str, field: Field, what_it_holds: str) -> SchemaMismatchError:
-    return SchemaMismatchError(
-        f"{what}: column {field.name!r} {what_it_holds}, expected {field.type}.",
-        "Cast the column in the query.",
-        column=field.name,
-    )
+    problem = f"{what}: column {field.name!r} {what_it_holds}, expected {field.type}."
+    return SchemaMismatchError(problem, "Cast the column in the query.", column=field.name)

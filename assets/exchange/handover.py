@@ -310,11 +310,9 @@ def parquet_files(view: View) -> list[str]:
 def _files(view: Held) -> list[str]:
     over_time = select_timed_files(view)
     if over_time is not None and not over_time.whole:
-        raise DatasetError(
-            f"dataset {view.dataset!r} keeps a history: its files also have rows of other times.",
-            "Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or all rows: dataset.over_time().",
-            dataset=view.dataset,
-        )
+        problem = f"dataset {view.dataset!r} keeps a history: its files also have rows of other times."
+        step = "Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or all rows: dataset.over_time()."
+        raise DatasetError(problem, step, dataset=view.dataset)
     if isinstance(view, StreamView) and view.replaced:
         raise DatasetError(
             f"stream {view.stream!r}: its files also have records that a replay has replaced.",
@@ -456,11 +454,9 @@ def import_engine(module: str, *, extra: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise
-        raise ConfigurationError(
-            f"{module.partition('.')[0]} is not installed.",
-            f'Install it: pip install "dagster-adjunct[{extra}]".',
-            package=module.partition(".")[0],
-        ) from error
+        problem = f"{module.partition('.')[0]} is not installed."
+        step = f'Install it: pip install "dagster-adjunct[{extra}]".'
+        raise ConfigurationError(problem, step, package=module.partition(".")[0]) from error
 
 
 def list_whole_files(view: Held) -> list[StoredFile]:
@@ -471,11 +467,9 @@ def list_whole_files(view: Held) -> list[StoredFile]:
         reader = view if isinstance(view, VersionReader) else view.reader
         if isinstance(reader, VersionReader):
             return [stored for _, stored in _files_with_spans(reader)]
-        raise DatasetError(
-            f"dataset {reader.dataset!r}: the valid-from times are those of versions and not in their files.",
-            "Use one version, dataset.valid_at(…), or all of them with pyarrow_dataset, duckdb_view or polars_frame.",
-            dataset=reader.dataset,
-        )
+        problem = f"dataset {reader.dataset!r}: the valid-from times are those of versions and not in their files."
+        step = "Use one version, dataset.valid_at(…), or all of them with pyarrow_dataset, duckdb_view or polars_frame."
+        raise DatasetError(problem, step, dataset=reader.dataset)
     sealed = view.sealed
     if len(sealed.generations) > 1 or sealed.lacks_base:
         raise _not_merged_error(view, len(sealed.generations), "superseded or deleted")

@@ -130,11 +130,9 @@ def register_in_iceberg(
 def _register(view: Held, catalog: Catalog, identifier: str, properties: dict[str, str]) -> IcebergSnapshot:
     lake = lake_in(view.store)
     if select_timed_files(view) is not None and not isinstance(view, EntriesOverTime):
-        raise DatasetError(
-            f"dataset {view.dataset!r} keeps a history: its files also have rows of other times.",
-            "Register all rows, dataset.over_time(), and filter by __valid_from, __valid_to and __tombstone there.",
-            dataset=view.dataset,
-        )
+        problem = f"dataset {view.dataset!r} keeps a history: its files also have rows of other times."
+        step = "Register all rows, dataset.over_time(), and filter by __valid_from, __valid_to and __tombstone there."
+        raise DatasetError(problem, step, dataset=view.dataset)
     if not isinstance(view, StreamView):
         _check_sealed(view, lake)
     paths = tuple(parquet_files(view))
@@ -210,12 +208,10 @@ def _check_sealed(view: Held, lake: Lake) -> None:
     manifest = DatasetLog(lake, view.dataset).read()[1]
     ref = manifest.ref(view.version) if manifest is not None else None
     if ref is not None and ref.state != "sealed":
-        raise DatasetError(
-            f"dataset {view.dataset!r}, version {view.version} is {ref.state} ({ref.reason}) and can't be registered.",
-            "Register a sealed version.",
-            dataset=view.dataset,
-            version=view.version,
+        problem = (
+            f"dataset {view.dataset!r}, version {view.version} is {ref.state} ({ref.reason}) and can't be registered."
         )
+        raise DatasetError(problem, "Register a sealed version.", dataset=view.dataset, version=view.version)
 
 
 def _load_or_create_table(view: Held, catalog: Catalog, identifier: str) -> Table:
@@ -230,20 +226,16 @@ def _load_or_create_table(view: Held, catalog: Catalog, identifier: str) -> Tabl
         table = catalog.load_table(identifier)
     except NoSuchNamespaceError as error:
         namespace = identifier.rpartition(".")[0]
-        raise ConfigurationError(
-            f"the catalogue has no namespace {namespace!r} for the table {identifier!r}.",
-            f"Create it: catalog.create_namespace({namespace!r}).",
-            table=identifier,
-        ) from error
+        problem = f"the catalogue has no namespace {namespace!r} for the table {identifier!r}."
+        step = f"Create it: catalog.create_namespace({namespace!r})."
+        raise ConfigurationError(problem, step, table=identifier) from error
     owner = table.properties.get(DATASET)
     if owner != view.dataset and (owner is not None or table.current_snapshot() is not None):
-        raise DatasetError(
+        problem = (
             f"the Iceberg table {identifier!r} holds {f'dataset {owner!r}' if owner else 'data of its own'}, which "
-            f"registering {_describe_owner(view)} would replace.",
-            "Use another table.",
-            dataset=view.dataset,
-            version=view.version,
+            f"registering {_describe_owner(view)} would replace."
         )
+        raise DatasetError(problem, "Use another table.", dataset=view.dataset, version=view.version)
     return table
 
 
@@ -257,12 +249,9 @@ def _check_columns(view: Held, table: Table, identifier: str) -> None:
         f"{name} is {mine[name]}, expected {kind}" for name, kind in theirs.items() if mine.get(name, kind) != kind
     ]
     if wrong:
-        raise DatasetError(
-            f"{_describe_view(view)} does not fit the Iceberg table {identifier!r}: {'; '.join(wrong)}.",
-            "Columns can only be added. Register this version in a new table.",
-            dataset=view.dataset,
-            version=view.version,
-        )
+        problem = f"{_describe_view(view)} does not fit the Iceberg table {identifier!r}: {'; '.join(wrong)}."
+        step = "Columns can only be added. Register this version in a new table."
+        raise DatasetError(problem, step, dataset=view.dataset, version=view.version)
 
 
 def _commit(view: Held, table: Table, identifier: str, paths: tuple[str, ...], properties: dict[str, str]) -> None:
@@ -290,11 +279,9 @@ def _commit(view: Held, table: Table, identifier: str, paths: tuple[str, ...], p
                 for file in arriving:
                     snapshot.append_data_file(file)
     except CommitStateUnknownException as error:
-        raise CommitStateUnknownError(
-            f"it is unknown whether version {view.version} was committed to the Iceberg table {identifier!r}.",
-            "Register it again: a committed version is not registered twice.",
-            dataset=view.dataset,
-        ) from error
+        problem = f"it is unknown whether version {view.version} was committed to the Iceberg table {identifier!r}."
+        step = "Register it again: a committed version is not registered twice."
+        raise CommitStateUnknownError(problem, step, dataset=view.dataset) from error
     except (CommitFailedException, ValidationException) as error:
         raise CommitConflictError(
             f"the Iceberg table {identifier!r} was changed by another writer while "
@@ -312,13 +299,12 @@ def _data_files(view: Held, table: Table, transaction: Transaction, paths: tuple
         known = _with_hidden(view, transaction.table_metadata)
         data_files = list(parquet_files_to_data_files(table.io, known, iter(paths)))
     except (OSError, ValueError) as error:
-        raise ManifestMismatchError(
-            f"{_describe_view(view)}: a file can't be read by PyIceberg: {error}.",
+        problem = f"{_describe_view(view)}: a file can't be read by PyIceberg: {error}."
+        step = (
             "Check the catalogue's settings for the lake (s3.endpoint, credentials), and the version itself: "
-            "adjunct dataset verify.",
-            dataset=view.dataset,
-            version=view.version,
-        ) from error
+            "adjunct dataset verify."
+        )
+        raise ManifestMismatchError(problem, step, dataset=view.dataset, version=view.version) from error
     for stored, file in zip(list_whole_files(view), data_files, strict=True):
         if (file.record_count, file.file_size_in_bytes) != (stored.file.rows, stored.file.size):
             raise stored.damaged(f"it has {file.record_count} rows in {file.file_size_in_bytes} bytes")

@@ -391,11 +391,8 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if operation.kind.writes:
-            raise ConfigurationError(
-                f"dataset {self.dataset!r} is a read-only table, and was asked to {operation.kind.value}.",
-                "Publish to the dataset's input instead.",
-                dataset=self.dataset,
-            )
+            problem = f"dataset {self.dataset!r} is a read-only table, and was asked to {operation.kind.value}."
+            raise ConfigurationError(problem, "Publish to the dataset's input instead.", dataset=self.dataset)
         try:
             return await asyncio.to_thread(self._read, operation)
         except ConfigurationError:

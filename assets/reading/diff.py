@@ -381,12 +381,11 @@ def _compared_types(old: VersionReader, new: VersionReader) -> dict[str, pa.Data
     }
     if old.sealed.key != new.sealed.key or any(types[name] is None for name in new.sealed.key):
         keys = [", ".join(f"{name} {view.schema.field(name).type}" for name in view.sealed.key) for view in (old, new)]
-        raise DatasetError(
+        problem = (
             f"version {old.version} of {old.dataset!r} is keyed by ({keys[0]}) and version {new.version} of "
-            f"{new.dataset!r} by ({keys[1]}).",
-            "Compare versions with the same key.",
-            version=old.version,
+            f"{new.dataset!r} by ({keys[1]})."
         )
+        raise DatasetError(problem, "Compare versions with the same key.", version=old.version)
     return {name: kind for name, kind in types.items() if kind is not None}
 
 

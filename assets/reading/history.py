@@ -56,11 +56,9 @@ class VersionsOverTime:
         self.spans, self._cache = version_spans(sealed), FileCache()
         self._newest = max((span.version for span in self.spans), key=lambda version: version.number, default=None)
         if self._newest is None:
-            raise DatasetError(
-                f"dataset {dataset!r} has no sealed version that states since when it is valid.",
-                'Declare valid_from="name", "marker" or a pattern; it applies to versions sealed from then on.',
-                dataset=dataset,
-            )
+            problem = f"dataset {dataset!r} has no sealed version that states since when it is valid."
+            step = 'Declare valid_from="name", "marker" or a pattern; it applies to versions sealed from then on.'
+            raise DatasetError(problem, step, dataset=dataset)
         for span in self.spans:
             _require_readable_as(dataset, span.version, self._newest)
 
@@ -158,29 +156,18 @@ def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion
     what = f"dataset {dataset!r}: version {old.id} can't be read over time with {newest.id}, which was sealed last: "
     if old.partitions != newest.partitions:
         counts = " and ".join(str(version.partitions or "one copy") for version in (old, newest))
-        raise DatasetError(
-            f"{what}they have different partitions ({counts}).",
-            f"Repartition all to one number: adjunct dataset repartition {dataset} --partitions N --reason ….",
-            dataset=dataset,
-            version=old.id,
-        )
+        step = f"Repartition all to one number: adjunct dataset repartition {dataset} --partitions N --reason …."
+        raise DatasetError(f"{what}they have different partitions ({counts}).", step, dataset=dataset, version=old.id)
     spread = [(version.key, version.partition_by, _types(version, version.key)) for version in (old, newest)]
     if spread[0] != spread[1]:
-        raise DatasetError(
-            f"{what}they have different keys.",
-            "Discard the older versions (adjunct dataset expire), or declare the dataset under a new name.",
-            dataset=dataset,
-            version=old.id,
-        )
+        step = "Discard the older versions (adjunct dataset expire), or declare the dataset under a new name."
+        raise DatasetError(f"{what}they have different keys.", step, dataset=dataset, version=old.id)
     now = {field.name: field.type for field in newest.columns.fields}
     for field in old.columns.fields:
         if field.name in now and not is_widening(field.type, now[field.name]):
-            raise DatasetError(
-                f"{what}its column {field.name!r} is {field.type}, and {now[field.name]} there.",
-                "Discard the older versions (adjunct dataset expire), or give the column a new name.",
-                dataset=dataset,
-                version=old.id,
-            )
+            problem = f"{what}its column {field.name!r} is {field.type}, and {now[field.name]} there."
+            step = "Discard the older versions (adjunct dataset expire), or give the column a new name."
+            raise DatasetError(problem, step, dataset=dataset, version=old.id)
 
 
 def _types(version: SealedVersion, names: Sequence[str]) -> list[str]:
@@ -298,12 +285,9 @@ class EntriesAt(_Entries):
 def validate_moment(reader: Reader, moment: datetime) -> None:
     """Raise ConfigurationError for a time without its zone, and DatasetError for one before the history."""
     if not isinstance(moment, datetime) or moment.tzinfo is None:
-        raise ConfigurationError(
-            f"dataset {reader.dataset!r}: argument 'moment' is {moment!r}, expected a time with its zone.",
-            "Give a datetime with its zone, such as tzinfo=UTC.",
-            argument="moment",
-            dataset=reader.dataset,
-        )
+        problem = f"dataset {reader.dataset!r}: argument 'moment' is {moment!r}, expected a time with its zone."
+        step = "Give a datetime with its zone, such as tzinfo=UTC."
+        raise ConfigurationError(problem, step, argument="moment", dataset=reader.dataset)
     edge = history_edge(reader)
     asked = to_microseconds(moment)
     if edge is not None and asked < edge:

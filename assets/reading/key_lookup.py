@@ -50,34 +50,28 @@ def coerce_key(what: str, fields: Sequence[Field], key: object) -> tuple[Any, ..
     names = [field.name for field in fields]
     if isinstance(key, Mapping):
         if set(key) != set(names):
-            raise SchemaMismatchError(
-                f"{what}: the key has the columns {', '.join(map(str, key))}, expected {', '.join(names)}.",
-                "Give exactly the key columns.",
-                argument="key",
-            )
+            problem = f"{what}: the key has the columns {', '.join(map(str, key))}, expected {', '.join(names)}."
+            raise SchemaMismatchError(problem, "Give exactly the key columns.", argument="key")
         values: tuple[Any, ...] = tuple(key[name] for name in names)
     elif isinstance(key, tuple | list):
         values = tuple(key)
     else:
         values = (key,)
     if len(values) != len(fields):
-        raise SchemaMismatchError(
-            f"{what}: the key has {len(values)} value(s), expected {len(names)}: ({', '.join(names)}).",
-            "Give one value for each key column, as a tuple in this order or as a dict.",
-            argument="key",
-        )
+        problem = f"{what}: the key has {len(values)} value(s), expected {len(names)}: ({', '.join(names)})."
+        step = "Give one value for each key column, as a tuple in this order or as a dict."
+        raise SchemaMismatchError(problem, step, argument="key")
     return tuple(_coerce(what, field, value) for field, value in zip(fields, values, strict=True))
 
 
 def key_from_text(what: str, fields: Sequence[Field], texts: Sequence[str]) -> tuple[Any, ...]:
     """Return the key in these texts of a command line, one a key column (times as ISO 8601, binary as base64)."""
     if len(texts) != len(fields):
-        raise SchemaMismatchError(
+        problem = (
             f"{what}: {len(texts)} key value(s) are given, expected {len(fields)}: "
-            f"({', '.join(f.name for f in fields)}).",
-            "Give one value for each key column, in this order.",
-            argument="key",
+            f"({', '.join(f.name for f in fields)})."
         )
+        raise SchemaMismatchError(problem, "Give one value for each key column, in this order.", argument="key")
     values = []
     for field, text in zip(fields, texts, strict=True):
         try:
@@ -166,12 +160,11 @@ _EXPECTED = {
 
 def _wrong_type_error(what: str, field: Field, value: object) -> SchemaMismatchError:
     expected = _EXPECTED.get(field.type.partition("(")[0], field.type)
-    return SchemaMismatchError(
+    problem = (
         f"{what}: key column {field.name!r} is {field.type}, and {value!r} ({type(value).__name__}) is given, "
-        f"expected {expected}.",
-        "Convert the value first.",
-        column=field.name,
+        f"expected {expected}."
     )
+    return SchemaMismatchError(problem, "Convert the value first.", column=field.name)
 
 
 # The codes of memoryview.cast, by Arrow type.

@@ -419,12 +419,8 @@ class Watch:
 
     def __init__(self, name: str, refresh: Callable[[], Callable[[], object] | None], interval: float) -> None:
         if not interval > 0:
-            raise ConfigurationError(
-                f"dataset {name!r} can't be watched with an interval of {interval} seconds.",
-                "Pass an interval above 0.",
-                argument="interval",
-                dataset=name,
-            )
+            problem = f"dataset {name!r} can't be watched with an interval of {interval} seconds."
+            raise ConfigurationError(problem, "Pass an interval above 0.", argument="interval", dataset=name)
         self.error: Exception | None = None
         self.failing_since: datetime | None = None
         self.refreshed_at: datetime | None = None

@@ -96,11 +96,9 @@ def resolve_version(
         return log.read_version(require_readable_version(manifest, version))
     served = next((then.version for commit, then in log.history() if _matches_commit(commit, as_of)), None)
     if served is None:
-        raise NoSealedVersionError(
-            f"dataset {log.name!r}: its history has no version served {_describe_as_of(as_of)}.",
-            f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}.",
-            dataset=log.name,
-        )
+        problem = f"dataset {log.name!r}: its history has no version served {_describe_as_of(as_of)}."
+        step = f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}."
+        raise NoSealedVersionError(problem, step, dataset=log.name)
     require_readable_version(manifest, served.id)  # raises if it was withdrawn or is not retained
     return served
 
@@ -108,19 +106,11 @@ def resolve_version(
 def _validate_request(dataset: str, version: str | None, as_of: AsOf | None) -> None:
     if (version is None) == (as_of is None):
         asked = "neither version nor as_of" if version is None else f"both version {version!r} and as_of {as_of}"
-        raise ConfigurationError(
-            f"dataset {dataset!r}: {asked} is given, expected one of the two.",
-            "Give version= or as_of=.",
-            argument="as_of",
-            dataset=dataset,
-        )
+        problem = f"dataset {dataset!r}: {asked} is given, expected one of the two."
+        raise ConfigurationError(problem, "Give version= or as_of=.", argument="as_of", dataset=dataset)
     if isinstance(as_of, datetime) and as_of.tzinfo is None:
-        raise ConfigurationError(
-            f"dataset {dataset!r}: as_of is {as_of}, expected a time with its zone.",
-            "Give it one, such as tzinfo=UTC.",
-            argument="as_of",
-            dataset=dataset,
-        )
+        problem = f"dataset {dataset!r}: as_of is {as_of}, expected a time with its zone."
+        raise ConfigurationError(problem, "Give it one, such as tzinfo=UTC.", argument="as_of", dataset=dataset)
 
 
 def _matches_commit(commit: Commit, as_of: AsOf | None) -> bool:
@@ -163,13 +153,11 @@ def read_committed_version(log: DatasetLog, manifest: UnboundedManifest, version
             sealed = parse_manifest(log.name, own.read(own.manifest_key(int(number), commit_id))).version
     if sealed is None or sealed.id != version:
         newest = manifest.version.id if manifest.version else "none"
-        raise DatasetError(
+        problem = (
             f"dataset {log.name!r} has no version {version!r}; the current one is {newest}, and those from "
-            f"number {manifest.retained_from} on can be read.",
-            f"See adjunct dataset history {log.name}.",
-            dataset=log.name,
-            version=version,
+            f"number {manifest.retained_from} on can be read."
         )
+        raise DatasetError(problem, f"See adjunct dataset history {log.name}.", dataset=log.name, version=version)
     return sealed
 
 
@@ -230,11 +218,8 @@ class _CommitHistory:
             try:
                 self.read[number] = self.log.log.read(keys[0])
             except ObjectNotFoundError as error:
-                raise VersionDiscardedError(
-                    f"dataset {self.log.name!r}: commit {number} was discarded during this read.",
-                    "Retry to read what is left.",
-                    dataset=self.log.name,
-                ) from error
+                problem = f"dataset {self.log.name!r}: commit {number} was discarded during this read."
+                raise VersionDiscardedError(problem, "Retry to read what is left.", dataset=self.log.name) from error
         return self.read[number]
 
     def manifest_at(self, number: int) -> DatasetManifest:
@@ -251,12 +236,11 @@ class _CommitHistory:
             if number is None and 1 <= asked < self.manifest.retained_from:
                 return None
         if number is None:
-            raise DatasetError(
+            problem = (
                 f"dataset {self.log.name!r} has no commit {asked!r}; those that can be read are numbered "
-                f"{self.numbers[0]} to {self.numbers[-1]}.",
-                f"See adjunct dataset history {self.log.name}.",
-                dataset=self.log.name,
+                f"{self.numbers[0]} to {self.numbers[-1]}."
             )
+            raise DatasetError(problem, f"See adjunct dataset history {self.log.name}.", dataset=self.log.name)
         return self.manifest_at(number)
 
     def raise_not_readable(self, asked: str) -> NoReturn:
@@ -264,20 +248,15 @@ class _CommitHistory:
         name = self.log.name
         place = bisect_left(self.numbers, True, key=lambda number: self.manifest_at(number).version is not None)
         if place == len(self.numbers):
-            raise NoSealedVersionError(
-                f"dataset {name!r} has no version to read yet: its bootstrap is not finished.",
-                "Advance the dataset.",
-                dataset=name,
-            )
+            problem = f"dataset {name!r} has no version to read yet: its bootstrap is not finished."
+            raise NoSealedVersionError(problem, "Advance the dataset.", dataset=name)
         commit = self.commit_at(self.numbers[place])
         when = f"{commit.created_at:%Y-%m-%d %H:%M:%S} UTC"
         oldest = f"the oldest readable version was committed at {when}, as number {commit.number}"
         if self.manifest.retained_from > 1:
-            raise VersionDiscardedError(
-                f"dataset {name!r}: the version served {asked} has been discarded; {oldest}.",
-                f"See adjunct dataset history {name}. A longer grace keeps more: discard=DiscardPolicy(grace=…).",
-                dataset=name,
-            )
+            problem = f"dataset {name!r}: the version served {asked} has been discarded; {oldest}."
+            step = f"See adjunct dataset history {name}. A longer grace keeps more: discard=DiscardPolicy(grace=…)."
+            raise VersionDiscardedError(problem, step, dataset=name)
         raise NoSealedVersionError(
             f"dataset {name!r} served nothing {asked}; {oldest}.", f"See adjunct dataset history {name}.", dataset=name
         )
@@ -296,11 +275,8 @@ def list_datasets(lake: Lake) -> list[str]:
 def dataset_not_found_error(lake: Lake, name: str) -> DatasetNotFoundError:
     """Return the error for an unknown dataset, listing the existing ones."""
     known = ", ".join(list_datasets(lake)) or "none"
-    return DatasetNotFoundError(
-        f"there is no dataset {name!r} in {lake.url}; there are: {known}.",
-        "Check the name and the lake, or advance the dataset once to create it.",
-        dataset=name,
-    )
+    step = "Check the name and the lake, or advance the dataset once to create it."
+    return DatasetNotFoundError(f"there is no dataset {name!r} in {lake.url}; there are: {known}.", step, dataset=name)
 
 
 def _has_commit(lake: Lake, name: str) -> bool:

@@ -102,20 +102,16 @@ def key_range(what: str, fields: Sequence[Field], prefix: object, start: object,
         first = () if start is None else _leading_values(what, fields, start)
         return first, None if end is None else _leading_values(what, fields, end)
     if start is not None or end is not None:
-        raise SchemaMismatchError(
-            f"{what}: both a prefix and a range are given.",
-            "Give prefix=, or start= and end=, not both.",
-            argument="prefix",
-        )
+        problem = f"{what}: both a prefix and a range are given."
+        raise SchemaMismatchError(problem, "Give prefix=, or start= and end=, not both.", argument="prefix")
     if not isinstance(prefix, tuple | list):
         if fields[0].type not in ("string", "binary"):
-            raise SchemaMismatchError(
+            problem = (
                 f"{what}: key column {fields[0].name!r} is {fields[0].type}, so {prefix!r} can't be a prefix of it: "
-                "only strings and binaries have prefixes.",
-                "Give a tuple of whole values of leading key columns, or start= and end=.",
-                argument="prefix",
-                column=fields[0].name,
+                "only strings and binaries have prefixes."
             )
+            step = "Give a tuple of whole values of leading key columns, or start= and end=."
+            raise SchemaMismatchError(problem, step, argument="prefix", column=fields[0].name)
         (begin,) = _leading_values(what, fields, prefix)
         assert isinstance(begin, bytes)
         # The least bytes that are greater than all with this prefix, if there are any.

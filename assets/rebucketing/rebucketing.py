@@ -80,12 +80,9 @@ def check_repartitioning(log: DatasetLog, manifest: DatasetManifest, partitions:
     """Return the current number of partitions. Raises if the dataset can't be rewritten into the new number."""
     declared, what = manifest.declaration, f"dataset {log.name!r}"
     if not reason.strip():
-        raise ConfigurationError(
-            f"{what} can't be repartitioned without a reason.",
-            "Pass a reason, which is stored in the commit.",
-            argument="reason",
-            dataset=log.name,
-        )
+        problem = f"{what} can't be repartitioned without a reason."
+        step = "Pass a reason, which is stored in the commit."
+        raise ConfigurationError(problem, step, argument="reason", dataset=log.name)
     if declared.partitions is None:
         raise ConfigurationError(
             f"{what} is broadcast: one copy, in no partitions, and can't be rewritten into {partitions} of them.",
@@ -94,30 +91,24 @@ def check_repartitioning(log: DatasetLog, manifest: DatasetManifest, partitions:
             dataset=log.name,
         )
     if not 1 <= partitions <= 100_000 or partitions == declared.partitions:
-        raise ConfigurationError(
-            f"{what} has {declared.partitions} partitions and can't be rewritten into {partitions}.",
-            "Pass a different number from 1 to 100,000.",
-            argument="partitions",
-            dataset=log.name,
-        )
+        problem = f"{what} has {declared.partitions} partitions and can't be rewritten into {partitions}."
+        step = "Pass a different number from 1 to 100,000."
+        raise ConfigurationError(problem, step, argument="partitions", dataset=log.name)
     if manifest.unfinished:
-        raise DatasetError(
-            f"{what} can't be repartitioned now: its bootstrap is not finished ({manifest.unfinished}).",
-            f"Advance it until the bootstrap is done (adjunct dataset advance {log.name} MODULE:APP), then repeat.",
-            dataset=log.name,
-        )
+        problem = f"{what} can't be repartitioned now: its bootstrap is not finished ({manifest.unfinished})."
+        step = f"Advance it until the bootstrap is done (adjunct dataset advance {log.name} MODULE:APP), then repeat."
+        raise DatasetError(problem, step, dataset=log.name)
     return declared.partitions
 
 
 def _check_unused(dataset: str, roots: Roots) -> None:
     """Raise StillReadError while open batches need versions as they are."""
     if readers := tuple(sorted(set(roots().values()))):
-        raise StillReadError(
-            f"dataset {dataset!r} can't be repartitioned now: {'; '.join(readers)}.",
-            "Run the application to finish its batch, or give the batch up (adjunct checkpoint abandon). Then repeat.",
-            dataset=dataset,
-            readers=readers,
+        problem = f"dataset {dataset!r} can't be repartitioned now: {'; '.join(readers)}."
+        step = (
+            "Run the application to finish its batch, or give the batch up (adjunct checkpoint abandon). Then repeat."
         )
+        raise StillReadError(problem, step, dataset=dataset, readers=readers)
 
 
 M = TypeVar("M", UnboundedManifest, BoundedManifest)
@@ -129,11 +120,10 @@ def _read_manifest(log: DatasetLog, kind: type[M]) -> tuple[Commit, M]:
     if commit is None or manifest is None:
         raise no_commit_error(log.lake, log.name)
     if not isinstance(manifest, kind):
-        raise ConfigurationError(
-            f"dataset {log.name!r} is {'un' if kind is BoundedManifest else ''}bounded and is rewritten otherwise.",
-            "Use repartition_dataset, which handles both kinds.",
-            dataset=log.name,
+        problem = (
+            f"dataset {log.name!r} is {'un' if kind is BoundedManifest else ''}bounded and is rewritten otherwise."
         )
+        raise ConfigurationError(problem, "Use repartition_dataset, which handles both kinds.", dataset=log.name)
     return commit, manifest
 
 
@@ -174,12 +164,9 @@ def _rebucket_generation(
                 written.append(done)
     new = attempt.generation(old.id, written)
     if new.rows != old.rows:
-        raise ManifestMismatchError(
-            f"{options.what}: rewriting generation {old.id} wrote {new.rows} rows, the manifest lists {old.rows}.",
-            "Nothing was committed. Check the version: adjunct dataset verify.",
-            dataset=log.name,
-            version=version.id,
-        )
+        problem = f"{options.what}: rewriting generation {old.id} wrote {new.rows} rows, the manifest lists {old.rows}."
+        step = "Nothing was committed. Check the version: adjunct dataset verify."
+        raise ManifestMismatchError(problem, step, dataset=log.name, version=version.id)
     return new
 
 

@@ -61,12 +61,11 @@ def check_deletable(dataset: str, seen: Commit) -> None:
     """Raise DatasetError for a member of a version set."""
     version_set = redirect_target(seen)
     if version_set is not None:
-        raise DatasetError(
+        problem = (
             f"dataset {dataset!r} can't be deleted alone: it is a member of the version set {version_set!r}, whose "
-            "versions are one commit.",
-            "Withdraw its versions and discard them instead.",
-            dataset=dataset,
+            "versions are one commit."
         )
+        raise DatasetError(problem, "Withdraw its versions and discard them instead.", dataset=dataset)
 
 
 def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: str, by: str) -> DeletedObjects:

@@ -145,12 +145,9 @@ def _validate_request(manifest: DatasetManifest, keys: Iterable[object], reason:
                 f"an erasure in {what} lacks {lacking}.", "Pass reason=… and by=….", dataset=manifest.name
             )
     if wanted.with_text().is_named_in(reason):
-        raise ConfigurationError(
-            f"{what}: the reason of the erasure contains a key to erase, and would store it.",
-            "Give the number or date of the request instead.",
-            argument="reason",
-            dataset=manifest.name,
-        )
+        problem = f"{what}: the reason of the erasure contains a key to erase, and would store it."
+        step = "Give the number or date of the request instead."
+        raise ConfigurationError(problem, step, argument="reason", dataset=manifest.name)
     return wanted
 
 

@@ -126,13 +126,9 @@ def check_order_values(spec: AdjunctDataset, samples: Samples) -> Samples:
 def unorderable_error(spec: AdjunctDataset, reason: str, name: str | None = None) -> SchemaMismatchError:
     """Return the error for a first change that can't be ordered."""
     hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
-    return SchemaMismatchError(
-        f"dataset {spec.name!r} (input {spec.input}): {render_reason(reason, values=not hidden)}.",
-        "Nothing was committed. Name in order_by what the changes have, or leave it out to order by offset.",
-        dataset=spec.name,
-        column=name,
-        argument="order_by",
-    )
+    problem = f"dataset {spec.name!r} (input {spec.input}): {render_reason(reason, values=not hidden)}."
+    step = "Nothing was committed. Name in order_by what the changes have, or leave it out to order by offset."
+    return SchemaMismatchError(problem, step, dataset=spec.name, column=name, argument="order_by")
 
 
 def _order_text(name: str, schema: Schema) -> Column:
@@ -195,21 +191,18 @@ def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
     name = following.valid_from
     kind = "timestamp" if name is None else rows.field(name, f"{what}: valid_from names {name!r}, and the record").type
     if kind not in ("date", "timestamp"):
-        raise SchemaMismatchError(
-            f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp or a date.",
-            "Name another column, or leave valid_from out to use the record's time.",
-            column=name,
-        )
+        problem = f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp or a date."
+        step = "Name another column, or leave valid_from out to use the record's time."
+        raise SchemaMismatchError(problem, step, column=name)
     for name in following.order_by or ():
         _check_ordering(spec, rows, name, what)
     if following.keep_tombstones is not None and position_type(following.order, rows) != "bigint":
-        raise SchemaMismatchError(
+        problem = (
             f"{what}: keep_tombstones is {following.keep_tombstones}, and between values of "
-            f"{order_as_code(following.order_by or ())} there is no distance.",
-            "Leave it out, so that deletions are kept for ever, or order by an integer, a date or a timestamp.",
-            dataset=spec.name,
-            argument="keep_tombstones",
+            f"{order_as_code(following.order_by or ())} there is no distance."
         )
+        step = "Leave it out, so that deletions are kept for ever, or order by an integer, a date or a timestamp."
+        raise SchemaMismatchError(problem, step, dataset=spec.name, argument="keep_tombstones")
     return rows
 
 
@@ -342,12 +335,9 @@ def _extract_entries(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema
         entries = extractor.apply(around, entry_schema, what)
     lost = [name for name in marks if name not in entries.columns]
     if lost:
-        raise SchemaMismatchError(
-            f"{what}: extractor {extractor.describe()} does not pass on {', '.join(lost)}.",
-            "Keep every column that begins with '__' in apply, record by record.",
-            dataset=spec.name,
-            column=lost[0],
-        )
+        problem = f"{what}: extractor {extractor.describe()} does not pass on {', '.join(lost)}."
+        step = "Keep every column that begins with '__' in apply, record by record."
+        raise SchemaMismatchError(problem, step, dataset=spec.name, column=lost[0])
     if kept:
         return entries
     return add_problem(entries, F.when(F.col(TOMBSTONE), F.lit(UNKEYED_DELETION)))

@@ -63,13 +63,12 @@ def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema)
 def _add_position_columns(spec: AdjunctDataset, schema: Schema, what: str) -> Schema:
     taken = [name for name in BY_OFFSET if name in schema.names]
     if taken:
-        raise SchemaMismatchError(
+        problem = (
             f"{what}: it is keyed by offset, which is stored as {' and '.join(BY_OFFSET)}, and records already have a "
-            f"column {taken[0]!r}.",
-            "Rename that column with a Projection, or leave it out with columns=.",
-            dataset=spec.name,
-            column=taken[0],
+            f"column {taken[0]!r}."
         )
+        step = "Rename that column with a Projection, or leave it out with columns=."
+        raise SchemaMismatchError(problem, step, dataset=spec.name, column=taken[0])
     if isinstance(spec.extractor, PythonExtractor):
         raise SchemaMismatchError(
             f"{what}: it is keyed by offset, and extractor {spec.extractor.factory} may make several entries from one "
@@ -111,11 +110,9 @@ def list_extractor_spark_needs(spec: AdjunctDataset) -> list[str]:
 def raise_if_spark_needed(spec: AdjunctDataset, needed: list[str]) -> None:
     """Raise ConfigurationError if anything needs Spark."""
     if needed:
-        raise ConfigurationError(
-            f"dataset {spec.name!r} (input {spec.input}) can't be made without Spark: {'; '.join(needed)}.",
-            "Pass a Spark session, or session_scope(), instead of IN_PROCESS.",
-            dataset=spec.name,
-        )
+        problem = f"dataset {spec.name!r} (input {spec.input}) can't be made without Spark: {'; '.join(needed)}."
+        step = "Pass a Spark session, or session_scope(), instead of IN_PROCESS."
+        raise ConfigurationError(problem, step, dataset=spec.name)
 
 
 def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) -> pa.Table:

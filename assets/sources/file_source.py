@@ -248,12 +248,11 @@ class FileVersions(VersionSource):
         if in_place is not None and in_place.complete is not None:
             other = next((folder for folder in named if folder.complete is not None), None)
             if other is not None:
-                raise DatasetError(
+                problem = (
                     f"dataset {self.spec.name!r}: {self._source.url} holds {self._source.complete} itself and so does "
-                    f"its folder {other.path!r}: either everything below the URL is one version, or each folder is.",
-                    "Remove one of the two completion objects.",
-                    dataset=self.spec.name,
+                    f"its folder {other.path!r}: either everything below the URL is one version, or each folder is."
                 )
+                raise DatasetError(problem, "Remove one of the two completion objects.", dataset=self.spec.name)
             return self._next_in_place(manifest, in_place)
         if self._partition is not None:
             return self._find_partition(manifest, named, self._partition)
@@ -285,13 +284,12 @@ class FileVersions(VersionSource):
         what = self._what(delivery)
         self._check_same(what, folder)
         if promise.problem:
-            raise MarkerConflictError(
-                f"{what}: the completion object {self._marker(folder)} {promise.problem}.",
+            problem = f"{what}: the completion object {self._marker(folder)} {promise.problem}."
+            step = (
                 "Write it empty, or as a JSON object with rows, checksum and valid_from, and deliver under a new "
-                "version name.",
-                dataset=self.spec.name,
-                version=delivery.version,
+                "version name."
             )
+            raise MarkerConflictError(problem, step, dataset=self.spec.name, version=delivery.version)
         if not folder.files and promise.rows != 0:
             place = "/".join(filter(None, [self._source.url.rstrip("/"), folder.path]))
             raise MarkerConflictError(
@@ -368,13 +366,12 @@ class FileVersions(VersionSource):
     def _next_in_place(self, manifest: BoundedManifest, folder: Folder) -> Delivery | Awaiting:
         complete = folder.marker
         if self._partition is not None:
-            raise DatasetError(
+            problem = (
                 f"dataset {self.spec.name!r}: version {self._partition!r} was requested, but {self._source.url} is "
-                "one folder that is written in place, whose versions are named by their completion time.",
-                "Put each version into a folder of its own, or advance the dataset without a partition.",
-                dataset=self.spec.name,
-                version=self._partition,
+                "one folder that is written in place, whose versions are named by their completion time."
             )
+            step = "Put each version into a folder of its own, or advance the dataset without a partition."
+            raise DatasetError(problem, step, dataset=self.spec.name, version=self._partition)
         done = manifest.delivered[-1] if manifest.delivered else None
         ref = manifest.ref(done.version) if done else None
         # A copy of withdrawn files is no new delivery.

@@ -62,11 +62,8 @@ class OpenedStream:
         system = system.snapshot(stream) if at_once else system
         info = system.info(stream)
         if info.schema is None:
-            raise DatasetError(
-                f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without columns.",
-                "Use an input stream that declares its schema.",
-                dataset=spec.name,
-            )
+            problem = f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without columns."
+            raise DatasetError(problem, "Use an input stream that declares its schema.", dataset=spec.name)
         entries = derive_entry_schema(spec, derive_row_schema(spec, info.schema))
         if spec.follows_changes:
             check_changes_ordered(spec, info.key, info.partitions, info.partitioner)
@@ -231,9 +228,6 @@ def resolve_stream(
     """
     system, stream = split_stream_name(name)
     if system not in systems:
-        raise DatasetError(
-            f"{what}, and no stream system {system!r} is given: there are {', '.join(sorted(systems)) or 'none'}.",
-            "Pass the result of open_system(lake, name) in systems.",
-            dataset=dataset,
-        )
+        problem = f"{what}, and no stream system {system!r} is given: there are {', '.join(sorted(systems)) or 'none'}."
+        raise DatasetError(problem, "Pass the result of open_system(lake, name) in systems.", dataset=dataset)
     return systems[system], stream

@@ -76,11 +76,8 @@ class QueryVersions(VersionSource):
         assert not isinstance(query, str), "SQL was rejected above"
         answer = query(IN_PROCESS, computation)
         if not isinstance(answer, ArrowFrame):
-            raise DatasetError(
-                f"{what} returned a {type(answer).__name__}.",
-                "Without Spark, return an Arrow table, or a pandas or Polars frame.",
-                dataset=self.spec.name,
-            )
+            step = "Without Spark, return an Arrow table, or a pandas or Polars frame."
+            raise DatasetError(f"{what} returned a {type(answer).__name__}.", step, dataset=self.spec.name)
         answer = to_arrow_table(answer, what)
         columns = [(field.name, field.type) for field in Schema.from_arrow(answer.schema).fields]
         _check_columns(columns, self._query.schema, what)
@@ -104,11 +101,8 @@ class QueryVersions(VersionSource):
             answer = self._query.query(spark, computation)
         frame = to_spark_frame(answer, spark, what)
         if frame is None:
-            raise DatasetError(
-                f"{what} returned a {type(answer).__name__}.",
-                "Return a Spark, pandas or Polars frame, or an Arrow table.",
-                dataset=self.spec.name,
-            )
+            step = "Return a Spark, pandas or Polars frame, or an Arrow table."
+            raise DatasetError(f"{what} returned a {type(answer).__name__}.", step, dataset=self.spec.name)
         columns = [(field.name, field.dataType.simpleString()) for field in frame.schema.fields]
         _check_columns(columns, self._query.schema, what)
         marks = {META[0]: F.lit(0), META[1]: F.lit(0).cast("bigint"), META[2]: F.lit(None).cast("timestamp")}
@@ -132,11 +126,9 @@ def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: s
     ]
     parts += [(name, "appears twice") for name in repeated_names(name for name, _ in columns)]
     if parts:
-        raise DatasetError(
-            f"{what} returns other columns than declared: {'; '.join(' '.join(part) for part in parts)}.",
-            "Select, name and cast them in the query, or declare the columns that it returns.",
-            column=parts[0][0],
-        )
+        problem = f"{what} returns other columns than declared: {'; '.join(' '.join(part) for part in parts)}."
+        step = "Select, name and cast them in the query, or declare the columns that it returns."
+        raise DatasetError(problem, step, column=parts[0][0])
 
 
 def _generate_version_name(manifest: BoundedManifest, now: datetime) -> str:

@@ -144,12 +144,11 @@ def _snapshot_valid_from(
     if name is not None and name in source.schema.names:
         return named_column(name).cast("timestamp")
     if name is not None:
-        raise DatasetError(
+        problem = (
             f"dataset {source.spec.name!r}: valid_from is column {name!r}, which is not stored, so rows of the "
-            "bulk snapshot have no start of validity.",
-            "Store that column too, or leave valid_from out.",
-            dataset=source.spec.name,
+            "bulk snapshot have no start of validity."
         )
+        raise DatasetError(problem, "Store that column too, or leave valid_from out.", dataset=source.spec.name)
     ends = source.system.upcoming(source.ssps)
     ranges = {ssp: (offset, ends[ssp]) for ssp, offset in start.items() if source.system.compare(offset, ends[ssp]) < 0}
     oldest = source.read(spark, ranges).agg(F.min(TIMESTAMP)).first() if ranges else None
@@ -204,11 +203,9 @@ def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
     ]
     wrong += [(name, "is duplicated") for name in repeated if name in schema]
     if wrong:
-        raise DatasetError(
-            f"{what} has different columns than the dataset: {'; '.join(' '.join(part) for part in wrong)}.",
-            "Select, rename and cast the columns of the snapshot to match the dataset.",
-            column=wrong[0][0],
-        )
+        problem = f"{what} has different columns than the dataset: {'; '.join(' '.join(part) for part in wrong)}."
+        step = "Select, rename and cast the columns of the snapshot to match the dataset."
+        raise DatasetError(problem, step, column=wrong[0][0])
     return rows.select(*[named_column(field.name).cast(field.type).alias(field.name) for field in schema.fields])
 
 
@@ -420,11 +417,9 @@ def rebuild_dataset(
     and for a stream that no longer holds every key, and ConfigurationError without a reason.
     """
     if not spec.follows_changes:
-        raise DatasetError(
-            f"dataset {spec.name!r} is bounded: only unbounded datasets are rebuilt from a stream.",
-            "Deliver a new version, or serve an earlier one: adjunct dataset rollback.",
-            dataset=spec.name,
-        )
+        problem = f"dataset {spec.name!r} is bounded: only unbounded datasets are rebuilt from a stream."
+        step = "Deliver a new version, or serve an earlier one: adjunct dataset rollback."
+        raise DatasetError(problem, step, dataset=spec.name)
     require_audit_fields("rebuild", spec.name, reason, by)
     with open_runtime([spec], lake=lake, systems=systems, spark=spark, by=by) as runtime:
         return advance_unbounded(runtime, spec, rebuild=reason, on_stage=on_stage)

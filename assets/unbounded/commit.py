@@ -230,11 +230,8 @@ def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocum
 
 
 def _overtaken_error(log: DatasetLog, numbers: str = "") -> CommitConflictError:
-    return CommitConflictError(
-        f"dataset {log.name!r}: another writer committed first, while this one read the table{numbers}.",
-        ADVANCE_AGAIN,
-        dataset=log.name,
-    )
+    problem = f"dataset {log.name!r}: another writer committed first, while this one read the table{numbers}."
+    return CommitConflictError(problem, ADVANCE_AGAIN, dataset=log.name)
 
 
 def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedStream, now: datetime) -> str:

@@ -266,11 +266,10 @@ def compact_dataset(
     if manifest is None:
         raise no_commit_error(lake, dataset_name)
     if not isinstance(manifest, UnboundedManifest):
-        raise DatasetError(
-            f"dataset {dataset_name!r} is bounded, so there is nothing to compact: each version is one generation.",
-            "Compact unbounded datasets only.",
-            dataset=dataset_name,
+        problem = (
+            f"dataset {dataset_name!r} is bounded, so there is nothing to compact: each version is one generation."
         )
+        raise DatasetError(problem, "Compact unbounded datasets only.", dataset=dataset_name)
     with open_runtime([], lake=lake, systems={}, spark=spark, by=resolve_user(by)) as runtime:
         return _compact(runtime, manifest, policy or manifest.declaration.compaction, level)[0]
 

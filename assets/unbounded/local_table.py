@@ -141,12 +141,11 @@ def require_local_manifest(stored: DatasetManifest, spec: AdjunctDataset) -> Unb
     columns = columns_of_local_table(spec)
     declared = declaration_from_spec(spec, columns)
     if stored.declaration.owner != declared.owner:
-        raise DatasetError(
+        problem = (
             f"application {declared.owner} can't have a local table {spec.name!r}: the lake has a dataset of that "
-            f"name, made from {stored.declaration.input}.",
-            "Give this local table another name.",
-            dataset=spec.name,
+            f"name, made from {stored.declaration.input}."
         )
+        raise DatasetError(problem, "Give this local table another name.", dataset=spec.name)
     check_declaration(spec.name, stored.declaration, declared)
     served = stored.version
     refused = [] if served is None else incompatible_changes(served.columns, columns, spec.key)
@@ -459,13 +458,12 @@ class LocalTableWriter:
         name, mine = self._spec.name, str(self._batch)
         if written.batch > self._batch.number or written.undone:
             what = "it was abandoned" if written.batch == self._batch.number else f"batch {written.batch} is committed"
-            raise CommitConflictError(
-                f"local table {name!r} rejects {mine}: {what}.",
+            problem = f"local table {name!r} rejects {mine}: {what}."
+            step = (
                 "Let the newer run of the application continue. If its batch log was started over, start the table "
-                f"over too: adjunct dataset delete {name} --reason ….",
-                dataset=name,
-                application=self._batch.application,
+                f"over too: adjunct dataset delete {name} --reason …."
             )
+            raise CommitConflictError(problem, step, dataset=name, application=self._batch.application)
         if written.sends != tuple(self._sends) and not self._batch.cut:
             raise ProducerConflictError(
                 f"local table {name!r} has {mine} already, with different rows: {_describe_sends(written.sends)} then, "
@@ -483,12 +481,11 @@ class LocalTableWriter:
         """Return the manifest with this batch; a batch without rows leaves the version unchanged."""
         now, spec, (parent, stored) = self._lake.now(), self._spec, current
         if _next_generation(current) != _next_generation(start):
-            raise CommitConflictError(
+            problem = (
                 f"local table {spec.name!r} was written by another writer during {self._batch}. The batch "
-                "committed nothing.",
-                "Run the application again.",
-                dataset=spec.name,
+                "committed nothing."
             )
+            raise CommitConflictError(problem, "Run the application again.", dataset=spec.name)
         manifest = stored or new_manifest(spec, now)
         before = None if self._pinned is None else self._pinned.id
         written = Written(

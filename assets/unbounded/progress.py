@@ -172,12 +172,11 @@ class StreamPosition:
         age = "" if lag.seconds is None else f", the oldest about {timedelta(seconds=round(lag.seconds))} old"
         others = f" ({len(stale) - 1} more of its partitions are too old as well)" if len(stale) > 1 else ""
         deleted = f", of which retention has deleted {lag.lost:,}" if lag.lost else ""
-        raise StaleDatasetError(
+        problem = (
             f"dataset {dataset!r} is stale: {lag.offsets:,} offsets of {ssp} are not in it{deleted}{age}, and at most "
-            f"{max_staleness} is allowed{others}.",
-            next_step,
-            dataset=dataset,
+            f"{max_staleness} is allowed{others}."
         )
+        raise StaleDatasetError(problem, next_step, dataset=dataset)
 
     def _seconds_behind(self, ssp: SystemStreamPartition, now: datetime) -> float | None:
         """Return an upper bound of the age of unread records, found by bisection over timestamps."""

@@ -112,12 +112,11 @@ def require_complete_stream(snapshot: TableSnapshot, why: str) -> None:
 
 def order_change_error(dataset: str, stored: tuple[str, ...] | None, declared: tuple[str, ...] | None) -> DatasetError:
     """Return the error for a table whose positions are of another order than the declared one."""
-    return DatasetError(
+    problem = (
         f"dataset {dataset!r} is ordered by {describe_order(stored)}, and declared to be ordered by "
-        f"{describe_order(declared)}: positions of different orders can't be compared.",
-        _restore_or_rebuild("the order", dataset),
-        dataset=dataset,
+        f"{describe_order(declared)}: positions of different orders can't be compared."
     )
+    return DatasetError(problem, _restore_or_rebuild("the order", dataset), dataset=dataset)
 
 
 def _restore_or_rebuild(what: str, dataset: str) -> str:
@@ -129,9 +128,8 @@ def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[s
     """Raise DatasetError, listing the differences, for any change but added and widened columns outside the key."""
     refused = incompatible_changes(stored, declared, key)
     if refused:
-        raise DatasetError(
+        problem = (
             f"dataset {dataset!r} is stored with other columns than declared: {'; '.join(refused)}. Columns can only "
-            "be added or widened.",
-            _restore_or_rebuild("these columns", dataset),
-            dataset=dataset,
+            "be added or widened."
         )
+        raise DatasetError(problem, _restore_or_rebuild("these columns", dataset), dataset=dataset)

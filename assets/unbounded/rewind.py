@@ -233,11 +233,8 @@ def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) 
     foreign = sorted(set(positions) - set(source.ssps))
     if foreign or not positions:
         named = f"{foreign[0]} is none of them" if foreign else "no partition is named"
-        raise DatasetError(
-            f"dataset {spec.name!r} is made from {len(source.ssps)} partitions of {spec.input}, and {named}.",
-            f"Name partitions from {source.ssps[0]} to {source.ssps[-1]}.",
-            dataset=spec.name,
-        )
+        problem = f"dataset {spec.name!r} is made from {len(source.ssps)} partitions of {spec.input}, and {named}."
+        raise DatasetError(problem, f"Name partitions from {source.ssps[0]} to {source.ssps[-1]}.", dataset=spec.name)
     pending = pending_startpoints(manifest, positions)
     if not pending:
         return RewindPlan(spec.name, "applied")
@@ -300,11 +297,8 @@ def _refusal_error(
     spec = source.spec
     what, rebuild = f"dataset {spec.name!r}", f"adjunct dataset rebuild {spec.name} MODULE:APP --reason …"
     if manifest is None:
-        return DatasetError(
-            f"{what} has no table yet to rewind.",
-            "Advance it once, or give startpoints at the oldest offset of every partition to build it.",
-            dataset=spec.name,
-        )
+        step = "Advance it once, or give startpoints at the oldest offset of every partition to build it."
+        return DatasetError(f"{what} has no table yet to rewind.", step, dataset=spec.name)
     if manifest.version is not None and manifest.version.order_by != spec.following.order:
         return order_change_error(spec.name, manifest.version.order_by, spec.following.order)
     for partition in partitions:
@@ -320,13 +314,12 @@ def _refusal_error(
     unforced = [rewind for rewind in partitions if rewind.again and rewind.ssp not in forced]
     if extractor is None or extractor.keeps(spec.key) or not unforced:
         return None
-    return DatasetError(
+    problem = (
         f"{what}: its extractor computes the key ({', '.join(spec.key)}), so it is not known which entries the changes "
         f"of {unforced[0].ssp} from offset {unforced[0].start} on have made: entries that they no longer make would "
-        "stay.",
-        f"Rebuild it: {rebuild}. With force, these entries stay.",
-        dataset=spec.name,
+        "stay."
     )
+    return DatasetError(problem, f"Rebuild it: {rebuild}. With force, these entries stay.", dataset=spec.name)
 
 
 def not_continuable_error(snapshot: TableSnapshot, decision: Decision) -> DatasetError:
@@ -425,11 +418,8 @@ def _rewind(
     if progress.running or progress.manifest.quarantining is not None:
         progress, action = apply_changes(advance, progress)  # a bootstrap, or ranges whose dead letters were being sent
         if action == "waiting":
-            raise DatasetError(
-                f"dataset {spec.name!r} can't be rewound: its bootstrap waits for unfinished transactions.",
-                "Advance it until the bootstrap is done, then retry.",
-                dataset=spec.name,
-            )
+            problem = f"dataset {spec.name!r} can't be rewound: its bootstrap waits for unfinished transactions."
+            raise DatasetError(problem, "Advance it until the bootstrap is done, then retry.", dataset=spec.name)
         rewind = resolve_rewind(replace(snapshot, manifest=progress.manifest), positions, force)
     _raise_refusal(rewind)
     rewinding = ActiveRewind(rewind, ids, reason, forced)

@@ -116,12 +116,11 @@ def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) 
         counted = others.groupBy(F.col(name).alias("value")).count().orderBy(F.desc("count"), "value").collect()
     except (NumberFormatException, DateTimeException) as error:
         # Spark only casts to compare with values of another type, so the data is not the cause.
-        raise ConfigurationError(
+        problem = (
             f"values_in({column!r}) has values that can't be compared with the column's type, {field.type}: "
-            f"{first_message_line(error)}",
-            "List values of that type.",
-            argument="values",
-        ) from error
+            f"{first_message_line(error)}"
+        )
+        raise ConfigurationError(problem, "List values of that type.", argument="values") from error
     violations = sum(row["count"] for row in counted)
     if not violations:
         return Finding(True, f"{column!r} holds nothing but the {len(values):,} allowed values", {"violations": 0})

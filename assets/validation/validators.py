@@ -299,11 +299,9 @@ def _evaluate_one(validator: Validator, candidate: Candidate) -> Verdict:
     try:
         verdict: object = validator(candidate)
         if not isinstance(verdict, Verdict):
-            raise ConfigurationError(
-                f"validator {validator.name!r} returned {verdict!r}: expected a Verdict.",
-                "Return a Verdict from its __call__, or use custom(NAME, function).",
-                argument="validators",
-            )
+            problem = f"validator {validator.name!r} returned {verdict!r}: expected a Verdict."
+            step = "Return a Verdict from its __call__, or use custom(NAME, function)."
+            raise ConfigurationError(problem, step, argument="validators")
     except Exception as error:  # user code: any error becomes the verdict, with its text
         if isinstance(error, ConfigurationError) and error.argument == "spark":
             view = candidate.view
@@ -386,23 +384,16 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
             columns = columns[:1] if function is checks.check_values_in else ()
         for name in columns:
             if name not in types:
-                raise PlanningError(
-                    f"{what}: the dataset has no column {name!r}; its columns are {', '.join(types)}.",
-                    f"{did_you_mean(name, types)}Correct the validator.",
-                    dataset=dataset.name,
-                    column=name,
-                )
+                problem = f"{what}: the dataset has no column {name!r}; its columns are {', '.join(types)}."
+                step = f"{did_you_mean(name, types)}Correct the validator."
+                raise PlanningError(problem, step, dataset=dataset.name, column=name)
         if isinstance(validator, Check) and function is checks.check_values_in:
             column, values = validator.arguments
             kind = types[column]
             wrong = [] if kind is None else find_impossible_values(values, kind)
             if wrong:
-                raise PlanningError(
-                    f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}.",
-                    f"List values of type {kind}.",
-                    dataset=dataset.name,
-                    column=column,
-                )
+                problem = f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}."
+                raise PlanningError(problem, f"List values of type {kind}.", dataset=dataset.name, column=column)
     for name, text, is_select in iterate_sql_rules(dataset):
         what = f"validator {name!r} of dataset {dataset.name!r}"
         if is_select:
@@ -427,17 +418,13 @@ def is_left_to_spark(select: str) -> bool:
 def _check_condition(what: str, dataset: AdjunctDataset, condition: str, types: dict[str, str | None]) -> None:
     over = [name for name, _ in multi_record_functions(condition)]
     if over:
-        raise PlanningError(
+        problem = (
             f"{what}: the condition {condition!r} takes {over[0]}() over several rows: expected one that is true or "
-            "false for each row.",
-            "Write a SELECT of the rows that break the rule.",
-            dataset=dataset.name,
+            "false for each row."
         )
+        raise PlanningError(problem, "Write a SELECT of the rows that break the rule.", dataset=dataset.name)
     step = "Correct the validator."
     kind = check_expression(what, condition, tuple(types), types, side="the dataset", next_step=step)
     if kind not in (None, "boolean"):
-        raise PlanningError(
-            f"{what}: {condition!r} is {kind}: expected a condition, or a SELECT.",
-            f"Compare it with something: {condition} is not null.",
-            dataset=dataset.name,
-        )
+        problem = f"{what}: {condition!r} is {kind}: expected a condition, or a SELECT."
+        raise PlanningError(problem, f"Compare it with something: {condition} is not null.", dataset=dataset.name)

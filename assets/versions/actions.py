@@ -59,11 +59,9 @@ def pin_version(
     require_audit_fields("pin", version, reason, by)
     if expires_at is not None and (expires_at.tzinfo is None or expires_at <= log.lake.now()):
         why = f"has passed: it is {log.lake.now():%Y-%m-%d %H:%M:%S} UTC" if expires_at.tzinfo else "has no time zone"
-        raise ConfigurationError(
-            f"a pin of {log.name!r} expires at {expires_at}, which {why}.",
-            "Pass a later time such as datetime(…, tzinfo=UTC), or None for a pin that lasts until unpin.",
-            argument="expires_at",
-        )
+        problem = f"a pin of {log.name!r} expires at {expires_at}, which {why}."
+        step = "Pass a later time such as datetime(…, tzinfo=UTC), or None for a pin that lasts until unpin."
+        raise ConfigurationError(problem, step, argument="expires_at")
 
     def pin(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
         pinned = Pin(version=ref.id, reason=reason, by=by, at=log.lake.now(), expires_at=expires_at)
@@ -180,12 +178,9 @@ def accept_version(
         between = all(manifest.declaration.by_time for manifest in manifests.values())
         for name, ref in chosen.items():
             if ref.state != "rejected":
-                raise DatasetError(
-                    f"dataset {name!r}: version {ref.id} is {ref.state}, and only a rejected one can be forced.",
-                    f"List them: adjunct dataset versions {name}. An older sealed one: use rollback.",
-                    dataset=name,
-                    version=ref.id,
-                )
+                problem = f"dataset {name!r}: version {ref.id} is {ref.state}, and only a rejected one can be forced."
+                step = f"List them: adjunct dataset versions {name}. An older sealed one: use rollback."
+                raise DatasetError(problem, step, dataset=name, version=ref.id)
             manifest = manifests[name]
             DatasetLog(log.lake, name).read_version(ref)  # raises for a version that was never built
             forced = ref.model_copy(update={"state": "sealed", "reason": f"forced by {by}: {reason}"})
@@ -223,12 +218,9 @@ def remove_version(log: DatasetLog, version: str, *, reason: str, by: str) -> Bo
         chosen = resolve_versions(manifests, log.name, version, present=True)
         ref = chosen[log.name]
         if ref.state == "sealed":
-            raise DatasetError(
-                f"dataset {log.name!r}: version {ref.id} is sealed; only rejected and withdrawn ones are dropped.",
-                "Withdraw it first if it must not be served; the discard policy removes other sealed versions.",
-                dataset=log.name,
-                version=ref.id,
-            )
+            problem = f"dataset {log.name!r}: version {ref.id} is sealed; only rejected and withdrawn ones are dropped."
+            step = "Withdraw it first if it must not be served; the discard policy removes other sealed versions."
+            raise DatasetError(problem, step, dataset=log.name, version=ref.id)
         return {
             name: _without_ref(manifests[name], ref, reason) for name, ref in chosen.items() if ref.state != "sealed"
         }
@@ -333,8 +325,5 @@ def require_audit_fields(action: str, version: str, reason: str, by: str) -> Non
     """Raise ConfigurationError for a change without a reason or without an author."""
     for argument, what, given in (("reason", "reason", reason), ("by", "author", by)):
         if not given.strip():
-            raise ConfigurationError(
-                f"{action} {version} has no {what}.".replace("  ", " "),
-                "Pass reason=… and by=…: both are recorded.",
-                argument=argument,
-            )
+            problem = f"{action} {version} has no {what}.".replace("  ", " ")
+            raise ConfigurationError(problem, "Pass reason=… and by=…: both are recorded.", argument=argument)

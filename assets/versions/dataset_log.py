@@ -128,21 +128,15 @@ class DatasetLog:
     def read_version(self, ref: VersionRef) -> SealedVersion:
         """Return the document of a retained version. Raises DatasetError if it has none or the object is missing."""
         if ref.document is None:
-            raise DatasetError(
-                f"dataset {self.name!r}: version {ref.id} was rejected before it was built ({ref.reason}).",
-                "It has no entries to read. Deliver the content again under a new name.",
-                dataset=self.name,
-                version=ref.id,
-            )
+            problem = f"dataset {self.name!r}: version {ref.id} was rejected before it was built ({ref.reason})."
+            step = "It has no entries to read. Deliver the content again under a new name."
+            raise DatasetError(problem, step, dataset=self.name, version=ref.id)
         try:
             return SealedVersion.model_validate_json(self.lake.store.get(ref.document).data)
         except ObjectNotFoundError as error:
-            raise DatasetError(
-                f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, is missing.",
-                "The version was discarded concurrently, or the object is lost: open another version.",
-                dataset=self.name,
-                version=ref.id,
-            ) from error
+            problem = f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, is missing."
+            step = "The version was discarded concurrently, or the object is lost: open another version."
+            raise DatasetError(problem, step, dataset=self.name, version=ref.id) from error
         except (ValidationError, AdjunctError) as error:
             raise MalformedDocumentError(
                 f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, can't be read: "
@@ -202,22 +196,18 @@ class DatasetLog:
                 name: new.model_dump(mode="json") for name, new in manifests.items()
             }
         elif parent is not None and redirect_target(parent) is not None:
-            raise CommitConflictError(
-                f"dataset {self.name!r} is joining the version set {redirect_target(parent)!r}.",
-                "Advance the version set, which completes the join, and try again.",
-                dataset=self.name,
-            )
+            problem = f"dataset {self.name!r} is joining the version set {redirect_target(parent)!r}."
+            step = "Advance the version set, which completes the join, and try again."
+            raise CommitConflictError(problem, step, dataset=self.name)
         else:
             log, body = self.log, manifests[self.name].model_dump(mode="json")
             self._list_name(parent)
         try:
             return log.commit(parent, body, by=by, commit_id=commit_id)
         except CommitConflictError as conflict:
-            raise CommitConflictError(
-                f"dataset {self.name!r}: another writer committed first ({conflict.problem})",
-                "Nothing of this attempt is visible. Advance again: it continues from the other writer's commit.",
-                dataset=self.name,
-            ) from conflict
+            problem = f"dataset {self.name!r}: another writer committed first ({conflict.problem})"
+            step = "Nothing of this attempt is visible. Advance again: it continues from the other writer's commit."
+            raise CommitConflictError(problem, step, dataset=self.name) from conflict
 
     def rewrite(self, commit_once: Callable[[], T], *, slower: str) -> T:
         """Call `commit_once`, which rewrites and commits the current state, until no other writer commits first.
@@ -228,11 +218,8 @@ class DatasetLog:
         try:
             return retry_conflicts(lambda: commit_once, attempts=_TRIES)
         except CommitConflictError as conflict:
-            raise CommitConflictError(
-                f"dataset {self.name!r}: commits are made faster than {slower}.",
-                "Repeat it when the dataset is quiet.",
-                dataset=self.name,
-            ) from conflict
+            problem = f"dataset {self.name!r}: commits are made faster than {slower}."
+            raise CommitConflictError(problem, "Repeat it when the dataset is quiet.", dataset=self.name) from conflict
 
     def redirect(self, parent: Commit | None, version_set: str, manifest: dict[str, Any] | None, *, by: str) -> None:
         """Replace the dataset's own pointer by a redirect: its manifest is in the version set's log from now on."""

@@ -213,11 +213,9 @@ def lease_served(lake: Lake, dataset: str, version: SealedVersion | None, *, hol
     try:
         lease = Lease.acquire(lake, dataset, [version.id], holder=holder)
     except VersionDiscardedError as error:
-        raise CommitConflictError(
-            f"dataset {dataset!r}: version {version.id} was discarded before the {holder} could read it.",
-            "Nothing of this attempt is visible. Advance again, which continues from the other commit.",
-            dataset=dataset,
-        ) from error
+        problem = f"dataset {dataset!r}: version {version.id} was discarded before the {holder} could read it."
+        step = "Nothing of this attempt is visible. Advance again, which continues from the other commit."
+        raise CommitConflictError(problem, step, dataset=dataset) from error
     with lease:
         yield lease
 

@@ -359,12 +359,9 @@ class BoundedManifest(CommonManifest):
         ref = self.ref(version_id)
         if ref is None or set(ref.folders) & set(self.doomed):
             served = self.version.id if self.version else "none"
-            raise VersionDiscardedError(
-                f"dataset {self.name!r}: version {version_id} has been discarded; the one served is {served}.",
-                "Open the dataset again, or pin the versions that must stay: adjunct dataset pin.",
-                dataset=self.name,
-                version=version_id,
-            )
+            problem = f"dataset {self.name!r}: version {version_id} has been discarded; the one served is {served}."
+            step = "Open the dataset again, or pin the versions that must stay: adjunct dataset pin."
+            raise VersionDiscardedError(problem, step, dataset=self.name, version=version_id)
 
     def without(self, removed: Sequence[str], garbage: Sequence[str]) -> Self:
         refs = [ref for ref in self.versions if ref.id in removed]
@@ -565,11 +562,9 @@ def resume_bounded_manifest(stored: DatasetManifest, declared: DatasetDeclaratio
 def as_unbounded(manifest: DatasetManifest) -> UnboundedManifest:
     """Return an unbounded dataset's manifest. Raises DatasetError for one that arrives in versions."""
     if not isinstance(manifest, UnboundedManifest):
-        raise DatasetError(
-            f"dataset {manifest.name!r} is bounded: it arrives in versions, and this needs an unbounded dataset.",
-            f"List its versions: adjunct dataset versions {manifest.name}.",
-            dataset=manifest.name,
-        )
+        problem = f"dataset {manifest.name!r} is bounded: it arrives in versions, and this needs an unbounded dataset."
+        step = f"List its versions: adjunct dataset versions {manifest.name}."
+        raise DatasetError(problem, step, dataset=manifest.name)
     return manifest
 
 

@@ -46,31 +46,24 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
     if ref is None and ID_PREFIX.fullmatch(version):
         begun = [ref for ref in manifest.versions if ref.id.startswith(version)]
         if len(begun) > 1:
-            raise DatasetError(
+            problem = (
                 f"dataset {manifest.name!r}: {version!r} is a prefix of several ids: "
-                f"{', '.join(ref.id for ref in begun)}.",
-                "Give more digits.",
-                dataset=manifest.name,
+                f"{', '.join(ref.id for ref in begun)}."
             )
+            raise DatasetError(problem, "Give more digits.", dataset=manifest.name)
         ref = begun[0] if begun else None
     if ref is None:
         # Only an erasure gives a number a second id.
         number = version_number(version) if "-" in version else 0
         rewritten = next((ref for ref in manifest.versions if ref.number == number), None)
         if rewritten is not None:
-            raise DatasetError(
-                f"dataset {manifest.name!r}: version {version} was rewritten by an erasure, as {rewritten.id}.",
-                "Open that one: it has the same entries without the erased ones.",
-                dataset=manifest.name,
-                version=version,
-            )
+            problem = f"dataset {manifest.name!r}: version {version} was rewritten by an erasure, as {rewritten.id}."
+            step = "Open that one: it has the same entries without the erased ones."
+            raise DatasetError(problem, step, dataset=manifest.name, version=version)
         listed = ", ".join(f"{ref.id} ({ref.name})" for ref in manifest.versions[-5:]) or "none"
-        raise DatasetError(
-            f"dataset {manifest.name!r} has no version {version!r}; the newest retained are {listed}.",
-            f"See adjunct dataset versions {manifest.name}.",
-            dataset=manifest.name,
-            version=version,
-        )
+        problem = f"dataset {manifest.name!r} has no version {version!r}; the newest retained are {listed}."
+        step = f"See adjunct dataset versions {manifest.name}."
+        raise DatasetError(problem, step, dataset=manifest.name, version=version)
     if sealed and ref.state != "sealed":
         raise DatasetError(
             f"dataset {manifest.name!r}: version {ref.id} is {ref.state} ({ref.reason}) and is not served.",
@@ -141,11 +134,9 @@ def resolve_versions(
     if version is None:
         before = _find_previous(manifests, dataset)
         if before is None:
-            raise DatasetError(
-                f"dataset {mine.name!r} has no sealed version before {mine.head or 'the first'} any more.",
-                f"List them: adjunct dataset versions {mine.name}. The discard policy sets how many are kept.",
-                dataset=mine.name,
-            )
+            problem = f"dataset {mine.name!r} has no sealed version before {mine.head or 'the first'} any more."
+            step = f"List them: adjunct dataset versions {mine.name}. The discard policy sets how many are kept."
+            raise DatasetError(problem, step, dataset=mine.name)
         return before
     ref = require_version(mine, version, sealed=sealed)
     # Other members do not know the id; the newest of its names is the one that was served with it last.

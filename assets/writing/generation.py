@@ -177,13 +177,12 @@ def write_generation(
     }
     if "conflicting" in counters and options.name_conflicting:
         keys = [key for file in files for key in file.stats.get("conflicting_keys", ())]
-        raise SchemaMismatchError(
+        problem = (
             f"{options.what}: {counters['conflicting']} record(s) have the key ({', '.join(layout.key)}) of another "
             "record but different values, and the dataset is declared with duplicates='error': "
-            f"{format_first(keys)}.",
-            "Deliver each key once, or declare duplicates='last'.",
-            column=layout.key[0],
+            f"{format_first(keys)}."
         )
+        raise SchemaMismatchError(problem, "Deliver each key once, or declare duplicates='last'.", column=layout.key[0])
     highest = [int(file.stats["forgotten_to"]) for file in files if "forgotten_to" in file.stats]
     if highest:
         counters["forgotten_to"] = max(highest)  # a position and not a count; kept even if the file has no rows left

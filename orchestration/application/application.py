@@ -87,22 +87,19 @@ class Application:
         self.few_records = few_records
         self.startpoints = startpoints
         if strict and auto_repartition:
-            raise ConfigurationError(
+            problem = (
                 f"application {self.name!r} has strict=True and auto_repartition=True: a strict application moves "
-                "records only where it calls partition_by().",
-                "Leave one of them out.",
-                argument="strict",
-                application=self.name,
+                "records only where it calls partition_by()."
             )
+            raise ConfigurationError(problem, "Leave one of them out.", argument="strict", application=self.name)
         self.strict = strict
         if startpoints_expire_after < timedelta(milliseconds=1):
-            raise ConfigurationError(
+            problem = (
                 f"application {self.name!r}: startpoints_expire_after is {startpoints_expire_after}: expected at least "
-                "a millisecond.",
-                "Leave it out for 12 hours.",
-                argument="startpoints_expire_after",
-                application=self.name,
+                "a millisecond."
             )
+            step = "Leave it out for 12 hours."
+            raise ConfigurationError(problem, step, argument="startpoints_expire_after", application=self.name)
         self.startpoints_expire_after = startpoints_expire_after
         self._graph = OperatorGraph(self.name)
         self._inputs: dict[str, Input] = {}
@@ -147,12 +144,9 @@ class Application:
         time = build_event_time(name, event_time, delay, idle_after, max_watermark_lag)
         spec = build_input(name, default_offset, reset_offset, on_lost, broadcast, time)
         if name in self._inputs:
-            raise PlanningError(
-                f"application {self.name!r} declares the input stream {name!r} twice.",
-                "Keep what the first input_stream() returned, and use it in both places.",
-                application=self.name,
-                stream=name,
-            )
+            problem = f"application {self.name!r} declares the input stream {name!r} twice."
+            step = "Keep what the first input_stream() returned, and use it in both places."
+            raise PlanningError(problem, step, application=self.name, stream=name)
         self._refuse_reading(name)
         self._inputs[name] = spec
         return MessageStream(self._graph, self._graph.add(spec, ()))
@@ -172,11 +166,8 @@ class Application:
                 f"{what} has no partitions.", "Write partitions=N.", argument="partitions", stream=name
             )
         if name in self._outputs:
-            raise PlanningError(
-                f"application {self.name!r} declares the {what} twice.",
-                "Keep what the first call returned.",
-                application=self.name,
-            )
+            problem = f"application {self.name!r} declares the {what} twice."
+            raise PlanningError(problem, "Keep what the first call returned.", application=self.name)
         output = OutputStream(self._graph, name, partitions, validate_column_names(f"{what}: key", key), description)
         self._graph.refuse_writing(name, "an output stream")
         self._outputs[name] = output
@@ -202,11 +193,9 @@ class Application:
         """
         name = getattr(table, "name", None)
         if name is None or not hasattr(table, "key"):
-            raise ConfigurationError(
-                f"application {self.name!r}: {table!r} is not a table.",
-                "Pass a dataset (bounded_dataset, unbounded_dataset) or a RemoteTable.",
-                application=self.name,
-            )
+            problem = f"application {self.name!r}: {table!r} is not a table."
+            step = "Pass a dataset (bounded_dataset, unbounded_dataset) or a RemoteTable."
+            raise ConfigurationError(problem, step, application=self.name)
         check_name("table", name)
         if name in self._datasets or name in self._remote_tables:
             raise self._twice(name)
@@ -300,11 +289,9 @@ class Application:
         return self._declared(self._remote_tables, "remote table", name).key
 
     def _twice(self, name: str) -> PlanningError:
-        return PlanningError(
-            f"application {self.name!r} declares the table {name!r} twice.",
-            "Keep what the first table() returned; two different tables need different names.",
-            application=self.name,
-        )
+        problem = f"application {self.name!r} declares the table {name!r} twice."
+        step = "Keep what the first table() returned; two different tables need different names."
+        return PlanningError(problem, step, application=self.name)
 
     def _with_tables(self, datasets: Mapping[str, AdjunctDataset], tables: Mapping[str, KeyedTable]) -> Application:
         """Return a copy whose datasets and remote tables are replaced by these, by name."""
@@ -317,11 +304,8 @@ class Application:
 
     def _declared(self, declared: Mapping[str, T], kind: str, name: str) -> T:
         if name not in declared:
-            raise ConfigurationError(
-                f"application {self.name!r} has no {kind} {name!r}; it has: {', '.join(declared) or 'none'}.",
-                "Correct the name.",
-                application=self.name,
-            )
+            problem = f"application {self.name!r} has no {kind} {name!r}; it has: {', '.join(declared) or 'none'}."
+            raise ConfigurationError(problem, "Correct the name.", application=self.name)
         return declared[name]
 
     def _check_staleness(self, table: object, name: str, limit: timedelta | None) -> None:
@@ -330,21 +314,13 @@ class Application:
         shown = limit if isinstance(limit, timedelta) else repr(limit)
         what = f"application {self.name!r}: table {name!r} has max_staleness={shown}"
         if not isinstance(table, AdjunctDataset) or not table.follows_changes or table.is_local:
-            raise ConfigurationError(
-                f"{what}, but it is not an unbounded dataset that follows a stream.",
-                "Leave max_staleness out.",
-                argument="max_staleness",
-                application=self.name,
-                table=name,
-            )
+            problem = f"{what}, but it is not an unbounded dataset that follows a stream."
+            step = "Leave max_staleness out."
+            raise ConfigurationError(problem, step, argument="max_staleness", application=self.name, table=name)
         if not isinstance(limit, timedelta) or limit <= timedelta(0):
-            raise ConfigurationError(
-                f"{what}: expected a timedelta greater than zero.",
-                "Set how old a missing change may be, for example max_staleness=timedelta(minutes=10).",
-                argument="max_staleness",
-                application=self.name,
-                table=name,
-            )
+            problem = f"{what}: expected a timedelta greater than zero."
+            step = "Set how old a missing change may be, for example max_staleness=timedelta(minutes=10)."
+            raise ConfigurationError(problem, step, argument="max_staleness", application=self.name, table=name)
 
     def _refuse_reading(self, stream: str) -> None:
         """Reject an input stream that this application writes: its records would loop forever."""
@@ -357,25 +333,21 @@ class Application:
         """Reject an output stream that feeds a declared dataset: records are sent to the dataset's table instead."""
         if stream in self._outputs:
             for dataset in self._followed.get(stream, ()):
-                raise PlanningError(
+                problem = (
                     f"application {self.name!r}: stream {dataset.stream!r} is an output stream and the input of "
-                    f"dataset {dataset.name!r}.",
-                    "Send to the dataset's table instead of declaring its input as an output stream.",
-                    application=self.name,
-                    stream=dataset.stream,
-                    dataset=dataset.name,
+                    f"dataset {dataset.name!r}."
                 )
+                step = "Send to the dataset's table instead of declaring its input as an output stream."
+                raise PlanningError(problem, step, application=self.name, stream=dataset.stream, dataset=dataset.name)
 
 
 def load_application(reference: str) -> Application:
     """Return the application of a reference MODULE:APP, importing it with the working directory on the path."""
     module_name, colon, attribute = reference.partition(":")
     if not colon or not module_name or not attribute:
-        raise ConfigurationError(
-            f"{reference!r} names no application: expected MODULE:APP.",
-            "Write, for example, dagster_adjunct.examples.flights.pipeline:app.",
-            argument="reference",
-        )
+        problem = f"{reference!r} names no application: expected MODULE:APP."
+        step = "Write, for example, dagster_adjunct.examples.flights.pipeline:app."
+        raise ConfigurationError(problem, step, argument="reference")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -384,11 +356,8 @@ def load_application(reference: str) -> Application:
     except ModuleNotFoundError as error:
         if error.name is None or f"{module_name}.".startswith(f"{error.name}.") is False:
             raise _import_error(module_name, error) from error
-        raise ConfigurationError(
-            f"module {module_name!r} is not found (from {here}).",
-            "Run from the folder that holds it.",
-            module=module_name,
-        ) from error
+        problem = f"module {module_name!r} is not found (from {here})."
+        raise ConfigurationError(problem, "Run from the folder that holds it.", module=module_name) from error
     except AdjunctError:
         raise
     except Exception as error:  # whatever a user's module does while it is imported
@@ -397,11 +366,8 @@ def load_application(reference: str) -> Application:
     if not isinstance(application, Application):
         names = sorted(name for name, value in vars(module).items() if isinstance(value, Application))
         found = f"is {type(application).__name__}, not an Application" if hasattr(module, attribute) else "is not there"
-        raise ConfigurationError(
-            f"{module_name}:{attribute} {found}; the module has {', '.join(names) or 'none'}.",
-            "Correct the name after the colon.",
-            module=module_name,
-        )
+        problem = f"{module_name}:{attribute} {found}; the module has {', '.join(names) or 'none'}."
+        raise ConfigurationError(problem, "Correct the name after the colon.", module=module_name)
     return application
 
 
@@ -416,8 +382,5 @@ def _import_error(module: str, error: Exception) -> ConfigurationError:
         where = f"{own[-1].filename}, line {own[-1].lineno} ({own[-1].line})" if own else module
         problem = f"{type(error).__name__}: {error}"
     missing = f"Install {error.name!r}, or fix" if isinstance(error, ModuleNotFoundError) else "Fix"
-    return ConfigurationError(
-        f"module {module!r} can't be imported: {problem} at {where}.",
-        f"{missing} the import there; ADJUNCT_DEBUG=1 shows the whole traceback.",
-        module=module,
-    )
+    step = f"{missing} the import there; ADJUNCT_DEBUG=1 shows the whole traceback."
+    return ConfigurationError(f"module {module!r} can't be imported: {problem} at {where}.", step, module=module)

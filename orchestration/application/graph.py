@@ -134,21 +134,17 @@ class OperatorGraph:
         operator = Operator(self.next_id(spec.kind, name), inputs, spec, find_calling_line())
         _check_schemas_declared(operator)
         if len(inputs) > 1 and (spec.writes is not None or spec.match is not None):
-            raise PlanningError(
+            problem = (
                 f"{operator.id} has the inputs {', '.join(inputs)}: expected one, because it writes records, or looks "
-                "them up in a dataset.",
-                "Merge the records before it, for example with merge().",
-                operator=operator.id,
+                "them up in a dataset."
             )
+            raise PlanningError(problem, "Merge the records before it, for example with merge().", operator=operator.id)
         named = {spec.over_time} if spec.over_time is not None else set()
         for state in sorted(named.union(spec.states)):  # a join keeps NAME-left, too
             other = self._states.setdefault(state, operator.id)
             if other != operator.id:
-                raise PlanningError(
-                    f"two operators keep state under the name {state!r}: {other} and {operator.id}.",
-                    "Give one another name=.",
-                    operator=operator.id,
-                )
+                problem = f"two operators keep state under the name {state!r}: {other} and {operator.id}."
+                raise PlanningError(problem, "Give one another name=.", operator=operator.id)
         self.operators[operator.id] = operator
         if spec.reads is not None:
             self._read.add(spec.reads)
@@ -173,26 +169,24 @@ class OperatorGraph:
 
     def loop(self, stream: str, what: str) -> PlanningError:
         """Return the error for an input stream that the application also writes, as `what`."""
-        return PlanningError(
+        problem = (
             f"application {self.name!r}: stream {stream!r} is an input stream and is also {what}; its records "
-            "would loop forever.",
-            "Continue with the stream that send_to() returns instead of reading it again.",
-            application=self.name,
-            stream=stream,
+            "would loop forever."
         )
+        step = "Continue with the stream that send_to() returns instead of reading it again."
+        return PlanningError(problem, step, application=self.name, stream=stream)
 
 
 def _check_schemas_declared(operator: Operator) -> None:
     """Reject an operator that does not declare its schemas: errors could show values of sensitive columns."""
     kind = type(operator.spec)
     if not is_dataclass(kind) and kind.declared_schemas is Spec.declared_schemas:
-        raise ConfigurationError(
+        problem = (
             f"{operator.id}: {kind.__name__} is not a dataclass and does not define declared_schemas, so its sensitive "
-            "columns are unknown.",
-            "Make it a frozen dataclass, or let declared_schemas return the schemas that it was given.",
-            argument="spec",
-            operator=operator.id,
+            "columns are unknown."
         )
+        step = "Make it a frozen dataclass, or let declared_schemas return the schemas that it was given."
+        raise ConfigurationError(problem, step, argument="spec", operator=operator.id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,21 +166,19 @@ def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
             continue
         seen.add(above.id)
         if above.spec.role == "output":
-            raise PlanningError(
-                f"{what}: after {above.id}, records are read from {above.spec.writes}, which stores no event time.",
-                f"Put it before send_to, or read {above.spec.writes} in another application, with an event_time.",
-                operator=above.id,
-                stream=above.spec.writes,
+            problem = (
+                f"{what}: after {above.id}, records are read from {above.spec.writes}, which stores no event time."
             )
+            step = f"Put it before send_to, or read {above.spec.writes} in another application, with an event_time."
+            raise PlanningError(problem, step, operator=above.id, stream=above.spec.writes)
         waiting += above.inputs
         if above.spec.reads is not None and not above.spec.has_event_time:
-            raise PlanningError(
-                f"{what}: the records of {above.spec.reads} have no event time.",
+            problem = f"{what}: the records of {above.spec.reads} have no event time."
+            step = (
                 f'Declare it at the input: app.input_stream("{above.spec.reads}", event_time="a column", …), or '
-                "event_time=ARRIVAL for the time when they were written to the stream.",
-                operator=above.id,
-                stream=above.spec.reads,
+                "event_time=ARRIVAL for the time when they were written to the stream."
             )
+            raise PlanningError(problem, step, operator=above.id, stream=above.spec.reads)
 
 
 class ApplicationPart(Protocol):
@@ -266,11 +264,8 @@ class SendOperations(OperatorStream):
         """
         local = isinstance(target, DatasetHandle) and target.dataset.is_local
         if deleted is not None and not local:
-            raise ConfigurationError(
-                f"send_to after {self.operator}: deleted is for local tables only.",
-                "Leave it out: other targets delete with tombstones.",
-                argument="deleted",
-            )
+            problem = f"send_to after {self.operator}: deleted is for local tables only."
+            raise ConfigurationError(problem, "Leave it out: other targets delete with tombstones.", argument="deleted")
         if isinstance(target, RemoteTableHandle):
             return self._send_to_table(
                 "send_to", target, contract, None, on_null_key, dead_letters, at_most, args, marks_as
@@ -281,11 +276,8 @@ class SendOperations(OperatorStream):
         given = {"contract": contract, "on_null_key": skips, "dead_letters": dead_letters, "args": args}
         given |= {"marks_as": marks_as}
         if unfit := [name for name, value in given.items() if value]:
-            raise ConfigurationError(
-                f"send_to after {self.operator} got {' and '.join(unfit)}, which only remote tables take.",
-                "Leave it out.",
-                argument=unfit[0],
-            )
+            problem = f"send_to after {self.operator} got {' and '.join(unfit)}, which only remote tables take."
+            raise ConfigurationError(problem, "Leave it out.", argument=unfit[0])
         if isinstance(target, DatasetHandle):
             return self._send_to_dataset(target)
         if not isinstance(target, OutputStream):
@@ -321,11 +313,10 @@ class SendOperations(OperatorStream):
         """
         if not isinstance(table, RemoteTableHandle):
             if isinstance(table, DatasetHandle | OutputStream):
-                raise PlanningError(
-                    f"update after {self.operator}: {table.name!r} is not a remote table; only these take updates.",
-                    "Send whole records to it with send_to().",
-                    operator=self.operator,
+                problem = (
+                    f"update after {self.operator}: {table.name!r} is not a remote table; only these take updates."
                 )
+                raise PlanningError(problem, "Send whole records to it with send_to().", operator=self.operator)
             raise undeclared_error(table, f"update after {self.operator}", "remote table", self.graph.name)
         what = f"update of {table.name} after {self.operator}"
         update = build_update(what, table.key, set, add, append, remove, if_missing)
@@ -384,12 +375,9 @@ class SendOperations(OperatorStream):
     def _refuse_second_writer(self, target: OutputStream) -> None:
         writer = self.graph.writer_of(target.name)
         if writer is not None:
-            raise PlanningError(
-                f"output stream {target.name!r} is used twice: by {writer} and after {self.operator}.",
-                "Continue with the stream that the first send_to() returned, or declare another output stream.",
-                stream=target.name,
-                operator=self.operator,
-            )
+            problem = f"output stream {target.name!r} is used twice: by {writer} and after {self.operator}."
+            step = "Continue with the stream that the first send_to() returned, or declare another output stream."
+            raise PlanningError(problem, step, stream=target.name, operator=self.operator)
 
     def _send_to_local(self, target: DatasetHandle, deleted: str | None, on_null_key: OnNullKey) -> Self:
         check_same_application(self.graph, target, target.name)
@@ -399,21 +387,19 @@ class SendOperations(OperatorStream):
     def _send_to_dataset(self, target: DatasetHandle) -> Self:
         check_same_application(self.graph, target, target.name)
         if target.dataset.stream is None:
-            raise PlanningError(
+            problem = (
                 f"send_to after {self.operator}: dataset {target.name!r} is built from {target.dataset.input}, not "
-                "from a stream that an application could send to.",
-                "Declare it with unbounded_dataset on a stream, or send to an output stream.",
-                dataset=target.name,
-                operator=self.operator,
+                "from a stream that an application could send to."
             )
+            step = "Declare it with unbounded_dataset on a stream, or send to an output stream."
+            raise PlanningError(problem, step, dataset=target.name, operator=self.operator)
         if not target.dataset.follows_changes:
-            raise PlanningError(
+            problem = (
                 f"send_to after {self.operator}: dataset {target.name!r} is bounded, and its versions end with "
-                "markers, which an application does not send.",
-                "Declare it with unbounded_dataset, or send to an output stream.",
-                dataset=target.name,
-                operator=self.operator,
+                "markers, which an application does not send."
             )
+            step = "Declare it with unbounded_dataset, or send to an output stream."
+            raise PlanningError(problem, step, dataset=target.name, operator=self.operator)
         self.graph.refuse_writing(target.dataset.stream, f"the input of dataset {target.name!r}")
         return self.apply(SendToDataset(target.name), name=target.name)
 
@@ -548,52 +534,38 @@ class MessageStream(EventTimeOperations, SendOperations):
             check_name("join", name)
             taken = self.graph.join_called(name)
             if taken is not None:
-                raise PlanningError(
-                    f"two joins are called {name!r}: {taken} and {operator}.",
-                    "Give one another name=.",
-                    operator=operator,
-                )
+                problem = f"two joins are called {name!r}: {taken} and {operator}."
+                raise PlanningError(problem, "Give one another name=.", operator=operator)
         times = {"as_of": as_of, "before_history": before_history, "on_null_time": on_null_time}
         by_time = next((argument for argument, value in times.items() if value not in (None, "null")), None)
         calls = function is not None or schema is not None
         spec: Spec
         if isinstance(table, RemoteTableHandle):
             if calls:
-                raise ConfigurationError(
-                    f"{operator}: function= and schema= are for datasets; {table.name!r} is a remote table.",
-                    "Join with select=, and call the function after it: flat_map(function, schema=…).",
-                    argument="function",
-                )
+                problem = f"{operator}: function= and schema= are for datasets; {table.name!r} is a remote table."
+                step = "Join with select=, and call the function after it: flat_map(function, schema=…)."
+                raise ConfigurationError(problem, step, argument="function")
             if by_time is not None:
-                raise ConfigurationError(
-                    f"{operator}: {by_time}= is for datasets; {table.name!r} is a remote table without history.",
-                    "Leave it out, or join a dataset that keeps its history: unbounded_dataset(…, history=…).",
-                    argument=by_time,
-                )
+                problem = f"{operator}: {by_time}= is for datasets; {table.name!r} is a remote table without history."
+                step = "Leave it out, or join a dataset that keeps its history: unbounded_dataset(…, history=…)."
+                raise ConfigurationError(problem, step, argument=by_time)
             spec = build_lookup_join(operator, table.name, table.key, on, how, select, prefix, args, min_match_rate)
         elif args or isinstance(select, Mapping):
-            raise ConfigurationError(
-                f"{operator}: args= and types in select= are for remote tables; {table.name!r} is a dataset.",
-                "Leave args= out, and write select=[…].",
-                argument="args" if args else "select",
-            )
+            problem = f"{operator}: args= and types in select= are for remote tables; {table.name!r} is a dataset."
+            step = "Leave args= out, and write select=[…]."
+            raise ConfigurationError(problem, step, argument="args" if args else "select")
         elif as_of is not None:
             if calls:
-                raise ConfigurationError(
-                    f"{operator} has a function, and as_of=, which joins columns only.",
-                    "Join with select=, and call the function after it: flat_map(function, schema=…).",
-                    argument="function",
-                )
+                problem = f"{operator} has a function, and as_of=, which joins columns only."
+                step = "Join with select=, and call the function after it: flat_map(function, schema=…)."
+                raise ConfigurationError(problem, step, argument="function")
             spec = build_asof_join(
                 operator, table.dataset, on, how, select, prefix, min_match_rate,
                 as_of=as_of, before_history=before_history, on_null_time=on_null_time,
             )  # fmt: skip
         elif by_time is not None:
-            raise ConfigurationError(
-                f"{operator} has {by_time}= without as_of=: its records are joined with current entries.",
-                "Name the column with the record's time: as_of=….",
-                argument=by_time,
-            )
+            problem = f"{operator} has {by_time}= without as_of=: its records are joined with current entries."
+            raise ConfigurationError(problem, "Name the column with the record's time: as_of=….", argument=by_time)
         elif calls:
             others = select is not None or bool(prefix)
             spec = build_join_function(operator, table.dataset, on, how, function, schema, min_match_rate, others)

@@ -76,12 +76,11 @@ def _missing_table_error(lake: Lake, name: str, before: dict[str, Any], now: dic
     there, here = (f"{one.get('table')!r} in {one.get('path')}" for one in (before, now))
     anew = f"Or let the next run create it again: adjunct table allow-recreate {name}."
     if here == there:
-        return TableNotFoundError(
+        problem = (
             f"table {name}: its file or its table is gone ({there}), and applications of {lake.url} have written it. "
-            "A new one would be empty.",
-            f"Restore it from a copy. {anew}",
-            table=name,
+            "A new one would be empty."
         )
+        return TableNotFoundError(problem, f"Restore it from a copy. {anew}", table=name)
     return TableNotFoundError(
         f"table {name} is declared as {here}, which does not exist, and applications of {lake.url} have written it as "
         f"{there}. A second one would be empty.",
@@ -112,20 +111,16 @@ def open_registered_table(lake: Lake, name: str) -> RemoteTable[Any, Any, Any]:
         function = function_from_description(settings | ({"create": False} if "create" in settings else {}))
         return RemoteTable(commit.body["name"], key=commit.body["key"], read_function=function)
     except (KeyError, TypeError) as error:
-        raise MalformedDocumentError(
-            f"the declaration of table {name!r} in {commit.manifest_key} can't be read: {error!r}.",
-            "Run its application again, which rewrites the declaration.",
-            document=commit.manifest_key,
-        ) from error
+        problem = f"the declaration of table {name!r} in {commit.manifest_key} can't be read: {error!r}."
+        step = "Run its application again, which rewrites the declaration."
+        raise MalformedDocumentError(problem, step, document=commit.manifest_key) from error
 
 
 def _unknown_table_error(lake: Lake, name: str) -> ConfigurationError:
     known = sorted({info.key.split("/")[1] for info in lake.store.list("tables/")})
-    return ConfigurationError(
-        f"no application of {lake.url} has written a table {name!r}; known are {', '.join(known) or 'none'}.",
-        "Check the name; a table is known once an application that writes it has run.",
-        table=name,
-    )
+    problem = f"no application of {lake.url} has written a table {name!r}; known are {', '.join(known) or 'none'}."
+    step = "Check the name; a table is known once an application that writes it has run."
+    return ConfigurationError(problem, step, table=name)
 
 
 def _log(lake: Lake, name: str) -> CommitLog:

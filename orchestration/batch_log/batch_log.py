@@ -453,11 +453,8 @@ class BatchLog:
         logged = self.read()
         state, intent = logged.state, logged.state.open
         if intent is None:
-            raise ConfigurationError(
-                f"application {self._application!r} has no open batch to abandon.",
-                "See its state: adjunct checkpoint show.",
-                application=self._application,
-            )
+            problem = f"application {self._application!r} has no open batch to abandon."
+            raise ConfigurationError(problem, "See its state: adjunct checkpoint show.", application=self._application)
         note = f"batch {intent.batch} {'skipped' if skip else 'abandoned'}: {reason}"
         update: dict[str, object] = {"open": None, "batch": intent.batch, "note": note}
         if skip:
@@ -543,11 +540,9 @@ class BatchLog:
 
     def _fenced(self, now: Commit | None) -> CommitConflictError:
         by = f"{now.by} at {now.created_at}" if now else "nobody"
-        return CommitConflictError(
-            f"application {self._application!r} was taken over by another run (last commit by {by}).",
-            "This run has no effect on the batch; let the other run finish, or stop it and start again.",
-            application=self._application,
-        )
+        problem = f"application {self._application!r} was taken over by another run (last commit by {by})."
+        step = "This run has no effect on the batch; let the other run finish, or stop it and start again."
+        return CommitConflictError(problem, step, application=self._application)
 
     def _parse(self, commit: Commit | None) -> ApplicationState:
         if commit is None:
@@ -614,21 +609,16 @@ def check_application_known(lake: Lake, name: str) -> None:
     """Raise ConfigurationError if no application of this name has run in the lake, but others have."""
     known = list_applications(lake)
     if known and name not in known:
-        raise ConfigurationError(
-            f"application {name!r} has never run in {lake.url}; {describe_similar_names(name, known)}.",
-            "Check the name; for an application that has not run yet, pass the Application itself.",
-            application=name,
-        )
+        problem = f"application {name!r} has never run in {lake.url}; {describe_similar_names(name, known)}."
+        step = "Check the name; for an application that has not run yet, pass the Application itself."
+        raise ConfigurationError(problem, step, application=name)
 
 
 def check_not_renamed(name: str, state: ApplicationState) -> None:
     """Raise ConfigurationError if this is the former name of a renamed application."""
     if state.renamed_to is not None:
-        raise ConfigurationError(
-            f"application {name!r} was renamed {state.renamed_to!r}.",
-            f"Use {state.renamed_to!r} here and in the code; choose another name for another application.",
-            application=name,
-        )
+        step = f"Use {state.renamed_to!r} here and in the code; choose another name for another application."
+        raise ConfigurationError(f"application {name!r} was renamed {state.renamed_to!r}.", step, application=name)
 
 
 def describe_similar_names(name: str, known: Sequence[str]) -> str:

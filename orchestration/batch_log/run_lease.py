@@ -215,13 +215,12 @@ class RunLease:
         """Raise RunLeaseLostError if another run may have started; reads the lease, which others may take over."""
         self._heartbeat.check()
         if lost := self._heartbeat.problem:
-            raise RunLeaseLostError(
-                f"application {self._application!r}: the lease of run {self._holder.run} was lost: {lost}.",
+            problem = f"application {self._application!r}: the lease of run {self._holder.run} was lost: {lost}."
+            step = (
                 "This run has no effect on the open batch. Let the other run finish, or run again: it continues from "
-                "what is committed.",
-                application=self._application,
-                run=self._holder.run,
+                "what is committed."
             )
+            raise RunLeaseLostError(problem, step, application=self._application, run=self._holder.run)
 
     def _take(self, stored: StoredLease | None) -> bool:
         """Take the lease if it is still as found; return False if another run was faster."""
@@ -294,9 +293,6 @@ def validate_wait(wait: timedelta | float) -> timedelta:
     """Return how long to wait, given as a timedelta or in seconds."""
     seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
-        raise ConfigurationError(
-            f"wait={wait!r} is not a valid time to wait for another run.",
-            "Pass seconds or a timedelta; 0 does not wait.",
-            argument="wait",
-        )
+        problem = f"wait={wait!r} is not a valid time to wait for another run."
+        raise ConfigurationError(problem, "Pass seconds or a timedelta; 0 does not wait.", argument="wait")
     return timedelta(seconds=seconds)

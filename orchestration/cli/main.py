@@ -138,11 +138,8 @@ def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None
     try:
         module: Any = importlib.import_module("dagster_adjunct.examples.flights.demo")
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"the demo can't be loaded: {error}.",
-            'Install it: pip install "dagster-adjunct[demo]".',
-            package=error.name,
-        ) from error
+        step = 'Install it: pip install "dagster-adjunct[demo]".'
+        raise ConfigurationError(f"the demo can't be loaded: {error}.", step, package=error.name) from error
     module.run_demo(lake_url=lake_url, postgres=postgres, master=master)
 
 
@@ -175,11 +172,9 @@ def require_free_port(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise ConfigurationError(
-                f"port {port} of 127.0.0.1 can't be used: {error.strerror}.",
-                f"Stop what uses it (another adjunct ui?), or use another port: adjunct ui --port {port + 1}.",
-                setting="--port",
-            ) from error
+            problem = f"port {port} of 127.0.0.1 can't be used: {error.strerror}."
+            step = f"Stop what uses it (another adjunct ui?), or use another port: adjunct ui --port {port + 1}."
+            raise ConfigurationError(problem, step, setting="--port") from error
 
 
 def main() -> None:

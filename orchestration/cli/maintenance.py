@@ -54,11 +54,8 @@ def advance(
     Startpoints for the dataset's stream are applied first. Exits with 3 if a version was rejected.
     """
     if make_current and partition is None:
-        raise ConfigurationError(
-            "--make-current needs --partition.",
-            "Add --partition, or use adjunct dataset rollback to serve an earlier version.",
-            setting="--make-current",
-        )
+        step = "Add --partition, or use adjunct dataset rollback to serve an earlier version."
+        raise ConfigurationError("--make-current needs --partition.", step, setting="--make-current")
     app = load_application(reference)
     group = advance_group(app, name)
     systems = open_dataset_systems(group, lake)
@@ -89,12 +86,11 @@ def advance_group(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
     """Return the datasets that advance together with the one of this name."""
     datasets = {dataset.name: dataset for dataset in app.datasets}
     if name not in datasets:
-        raise ConfigurationError(
-            f"application {app.name!r} declares no dataset {name!r}; it declares: {', '.join(datasets) or 'none'}.",
-            "Correct the name, or declare the dataset with app.table(…).",
-            application=app.name,
-            dataset=name,
+        problem = (
+            f"application {app.name!r} declares no dataset {name!r}; it declares: {', '.join(datasets) or 'none'}."
         )
+        step = "Correct the name, or declare the dataset with app.table(…)."
+        raise ConfigurationError(problem, step, application=app.name, dataset=name)
     wanted = datasets[name]
     in_set = [member for member in app.datasets if wanted.version_set and member.version_set == wanted.version_set]
     return group_datasets(in_set or [wanted], f"application {app.name!r}")[0]
@@ -108,12 +104,9 @@ def _reject_partition(group: tuple[AdjunctDataset, ...]) -> None:
     dataset = group[0]
     if len(group) > 1 or dataset.follows_changes:
         what = f"a member of the version set {dataset.version_set!r}" if len(group) > 1 else f"{dataset.kind}"
-        raise ConfigurationError(
-            f"dataset {dataset.name!r} is {what} and has no version partitions.",
-            "Omit --partition: everything that has been delivered is published.",
-            setting="--partition",
-            dataset=dataset.name,
-        )
+        problem = f"dataset {dataset.name!r} is {what} and has no version partitions."
+        step = "Omit --partition: everything that has been delivered is published."
+        raise ConfigurationError(problem, step, setting="--partition", dataset=dataset.name)
 
 
 @click.command()
@@ -132,16 +125,12 @@ def lag(lake: Lake, name: str) -> None:
 
 def _no_lag_error(name: str, owner: str | None) -> ConfigurationError:
     if owner is not None:
-        return ConfigurationError(
-            f"dataset {name!r} is a local table of application {owner!r}, which follows no stream.",
-            f"See the application's position instead: adjunct checkpoint show {owner}.",
-            dataset=name,
-        )
-    return ConfigurationError(
-        f"dataset {name!r} is bounded and has no lag: it is delivered in versions.",
-        f"See what its next version waits for: adjunct dataset show {name}.",
-        dataset=name,
-    )
+        problem = f"dataset {name!r} is a local table of application {owner!r}, which follows no stream."
+        step = f"See the application's position instead: adjunct checkpoint show {owner}."
+        return ConfigurationError(problem, step, dataset=name)
+    problem = f"dataset {name!r} is bounded and has no lag: it is delivered in versions."
+    step = f"See what its next version waits for: adjunct dataset show {name}."
+    return ConfigurationError(problem, step, dataset=name)
 
 
 def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
@@ -232,11 +221,8 @@ def expire(lake: Lake, names: tuple[str, ...], keep: str | None, grace: str | No
     there = list_datasets(lake)
     unknown = [name for name in names if name not in there]
     if unknown:
-        raise ConfigurationError(
-            f"there is no dataset {unknown[0]!r}; the lake has: {', '.join(there) or 'none'}.",
-            "Check the name and the lake.",
-            dataset=unknown[0],
-        )
+        problem = f"there is no dataset {unknown[0]!r}; the lake has: {', '.join(there) or 'none'}."
+        raise ConfigurationError(problem, "Check the name and the lake.", dataset=unknown[0])
     given: dict[str, Any] = {}
     if grace is not None:
         given["grace"] = options.parse_duration("--grace", grace, "for example 90m, 24h or 7d")
@@ -322,11 +308,8 @@ def erase(lake: Lake, name: str, key: tuple[str, ...], keys_from: Path | None, y
     manifest = open_stored_versions(lake, name).require_manifest()
     declared = manifest.declaration
     if bool(key) == (keys_from is not None):
-        raise ConfigurationError(
-            f"dataset {name!r} can't erase {'keys given twice' if key else 'no keys'}.",
-            "Give KEYs, or a file with --keys-from.",
-            dataset=name,
-        )
+        problem = f"dataset {name!r} can't erase {'keys given twice' if key else 'no keys'}."
+        raise ConfigurationError(problem, "Give KEYs, or a file with --keys-from.", dataset=name)
     fields = [Field(column, kind) for column, kind in zip(declared.key, declared.key_types, strict=True)]
     texts = (
         options.read_keys(name, declared.key, keys_from) if keys_from else options.split_keys(name, declared.key, key)

@@ -106,11 +106,9 @@ def parse_expiry(text: str, now: datetime) -> datetime:
     try:
         moment = require_zone("--expires", text, datetime.fromisoformat(text))
     except ValueError:
-        raise ConfigurationError(
-            f"--expires {text!r} is neither a duration nor a time with its zone.",
-            "Give for example 2h, 7d, or 2026-01-31T18:00Z.",
-            setting="--expires",
-        ) from None
+        problem = f"--expires {text!r} is neither a duration nor a time with its zone."
+        step = "Give for example 2h, 7d, or 2026-01-31T18:00Z."
+        raise ConfigurationError(problem, step, setting="--expires") from None
     if moment <= now:
         raise ConfigurationError(f"--expires {text} is in the past.", "Give a later time.", setting="--expires")
     return moment.astimezone(UTC)
@@ -120,11 +118,8 @@ def require_zone(option: str, text: str, moment: datetime) -> datetime:
     """Return the time of an option. Raises ConfigurationError if it has no time zone."""
     if moment.tzinfo is None:
         written = text if ":" in text else f"{text}T00:00"
-        raise ConfigurationError(
-            f"{option} {text} has no time zone.",
-            f"Give {written}Z for UTC, or an offset: {written}+01:00.",
-            setting=option,
-        )
+        problem = f"{option} {text} has no time zone."
+        raise ConfigurationError(problem, f"Give {written}Z for UTC, or an offset: {written}+01:00.", setting=option)
     return moment
 
 
@@ -132,12 +127,11 @@ def split_keys(dataset: str, columns: Sequence[str], values: Sequence[str]) -> l
     """Split command-line values into keys, one text per key column."""
     width = len(columns)
     if len(values) % width:
-        raise ConfigurationError(
+        problem = (
             f"dataset {dataset!r} has a key of {width} columns ({', '.join(columns)}), but {len(values)} values were "
-            "given.",
-            f"Give {width} values for each entry.",
-            dataset=dataset,
+            "given."
         )
+        raise ConfigurationError(problem, f"Give {width} values for each entry.", dataset=dataset)
     return [list(values[at : at + width]) for at in range(0, len(values), width)]
 
 

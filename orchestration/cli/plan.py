@@ -59,11 +59,8 @@ def show_plan(
     """
     form = "json" if console.quiet else form
     if (verify or against is not None) and form == "mermaid":
-        raise ConfigurationError(
-            f"{'--verify' if verify else '--against'} can't be combined with --format mermaid.",
-            "Choose --format text or json.",
-            setting="--format",
-        )
+        problem = f"{'--verify' if verify else '--against'} can't be combined with --format mermaid."
+        raise ConfigurationError(problem, "Choose --format text or json.", setting="--format")
     if verify and against is not None:
         raise ConfigurationError(
             "--verify can't be combined with --against.", "Give only one of them.", setting="--verify"
@@ -111,11 +108,8 @@ def _read_plan(path: Path) -> dict[str, Any]:
         problem = (
             f"can't be read: {error.strerror}" if isinstance(error, OSError) else f"is not a JSON document: {error}"
         )
-        raise ConfigurationError(
-            f"--against {path} {problem}.",
-            "Write the plan to compare with: adjunct plan MODULE:APP --format json --output FILE.",
-            setting="--against",
-        ) from error
+        step = "Write the plan to compare with: adjunct plan MODULE:APP --format json --output FILE."
+        raise ConfigurationError(f"--against {path} {problem}.", step, setting="--against") from error
     ExecutionPlan.from_json(document)
     return document
 
@@ -128,9 +122,6 @@ def _emit(text: str, output: Path | None, what: str) -> None:
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(
-            f"--output {output} can't be written: {error.strerror}.",
-            "Name a writable file in an existing folder.",
-            setting="--output",
-        ) from error
+        problem = f"--output {output} can't be written: {error.strerror}."
+        raise ConfigurationError(problem, "Name a writable file in an existing folder.", setting="--output") from error
     show_line(f"{what} is in {output}.")

@@ -86,11 +86,8 @@ def show_checkpoint_history(lake: Lake, name: str, partition: str | None, limit:
     changes = list(CheckpointManager(lake, name).history(limit, ssp))
     if not changes:
         _read_checkpoint(lake, name)  # raises an error if there is none
-        raise ConfigurationError(
-            f"application {name!r} has never read {ssp}.",
-            f"See the partitions that it reads: adjunct checkpoint show {name}.",
-            application=name,
-        )
+        step = f"See the partitions that it reads: adjunct checkpoint show {name}."
+        raise ConfigurationError(f"application {name!r} has never read {ssp}.", step, application=name)
     show_json([change.to_json() for change in changes])
     for change in changes:
         batch = "" if change.batch is None else f"  batch {change.batch}"
@@ -145,11 +142,9 @@ def _read_checkpoint(lake: Lake, application: Application | str) -> Checkpoint:
     if last is None:
         name = application if isinstance(application, str) else application.name
         known = describe_similar_names(name, list_applications(lake))
-        raise ConfigurationError(
-            f"application {name!r} has no checkpoint in {lake.url}; {known}.",
-            "Check the name and the lake; an application's first run stores a checkpoint.",
-            application=name,
-        )
+        problem = f"application {name!r} has no checkpoint in {lake.url}; {known}."
+        step = "Check the name and the lake; an application's first run stores a checkpoint."
+        raise ConfigurationError(problem, step, application=name)
     return last
 
 
@@ -292,10 +287,8 @@ def set_startpoint(
     """
     start, until = _pop_position(options, ""), _pop_position(options, "until_")
     if start is None:
-        raise ConfigurationError(
-            "no position is given: where should reading start?",
-            "Give one of --oldest, --upcoming, --timestamp T, --offset N.",
-        )
+        problem = "no position is given: where should reading start?"
+        raise ConfigurationError(problem, "Give one of --oldest, --upcoming, --timestamp T, --offset N.")
     app = load_application(reference)
     startpoints = Startpoints(app, lake=lake)
     if dry_run:
@@ -352,11 +345,10 @@ def clear_requests(
 ) -> None:
     """Remove startpoints of PARTITIONs that are not applied yet, and stop bounded replays there."""
     if everything == bool(partitions):
-        raise ConfigurationError(
-            f"{'PARTITIONs and --all are both given' if everything else 'neither PARTITIONs nor --all are given'}.",
-            "Give partitions, such as lake.flights.3, or --all.",
-            setting="--all",
+        problem = (
+            f"{'PARTITIONs and --all are both given' if everything else 'neither PARTITIONs nor --all are given'}."
         )
+        raise ConfigurationError(problem, "Give partitions, such as lake.flights.3, or --all.", setting="--all")
     startpoints = Startpoints(load_application(reference), lake=lake)
     chosen = () if everything else (partitions,)
     done = (startpoints.clear if everything else startpoints.take_back)(*chosen, task=task, by=by, reason=reason)
@@ -390,11 +382,8 @@ def _pop_position(options: dict[str, Any], prefix: str) -> Startpoint | None:
     chosen = [name for name, value in given.items() if value is not None and value is not False]
     if len(chosen) > 1:
         named = [f"--{prefix.replace('_', '-')}{name}" for name in chosen]
-        raise ConfigurationError(
-            f"{' and '.join(named)} are given, but there can be only one position.",
-            "Give only one of them.",
-            setting=named[0],
-        )
+        problem = f"{' and '.join(named)} are given, but there can be only one position."
+        raise ConfigurationError(problem, "Give only one of them.", setting=named[0])
     if not chosen:
         return None
     value = given[chosen[0]]

@@ -122,11 +122,8 @@ def remove_reader(lake: Lake, name: str, reader: str) -> None:
     """Remove a named reader; if it reads again, it starts as a new reader."""
     there = [known.name for known in readers.list_readers(lake, _lake_stream(name))]
     if not readers.remove_reader(lake, _lake_stream(name), reader):
-        raise ConfigurationError(
-            f"stream {name!r} has no reader {reader!r}; its readers: {', '.join(there) or 'none'}.",
-            "Check the name.",
-            stream=f"lake.{name}",
-        )
+        problem = f"stream {name!r} has no reader {reader!r}; its readers: {', '.join(there) or 'none'}."
+        raise ConfigurationError(problem, "Check the name.", stream=f"lake.{name}")
     show_line(f"Reader {reader} of {name} is removed.")
 
 

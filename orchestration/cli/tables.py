@@ -179,11 +179,8 @@ def _backend_from_options(lake: Lake, given: dict[str, Any]) -> SegmentBackend |
     """Return the chosen backend, None for the lake's default. Raises ConfigurationError if two are chosen."""
     chosen = [backend for backend in _BACKENDS if given[backend]]
     if len(chosen) > 1:
-        raise ConfigurationError(
-            f"{' and '.join(f'--{name}' for name in chosen)} name more than one backend.",
-            "Give only one of them.",
-            setting=f"--{chosen[1]}",
-        )
+        problem = f"{' and '.join(f'--{name}' for name in chosen)} name more than one backend."
+        raise ConfigurationError(problem, "Give only one of them.", setting=f"--{chosen[1]}")
     for backend, (_, details) in _BACKENDS.items():
         for option in (f"--{name.replace('_', '-')}" for name in details if given[name] is not None):
             if backend not in chosen:
@@ -202,11 +199,8 @@ def _split_table_name(table: str) -> tuple[str, str]:
     """Split SCOPE/TABLE into the scope and the table name."""
     scope, slash, name = table.partition("/")
     if not slash:
-        raise ConfigurationError(
-            f"{table!r} has no scope: expected SCOPE/TABLE.",
-            "List scopes with adjunct kv scope list, and their tables with adjunct kv list SCOPE.",
-            argument="table",
-        )
+        step = "List scopes with adjunct kv scope list, and their tables with adjunct kv list SCOPE."
+        raise ConfigurationError(f"{table!r} has no scope: expected SCOPE/TABLE.", step, argument="table")
     return scope, name
 
 
@@ -220,11 +214,8 @@ def _parse_value(kind: str, text: str, what: str) -> Any:
         return base64.b64decode(text, validate=True) if kind == "bytes" else text
     except (ValueError, binascii.Error, RecursionError) as error:
         expected = {"int": "a whole number", "json": "JSON", "bytes": "base64"}[kind]
-        raise ConfigurationError(
-            f"{what} {text!r:.80} is not {expected}: {error}.",
-            f"Give {expected}, or choose another type (--key-type, --value-type).",
-            setting=what,
-        ) from error
+        step = f"Give {expected}, or choose another type (--key-type, --value-type)."
+        raise ConfigurationError(f"{what} {text!r:.80} is not {expected}: {error}.", step, setting=what) from error
 
 
 def _to_json_value(kind: str, value: Any) -> Any:
@@ -242,11 +233,9 @@ def _parse_version(text: str) -> KeyVersion:
     try:
         return KeyVersion.from_bytes(bytes.fromhex(text))
     except ValueError as error:
-        raise ConfigurationError(
-            f"--version {text!r:.80} is not a version: expected 32 hexadecimal digits.",
-            "Give a version that get, put or iterate printed.",
-            setting="--version",
-        ) from error
+        problem = f"--version {text!r:.80} is not a version: expected 32 hexadecimal digits."
+        step = "Give a version that get, put or iterate printed."
+        raise ConfigurationError(problem, step, setting="--version") from error
 
 
 def _parse_state(text: str) -> IteratorState:
@@ -325,11 +314,9 @@ def remove_entries(
 ) -> None:
     """Remove entries, or one entry of a given version. Several keys of one family are removed atomically."""
     if len(keys) > 1 and (version is not None or family is None):
-        raise ConfigurationError(
-            f"{len(keys)} keys with {'--version' if version is not None else 'no --family'}: expected one key.",
-            "Give one key, or several keys of one --family without --version.",
-            setting="--family" if version is None else "--version",
-        )
+        problem = f"{len(keys)} keys with {'--version' if version is not None else 'no --family'}: expected one key."
+        step = "Give one key, or several keys of one --family without --version."
+        raise ConfigurationError(problem, step, setting="--family" if version is None else "--version")
     wanted = [entries.parse_key(key) for key in keys]
     with entries.open(lake, table) as writing, entries.report_failed_keys():
         if len(wanted) > 1 and family is not None:
@@ -379,11 +366,8 @@ def iterate_entries(
     }
     bounds = [f"--{name}" for name, bound in within.items() if bound is not None]
     if family is None and bounds:
-        raise ConfigurationError(
-            f"{bounds[0]} needs --family: only the keys within a family are ordered.",
-            "Add --family.",
-            setting=bounds[0],
-        )
+        problem = f"{bounds[0]} needs --family: only the keys within a family are ordered."
+        raise ConfigurationError(problem, "Add --family.", setting=bounds[0])
     behind = None if state is None else _parse_state(state)
     found: list[dict[str, Any]] = []
     at, ended = None, False

@@ -125,11 +125,8 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
     with open_dataset(lake, name) as opened:
         texts = split_keys(name, opened.sealed.key, key)
         if len(texts) > 1:
-            raise ConfigurationError(
-                f"dataset {name!r}: {len(texts)} keys were given, but history shows one entry.",
-                "Give one key.",
-                dataset=name,
-            )
+            problem = f"dataset {name!r}: {len(texts)} keys were given, but history shows one entry."
+            raise ConfigurationError(problem, "Give one key.", dataset=name)
         fields = [opened.schema.field(column) for column in opened.sealed.key]
         every = opened.history_of(key_from_text(f"dataset {name!r}", fields, texts[0]))
         values = [column for column in opened.schema.names if column not in opened.sealed.key]

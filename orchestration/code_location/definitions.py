@@ -339,11 +339,8 @@ class AssetGraph:
             dataset.name, (DatasetAsset(dataset, spec, streams, self._preview_rows), app.name)
         )
         if known.dataset != dataset:
-            raise ConfigurationError(
-                f"applications {owner!r} and {app.name!r} declare dataset {dataset.name!r} differently.",
-                "Declare it once and pass that object to both.",
-                dataset=dataset.name,
-            )
+            problem = f"applications {owner!r} and {app.name!r} declare dataset {dataset.name!r} differently."
+            raise ConfigurationError(problem, "Declare it once and pass that object to both.", dataset=dataset.name)
         self._declared_by.setdefault(dataset.name, []).append(app)
         return known.key
 

@@ -201,13 +201,11 @@ def iceberg_jobs(
     known = {member.dataset.name for members in datasets.values() for member in members}
     unknown = sorted(set(tables) - known)
     if unknown:
-        raise ConfigurationError(
+        problem = (
             f"iceberg={{…}} names the dataset {unknown[0]!r}, which no application stores; known datasets: "
-            f"{', '.join(sorted(known)) or 'none'}.",
-            "Correct the name.",
-            argument="iceberg",
-            dataset=unknown[0],
+            f"{', '.join(sorted(known)) or 'none'}."
         )
+        raise ConfigurationError(problem, "Correct the name.", argument="iceberg", dataset=unknown[0])
     ours = {app: [member for member in members if member.dataset.name in tables] for app, members in datasets.items()}
     return [iceberg_job(app, members, tables) for app, members in ours.items() if members]
 
@@ -298,17 +296,11 @@ def _request_startpoints(
     context: dg.OpExecutionContext, startpoints: Startpoints, config: StartpointConfig, by: str
 ) -> None:
     if config.position is None:
-        raise ConfigurationError(
-            "action set needs a position.",
-            f"Set position to one of {', '.join(position.value for position in Position)}.",
-            argument="position",
-        )
+        step = f"Set position to one of {', '.join(position.value for position in Position)}."
+        raise ConfigurationError("action set needs a position.", step, argument="position")
     if config.until is None and config.until_value:
-        raise ConfigurationError(
-            f"until_value={config.until_value!r} needs until.",
-            "Set until to timestamp or offset.",
-            argument="until_value",
-        )
+        problem = f"until_value={config.until_value!r} needs until."
+        raise ConfigurationError(problem, "Set until to timestamp or offset.", argument="until_value")
     position = parse_position(config.position.value, config.value)
     wanted: dict[str, Any] = {
         "until": parse_position(config.until.value, config.until_value) if config.until is not None else None,
@@ -339,11 +331,8 @@ def _cancel_startpoints(
     context: dg.OpExecutionContext, startpoints: Startpoints, config: StartpointConfig, by: str
 ) -> None:
     if config.dry_run:
-        raise ConfigurationError(
-            "action clear has no dry run.",
-            "List the startpoints instead: adjunct startpoint list MODULE:APP.",
-            argument="dry_run",
-        )
+        step = "List the startpoints instead: adjunct startpoint list MODULE:APP."
+        raise ConfigurationError("action clear has no dry run.", step, argument="dry_run")
     taken = startpoints.take_back(config.partitions, task=config.task or None, by=by, reason=config.reason)
     for line in taken.describe():
         context.log.info(line)
@@ -420,11 +409,8 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
     def act(context: dg.OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
         with translate_errors(context):
             if config.dataset not in known:
-                raise ConfigurationError(
-                    f"this job has no dataset {config.dataset!r}; its datasets: {', '.join(known)}.",
-                    "Correct the name.",
-                    dataset=config.dataset,
-                )
+                problem = f"this job has no dataset {config.dataset!r}; its datasets: {', '.join(known)}."
+                raise ConfigurationError(problem, "Correct the name.", dataset=config.dataset)
             lake = adjunct_lake.open()
             store = open_stored_versions(lake, config.dataset)
             after = _apply_action(store, config, by=config.by or context.run.run_id)
@@ -449,12 +435,9 @@ def _apply_action(store: StoredVersions, config: VersionActionConfig, *, by: str
     if action is VersionAction.rollback:
         return store.rollback(version, **why)
     if version is None:
-        raise ConfigurationError(
-            f"{action.value} of dataset {config.dataset!r} needs a version.",
-            f"Set version to an id or name; see adjunct dataset versions {config.dataset}.",
-            argument="version",
-            dataset=config.dataset,
-        )
+        problem = f"{action.value} of dataset {config.dataset!r} needs a version."
+        step = f"Set version to an id or name; see adjunct dataset versions {config.dataset}."
+        raise ConfigurationError(problem, step, argument="version", dataset=config.dataset)
     if action is VersionAction.pin:
         hours = config.expires_in_hours
         return store.pin(version, expires_at=None if hours is None else utc_now() + timedelta(hours=hours), **why)

@@ -93,12 +93,11 @@ def freshness_policy(app: Application, node: LineageNode) -> dg.FreshnessPolicy 
     if window is None:
         return None
     if window < _SHORTEST_WINDOW:
-        raise ConfigurationError(
-            f"dataset {node.name!r} declares freshness={window}, but Dagster's shortest window is {_SHORTEST_WINDOW}.",
-            "Declare a longer window, or use max_staleness= of app.table(…), which takes any.",
-            argument="freshness",
-            dataset=node.name,
+        problem = (
+            f"dataset {node.name!r} declares freshness={window}, but Dagster's shortest window is {_SHORTEST_WINDOW}."
         )
+        step = "Declare a longer window, or use max_staleness= of app.table(…), which takes any."
+        raise ConfigurationError(problem, step, argument="freshness", dataset=node.name)
     return dg.FreshnessPolicy.time_window(fail_window=window)
 
 

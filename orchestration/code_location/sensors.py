@@ -72,11 +72,9 @@ class LaunchWhen:
             what = f"LaunchWhen has records={self.records!r}"
             check_whole_number(self.records, what, "1 or more", argument="records")
         if self.age is not None and (not isinstance(self.age, timedelta) or self.age <= timedelta(0)):
-            raise ConfigurationError(
-                f"LaunchWhen has age={self.age!r}: expected a positive timedelta.",
-                "Say how long a record may wait, for example LaunchWhen(age=timedelta(minutes=10)).",
-                argument="age",
-            )
+            problem = f"LaunchWhen has age={self.age!r}: expected a positive timedelta."
+            step = "Say how long a record may wait, for example LaunchWhen(age=timedelta(minutes=10))."
+            raise ConfigurationError(problem, step, argument="age")
 
     def enough(self, lag: int) -> bool:
         """Whether this many unread records are enough, whatever their age."""
@@ -97,11 +95,10 @@ def launch_rules(
         return dict.fromkeys(applications, given or LaunchWhen())
     unknown = sorted(given.keys() - set(applications))
     if unknown:
-        raise ConfigurationError(
-            f"launch_when names an unknown application {unknown[0]!r}; the applications: {', '.join(applications)}.",
-            "Correct the name.",
-            argument="launch_when",
+        problem = (
+            f"launch_when names an unknown application {unknown[0]!r}; the applications: {', '.join(applications)}."
         )
+        raise ConfigurationError(problem, "Correct the name.", argument="launch_when")
     return {name: given.get(name, LaunchWhen()) for name in applications}
 
 

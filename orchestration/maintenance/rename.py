@@ -68,11 +68,10 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
     if old == new:
         raise _rename_error(old, new, "that is its name already")
     if log.read().commit is None:
-        raise ConfigurationError(
-            f"application {old!r} has never run in {lake.url}; {describe_similar_names(old, list_applications(lake))}.",
-            "Correct the name.",
-            application=old,
+        problem = (
+            f"application {old!r} has never run in {lake.url}; {describe_similar_names(old, list_applications(lake))}."
         )
+        raise ConfigurationError(problem, "Correct the name.", application=old)
     claim = Claim(wait=timedelta(0))
     with RunLease(lake, old, f"rename-{uuid.uuid4().hex[:12]}", claim), RunLease(lake, new, "rename", claim):
         note = f"renamed from {old} to {new}: {reason}"
@@ -111,8 +110,5 @@ def _fence_log(log: BatchLog, after: BatchLog, old: str, new: str, *, by: str, n
 
 
 def _rename_error(old: str, new: str, problem: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"application {old!r} can't be renamed to {new!r}: {problem}.",
-        "Choose a name that has no batch log in this lake; old names can't be reused.",
-        application=old,
-    )
+    step = "Choose a name that has no batch log in this lake; old names can't be reused."
+    return ConfigurationError(f"application {old!r} can't be renamed to {new!r}: {problem}.", step, application=old)

@@ -102,12 +102,8 @@ def repartition_stream(
                     "Run the readers that have not read all of it, and repeat it. Or force it (--force, force=True): "
                     "no record is lost or read twice, and the readers' next run fails with advice."
                 )
-            raise StillReadError(
-                f"stream {name!r} can't be repartitioned now: {readers.describe()}.",
-                step,
-                stream=f"lake.{name}",
-                readers=(*readers.blocking, *readers.affected),
-            )
+            problem = f"stream {name!r} can't be repartitioned now: {readers.describe()}."
+            raise StillReadError(problem, step, stream=f"lake.{name}", readers=(*readers.blocking, *readers.affected))
 
     after = repartition(streams, name, partitions, reason=reason, by=by, check=check)
     affected = _inspect_readers(lake, name, seen)[2].affected

@@ -99,12 +99,9 @@ class OperatorErrors:
             else:
                 self._skipped.add(operator.id)
         if len(self._errors) > 1:
-            raise PlanningError(
-                f"{len(self._errors)} operators can't work:\n" + "\n".join(f"- {error}" for error in self._errors),
-                "Fix each of them.",
-                operator=self._errors[0].operator,
-                column=self._errors[0].column,
-            )
+            problem = f"{len(self._errors)} operators can't work:\n" + "\n".join(f"- {error}" for error in self._errors)
+            step = "Fix each of them."
+            raise PlanningError(problem, step, operator=self._errors[0].operator, column=self._errors[0].column)
         for error in self._errors:
             raise error
 
@@ -187,12 +184,11 @@ def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) ->
     if window.columns:
         quoted = ", ".join(f'"{name}"' for name in window.columns)
         step = f"Write .partition_by({quoted}) before it."
-    return PlanningError(
+    problem = (
         f"{operator}: {text!r} needs {taken} in one partition, but they {lie}: Spark would add an exchange that is "
-        "not in the plan.",
-        step,
-        operator=operator,
+        "not in the plan."
     )
+    return PlanningError(problem, step, operator=operator)
 
 
 def check_datasets(app: Application, catalog: Catalog) -> None:
@@ -231,11 +227,8 @@ def _check_projection(dataset: AdjunctDataset, projection: Projection, records: 
     for name, text in dict(projection.select).items():
         kind = check(text, f"Correct the projection's column {name!r}.")
         if kind is not None and not is_assignable(kind, declared[name]):
-            raise PlanningError(
-                f"{what}: the projection declares {name} as {declared[name]}, but {text!r} has the type {kind}.",
-                f"Declare it as {kind}, or cast it in the expression.",
-                column=name,
-            )
+            problem = f"{what}: the projection declares {name} as {declared[name]}, but {text!r} has the type {kind}."
+            raise PlanningError(problem, f"Declare it as {kind}, or cast it in the expression.", column=name)
     where = projection.where
     if where is not None and not any(name.name.startswith("__") for name in parse_expression(where).columns):
         check(where, "Correct the projection's where=.")
@@ -395,13 +388,8 @@ def _as_column_error(operator: str, stream: str) -> Iterator[None]:
     try:
         yield
     except SchemaMismatchError as error:
-        raise PlanningError(
-            f"{operator}: stream {stream} can't store the records sent to it: {error.problem}",
-            error.next_step,
-            stream=stream,
-            operator=operator,
-            column=error.column,
-        ) from error
+        problem = f"{operator}: stream {stream} can't store the records sent to it: {error.problem}"
+        raise PlanningError(problem, error.next_step, stream=stream, operator=operator, column=error.column) from error
 
 
 def note_batch_windows(app: Application) -> Iterator[str]:

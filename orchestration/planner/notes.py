@@ -162,12 +162,11 @@ def name_writers(app: Application, writer: str) -> dict[str, str]:
         names[operator.id] = name
         other = taken.setdefault((store, name), operator.id)
         if other != operator.id:
-            raise PlanningError(
+            problem = (
                 f"{operator.id}: table {send.table} would keep its marks under {name!r}, as those of {other}: each "
-                "would skip records that the other has applied.",
-                'Give one of them another name: marks_as="…".',
-                operator=operator.id,
+                "would skip records that the other has applied."
             )
+            raise PlanningError(problem, 'Give one of them another name: marks_as="…".', operator=operator.id)
     return names
 
 
@@ -264,12 +263,11 @@ def plan_tables(app: Application, catalog: Catalog, types: Mapping[str, Types]) 
                 operator=operator.id,
             )
         if app.strict and planned.harm:
-            raise PlanningError(
+            problem = (
                 f"{operator.id}: table {planned.table}: {planned.why}: {planned.harm}, and application {app.name!r} is "
-                "strict.",
-                planned.mends,
-                operator=operator.id,
+                "strict."
             )
+            raise PlanningError(problem, planned.mends, operator=operator.id)
         tables.append(replace(planned, marks=writers[operator.id]) if has_marks(table) else planned)
     return tuple(tables)
 

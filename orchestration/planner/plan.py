@@ -216,13 +216,12 @@ class ExecutionPlan:
     def _find(self, kind: str, name: str, known: Mapping[str, T]) -> T:
         if name not in known:
             shown = [*known][:10]
-            raise PlanningError(
+            problem = (
                 f"the plan of {self.application!r} has no {kind} {name!r}; it has {', '.join(shown)}"
-                f"{', …' if len(known) > len(shown) else ''}.",
-                "Check the name.",
-                application=self.application,
-                **({} if kind == "task" else {kind: name}),
+                f"{', …' if len(known) > len(shown) else ''}."
             )
+            step = "Check the name."
+            raise PlanningError(problem, step, application=self.application, **{} if kind == "task" else {kind: name})
         return known[name]
 
     def partitions_by_task(self) -> dict[str, frozenset[SystemStreamPartition]]:

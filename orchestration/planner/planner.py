@@ -102,12 +102,11 @@ def plan_application(
     for name in sorted(_stream_names(app)):
         system_name, stream = split_stream_name(name)
         if system_name not in systems:
-            raise ConfigurationError(
+            problem = (
                 f"application {app.name!r} reads {name}, and no stream system {system_name!r} is given: there are "
-                f"{', '.join(systems) or 'none'}.",
-                "Pass what systems_for(app) returns.",
-                application=app.name,
+                f"{', '.join(systems) or 'none'}."
             )
+            raise ConfigurationError(problem, "Pass what systems_for(app) returns.", application=app.name)
         system = systems[system_name]
         try:
             info = system.info(stream)
@@ -138,11 +137,8 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     duplicate column, a join that is not co-partitioned.
     """
     if not app.inputs:
-        raise PlanningError(
-            f"application {app.name!r} has no input stream.",
-            'Declare one: app.input_stream("…").',
-            application=app.name,
-        )
+        problem = f"application {app.name!r} has no input stream."
+        raise PlanningError(problem, 'Declare one: app.input_stream("…").', application=app.name)
     needs = collect_requirements(app)
     inserted: Insertions = plan_repartitioning(app, catalog, needs) if app.auto_repartition else {}
     flows = trace_flows(app, catalog, apply_insertions(inserted))
@@ -310,12 +306,9 @@ def check_syntax(app: Application) -> None:
         mistakes = syntax_errors([(text, whole) for text, whole, _, _ in to_parse])
     for mistake, (text, whole, what, facts) in zip(mistakes, to_parse, strict=False):
         if mistake:
-            raise PlanningError(
-                f"{what}: {text!r} is not a valid Spark SQL {'query' if whole else 'expression'}: {mistake}.",
-                "Correct the SQL; Spark's parser reports the position.",
-                application=app.name,
-                **facts,
-            )
+            problem = f"{what}: {text!r} is not a valid Spark SQL {'query' if whole else 'expression'}: {mistake}."
+            step = "Correct the SQL; Spark's parser reports the position."
+            raise PlanningError(problem, step, application=app.name, **facts)
 
 
 def _iter_sql(app: Application) -> Iterator[tuple[str, bool, str, dict[str, str | None]]]:

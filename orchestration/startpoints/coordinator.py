@@ -458,11 +458,9 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
     others = {} if commit is not None else _read_other_states(lake, app)
     for name, other in others.items():
         if other.renamed_to == app.name:
-            raise ConfigurationError(
-                f"application {name!r} is being renamed {app.name!r}, and the rename has not finished.",
-                f"Finish it: adjunct app rename {name} {app.name} --reason ….",
-                application=app.name,
-            )
+            problem = f"application {name!r} is being renamed {app.name!r}, and the rename has not finished."
+            step = f"Finish it: adjunct app rename {name} {app.name} --reason …."
+            raise ConfigurationError(problem, step, application=app.name)
     writers = [] if adopt else list(_find_writers(app, others))
     if not writers:
         return
@@ -472,17 +470,15 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
     for writer in writers:
         if not asked.issuperset(writer.partitions):
             stream = writer.partitions[0].qualified_stream
-            raise ConfigurationError(
-                f"{writer.summary}.",
+            step = (
                 f"If it is the same application, take over its log: adjunct app rename {writer.name} {app.name} "
                 f"--reason …. "
                 f"Otherwise set where it begins (adjunct startpoint set MODULE:APP {stream} --upcoming --reason …), "
                 f"or let "
                 "it add all records to the existing outputs: --adopt (adopt=True; adopt in the config of the Dagster "
-                "op).",
-                application=app.name,
-                stream=stream,
+                "op)."
             )
+            raise ConfigurationError(f"{writer.summary}.", step, application=app.name, stream=stream)
 
 
 def _read_other_states(lake: Lake, app: Application) -> dict[str, ApplicationState]:

@@ -177,15 +177,14 @@ def check_same_streams(
             continue
         without = [str(ssp) for ssp in stream.partitions if ssp not in resolved]
         if without:
-            raise OffsetOutOfRangeError(
+            problem = (
                 f"{name} was {info.change_since(before)} (its identity is {info.identity}, and was {before}): the "
                 f"checkpoint of "
                 f"application {app.name!r} is of the former stream, in {', '.join(without[:3])}"
-                f"{', …' if len(without) > 3 else ''}.",
-                _describe_new_start(name, info, before),
-                application=app.name,
-                stream=name,
+                f"{', …' if len(without) > 3 else ''}."
             )
+            step = _describe_new_start(name, info, before)
+            raise OffsetOutOfRangeError(problem, step, application=app.name, stream=name)
 
 
 def check_positions(
@@ -512,11 +511,9 @@ def _find_plan(stream: StreamSnapshot, request: StartpointRequest, plans: Plans)
     if isinstance(plan, PermanentError):
         raise plan
     if plan is None or ssp not in plan.spans or request.until is None:
-        raise ConfigurationError(
-            f"the request for {ssp} has no plan of recorded versions: it was written without one.",
-            "Request it with Startpoints(…).request(…), the command or the job, which write the plan.",
-            argument="versions",
-        )
+        problem = f"the request for {ssp} has no plan of recorded versions: it was written without one."
+        step = "Request it with Startpoints(…).request(…), the command or the job, which write the plan."
+        raise ConfigurationError(problem, step, argument="versions")
     if stream.info.was_recreated(plan.streams.get(ssp.qualified_stream)):
         raise offset_error(
             ssp,

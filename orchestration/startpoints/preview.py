@@ -198,20 +198,17 @@ def check_previews(previews: Sequence[Preview]) -> None:
     wrong = [shown for shown in previews if shown.error and not shown.falls_back]
     if wrong:
         more = "" if len(wrong) == 1 else f" The same goes for {len(wrong) - 1} more of the {len(previews)} partitions."
-        raise ConfigurationError(
-            f"the startpoint can't be applied now, and nothing is written. {wrong[0].error}{more}",
-            "See what each would do: --dry-run, or preview(…) in Python.",
-            stream=wrong[0].request.ssp.qualified_stream,
-        )
+        problem = f"the startpoint can't be applied now, and nothing is written. {wrong[0].error}{more}"
+        step = "See what each would do: --dry-run, or preview(…) in Python."
+        raise ConfigurationError(problem, step, stream=wrong[0].request.ssp.qualified_stream)
     if all(shown.request.until is not None and shown.offsets == 0 for shown in previews):
         first, others = previews[0], "" if len(previews) == 1 else ", nor in the other partitions"
-        raise ConfigurationError(
+        problem = (
             f"{first.request.ssp}: there are no records between the startpoint (offset {first.start}) and the end of "
             f"the "
-            f"replay (offset {first.end}){others}; nothing is written.",
-            "Choose an end after the start.",
-            stream=first.request.ssp.qualified_stream,
+            f"replay (offset {first.end}){others}; nothing is written."
         )
+        raise ConfigurationError(problem, "Choose an end after the start.", stream=first.request.ssp.qualified_stream)
 
 
 def find_replaced(

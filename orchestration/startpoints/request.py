@@ -150,12 +150,9 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
             application=app.name,
         )
     if asked == AS_OF and default != AS_OF:
-        raise ConfigurationError(
-            f"{request.ssp}: versions=as-of, and no join of application {app.name!r} is as-of.",
-            "Declare one (join(…, as_of=…)), or use versions=current or recorded.",
-            argument="versions",
-            application=app.name,
-        )
+        problem = f"{request.ssp}: versions=as-of, and no join of application {app.name!r} is as-of."
+        step = "Declare one (join(…, as_of=…)), or use versions=current or recorded."
+        raise ConfigurationError(problem, step, argument="versions", application=app.name)
     return asked
 
 
@@ -286,17 +283,12 @@ def _parse_numbers(text: str, spans: str, count: int) -> list[int]:
         bounds = _SPAN.fullmatch(span)
         first, last = (int(bounds[1]), int(bounds[2] or bounds[1])) if bounds else (1, 0)
         if first > last:
-            raise ConfigurationError(
-                f"{text!r} can't be read: {span!r} is no partition and no range of them.",
-                "Write partitions as in lake.flights.3, lake.flights.0-3,7, or lake.flights for all.",
-                argument="partitions",
-            )
+            problem = f"{text!r} can't be read: {span!r} is no partition and no range of them."
+            step = "Write partitions as in lake.flights.3, lake.flights.0-3,7, or lake.flights for all."
+            raise ConfigurationError(problem, step, argument="partitions")
         if last >= count:
-            raise ConfigurationError(
-                f"{text!r} names partition {last}, and the stream has {count} partitions, 0 to {count - 1}.",
-                "Name existing partitions.",
-                argument="partitions",
-            )
+            problem = f"{text!r} names partition {last}, and the stream has {count} partitions, 0 to {count - 1}."
+            raise ConfigurationError(problem, "Name existing partitions.", argument="partitions")
         numbers += range(first, last + 1)
     return numbers
 
@@ -309,11 +301,8 @@ def _check_stream_read(app: Application, stream: str) -> None:
         return
     if stream not in fed:
         known = ", ".join(sorted({*app.inputs, *goes_back})) or "no stream"
-        raise ConfigurationError(
-            f"application {app.name!r} does not read {stream}; it reads: {known}.",
-            "Check the name.",
-            application=app.name,
-        )
+        problem = f"application {app.name!r} does not read {stream}; it reads: {known}."
+        raise ConfigurationError(problem, "Check the name.", application=app.name)
     name = fed[stream].name
     if not fed[stream].follows_changes:
         raise ConfigurationError(
@@ -322,11 +311,8 @@ def _check_stream_read(app: Application, stream: str) -> None:
             f"Choose one (adjunct dataset versions {name}), then: adjunct dataset rollback {name} VERSION --reason ….",
             dataset=name,
         )
-    raise ConfigurationError(
-        f"{stream} is the input of dataset {name!r}, whose table lives for one run, so it can't be rewound.",
-        "Run the application again: it rebuilds the table.",
-        dataset=name,
-    )
+    problem = f"{stream} is the input of dataset {name!r}, whose table lives for one run, so it can't be rewound."
+    raise ConfigurationError(problem, "Run the application again: it rebuilds the table.", dataset=name)
 
 
 OnUnresolved = Literal["fail", "checkpoint"]
@@ -461,11 +447,8 @@ def to_startpoint(request: StartpointRequest) -> Startpoint:
 def check_task(task: str) -> str:
     """Return `task` if it is a valid task name: any text, as in "Partition 3"."""
     if not isinstance(task, str) or not 0 < len(task) <= _TASK_LENGTH or not _storable(task):
-        raise InvalidNameError(
-            f"task name {task!r} can't be stored: expected a text of 1 to {_TASK_LENGTH} characters.",
-            "Name the task as the plan does, as in 'Partition 3'.",
-            argument="task",
-        )
+        problem = f"task name {task!r} can't be stored: expected a text of 1 to {_TASK_LENGTH} characters."
+        raise InvalidNameError(problem, "Name the task as the plan does, as in 'Partition 3'.", argument="task")
     return task
 
 
@@ -474,11 +457,8 @@ def _storable(text: str) -> bool:
 
 
 def _malformed(where: str, problem: str) -> MalformedDocumentError:
-    return MalformedDocumentError(
-        f"{where} can't be read: {problem.rstrip('.')}.",
-        "Take it back (adjunct startpoint clear) and request it again, or upgrade if a newer version wrote it.",
-        document=where,
-    )
+    step = "Take it back (adjunct startpoint clear) and request it again, or upgrade if a newer version wrote it."
+    return MalformedDocumentError(f"{where} can't be read: {problem.rstrip('.')}.", step, document=where)
 
 
 @dataclass(frozen=True, slots=True)

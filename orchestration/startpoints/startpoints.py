@@ -321,11 +321,8 @@ class Startpoints:
                 if isinstance(self.app, str)
                 else ""
             )
-            raise ConfigurationError(
-                f"Startpoints got {self.app!r} for an application{known}.",
-                "Pass the Application itself: its plan says which task reads what.",
-                argument="app",
-            )
+            step = "Pass the Application itself: its plan says which task reads what."
+            raise ConfigurationError(f"Startpoints got {self.app!r} for an application{known}.", step, argument="app")
 
     def preview(
         self,
@@ -410,17 +407,12 @@ class Startpoints:
         several = (partitions,) if isinstance(partitions, str | SystemStreamPartition) else partitions
         named = tuple(several) if isinstance(several, Iterable) else (several,)
         if not all(isinstance(partition, str | SystemStreamPartition) for partition in named):
-            raise ConfigurationError(
-                f"partitions are {partitions!r}: expected texts or SystemStreamPartitions.",
-                'Write them as in "lake.flights.3", "lake.flights.0-3,7", or "lake.flights" for all.',
-                argument="partitions",
-            )
+            problem = f"partitions are {partitions!r}: expected texts or SystemStreamPartitions."
+            step = 'Write them as in "lake.flights.3", "lake.flights.0-3,7", or "lake.flights" for all.'
+            raise ConfigurationError(problem, step, argument="partitions")
         if not named:
-            raise ConfigurationError(
-                "no partition is named.",
-                "Name one, as in lake.flights.3, or a stream: lake.flights.",
-                argument="partitions",
-            )
+            step = "Name one, as in lake.flights.3, or a stream: lake.flights."
+            raise ConfigurationError("no partition is named.", step, argument="partitions")
         return tuple(expand_partitions(self.app, self._systems, map(str, named)))
 
 
@@ -452,11 +444,8 @@ def request_startpoints(
     application disables startpoints.
     """
     if not requests:
-        raise ConfigurationError(
-            "a startpoint is requested for no partition.",
-            "Name one, as in lake.flights.3, or a stream: lake.flights.",
-            argument="partitions",
-        )
+        step = "Name one, as in lake.flights.3, or a stream: lake.flights."
+        raise ConfigurationError("a startpoint is requested for no partition.", step, argument="partitions")
     startpoints = open_startpoints(lake, app)
     startpoints.check_on()
     stored, state = startpoints.read(), application_state(lake, app.name)

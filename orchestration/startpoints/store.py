@@ -318,12 +318,11 @@ class StartpointManager:
         if expires_after is None:
             expires_after = EXPIRES_AFTER if isinstance(application, str) else application.startpoints_expire_after
         if expires_after < _MS:
-            raise ConfigurationError(
+            problem = (
                 f"startpoints of {name!r} expire after {expires_after!s}: expected a timedelta of at least a "
-                "millisecond.",
-                f"Leave it out for {EXPIRES_AFTER}.",
-                argument="expires_after",
+                "millisecond."
             )
+            raise ConfigurationError(problem, f"Leave it out for {EXPIRES_AFTER}.", argument="expires_after")
         self.application, self.lake = name, store.lake
         self._is_known = not isinstance(application, str)
         self._stored = RequestReader(name)
@@ -381,13 +380,12 @@ class StartpointManager:
     def check_on(self) -> None:
         """Raise ConfigurationError if the application disables startpoints."""
         if not self._is_on:
-            raise ConfigurationError(
+            problem = (
                 f"application {self.application!r} has startpoints disabled (startpoints=False): nothing is "
-                "written, and no run would apply it.",
-                "Enable them in the Application; stored requests can be listed and taken back.",
-                argument="startpoints",
-                application=self.application,
+                "written, and no run would apply it."
             )
+            step = "Enable them in the Application; stored requests can be listed and taken back."
+            raise ConfigurationError(problem, step, argument="startpoints", application=self.application)
 
     def read(self) -> StoredStartpoints:
         """Return all requests and fan-outs."""
@@ -523,12 +521,11 @@ class StartpointManager:
         several coordinators at once.
         """
         if not tasks:
-            raise ConfigurationError(
-                f"a fan-out for application {self.application!r} names no tasks, and would drop all pending requests.",
-                "Pass every task of the plan with the partitions it reads.",
-                argument="tasks",
-                application=self.application,
+            problem = (
+                f"a fan-out for application {self.application!r} names no tasks, and would drop all pending requests."
             )
+            step = "Pass every task of the plan with the partitions it reads."
+            raise ConfigurationError(problem, step, argument="tasks", application=self.application)
         reading = {check_task(task): frozenset(ssps) for task, ssps in tasks.items()}
         reserved = frozenset(named_only)
 
@@ -633,11 +630,9 @@ class StartpointManager:
 def _check_request(request: object) -> StartpointRequest:
     if isinstance(request, StartpointRequest) and type(request) is StartpointRequest:  # a subclass can't be read back
         return request
-    raise ConfigurationError(
-        f"{request!r:.200} is no StartpointRequest, and can't be written as one.",
-        "Write StartpointRequest(ssp=…, startpoint=…, by=…, reason=…).",
-        argument="request",
-    )
+    problem = f"{request!r:.200} is no StartpointRequest, and can't be written as one."
+    step = "Write StartpointRequest(ssp=…, startpoint=…, by=…, reason=…)."
+    raise ConfigurationError(problem, step, argument="request")
 
 
 def open_startpoints(lake: Lake, app: Application) -> StartpointManager:

@@ -482,12 +482,11 @@ def _check_letters_sent(system: StreamSystem, stream: str, sent: AppendResult, l
     present = set() if there is None else {tuple(row[name] for name in _LETTER_IDENTITY) for row in there.to_pylist()}
     lost = [row for row in letters.select(*_LETTER_IDENTITY).collect() if tuple(row) not in present]
     if lost:
-        raise TableError(
+        problem = (
             f"{what}: this batch was retried, and table {lost[0]['table']} rejects {len(lost)} record(s) that are not "
-            f"among the dead letters of its first run; the first has the key {lost[0]['key']}.",
-            "Correct the records or the table, then run the batch again.",
-            table=lost[0]["table"],
+            f"among the dead letters of its first run; the first has the key {lost[0]['key']}."
         )
+        raise TableError(problem, "Correct the records or the table, then run the batch again.", table=lost[0]["table"])
 
 
 def build_marking(

@@ -270,11 +270,9 @@ def _call_frame_function(operator: str, function: DataFrameFunction, frame: Data
         raise function_failed_error(operator, function_label(function), function, error) from error
     if not isinstance(result, DataFrame):
         returned = "None" if result is None else type(result).__name__
-        raise PlanningError(
-            f"{operator}: {function_label(function)} returned {returned}: expected a DataFrame.",
-            "Return a DataFrame made from the given records, with other columns or fewer rows.",
-            operator=operator,
-        )
+        problem = f"{operator}: {function_label(function)} returned {returned}: expected a DataFrame."
+        step = "Return a DataFrame made from the given records, with other columns or fewer rows."
+        raise PlanningError(problem, step, operator=operator)
     lost = [name for name in list_hidden_columns(frame) if name not in result.columns]
     if lost:
         raise PlanningError(
@@ -286,12 +284,9 @@ def _call_frame_function(operator: str, function: DataFrameFunction, frame: Data
         )
     double = first_duplicate(result.columns)
     if double is not None:
-        raise PlanningError(
-            f"{operator}: {function_label(function)} returned two columns called {double!r}.",
-            "Rename or drop one of them; Spark's names ignore case.",
-            column=double,
-            operator=operator,
-        )
+        problem = f"{operator}: {function_label(function)} returned two columns called {double!r}."
+        step = "Rename or drop one of them; Spark's names ignore case."
+        raise PlanningError(problem, step, column=double, operator=operator)
     return result
 
 

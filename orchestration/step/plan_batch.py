@@ -519,11 +519,9 @@ class VersionCache:
             try:
                 self._plans[plan] = read_plan(self._context.lake, app, plan)
             except ObjectNotFoundError as error:
-                raise ConfigurationError(
-                    f"{replay.describe()} can't continue: the plan of its versions is gone ({error.key}).",
-                    f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …) and ask again.",
-                    application=app,
-                ) from error
+                problem = f"{replay.describe()} can't continue: the plan of its versions is gone ({error.key})."
+                step = f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …) and ask again."
+                raise ConfigurationError(problem, step, application=app) from error
         return self._plans[plan]
 
     def close(self) -> None:

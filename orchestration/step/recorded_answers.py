@@ -271,13 +271,12 @@ class RecordedAnswers:
             ) from error
         if about != self.about:
             before, now = (", ".join(f"{name} {value}" for name, value in it.items()) for it in (about, self.about))
-            raise ConfigurationError(
+            problem = (
                 f"{self.operator}: batch {self.batch} of application {self.application!r} was started by another "
-                f"version of the code, which asked for {before}; this one asks for {now}.",
-                "Let that version finish the batch, then deploy this one; or abandon it: adjunct checkpoint abandon.",
-                application=self.application,
-                operator=self.operator,
+                f"version of the code, which asked for {before}; this one asks for {now}."
             )
+            step = "Let that version finish the batch, then deploy this one; or abandon it: adjunct checkpoint abandon."
+            raise ConfigurationError(problem, step, application=self.application, operator=self.operator)
         return table
 
     def keep(self, turn: int, answers: pa.Table) -> pa.Table | None:
@@ -442,11 +441,8 @@ def _build_answers(keys: pa.Table, wanted: Sequence[Any], records: Sequence[Any]
     what = f"table {lookup.table}"
     strange = next((record for record in records if record is not None and not isinstance(record, Mapping)), None)
     if strange is not None:
-        raise TableError(
-            f"{what} gave a {type(strange).__name__} for a record: expected a mapping of columns.",
-            "Have its function return dictionaries.",
-            table=lookup.table,
-        )
+        problem = f"{what} gave a {type(strange).__name__} for a record: expected a mapping of columns."
+        raise TableError(problem, "Have its function return dictionaries.", table=lookup.table)
     columns = [keys.column(place) for place in range(len(lookup.keys))]
     columns.append(pa.array([record is not None for record in records], pa.bool_()))
     columns += [arrow_column_from_records(what, wanted, records, one.column, one.type) for one in lookup.answers]

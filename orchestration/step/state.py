@@ -246,10 +246,6 @@ def _locate_null_key(
     first = rows.where(_lacks_key(key)).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).first()
     where = f"{stream}." if stream is not None else "partition "
     place = "" if first is None else f"; the first is {where}{first[0]} at offset {first[1]}"
-    return NullKeyError(
-        f"{operator}: {error.problem.rstrip('.')}{place}.",
-        'Filter them out, or skip and count them: send_to(…, on_null_key="skip").',
-        dataset=error.dataset,
-        table=error.table,
-        operator=operator,
-    )
+    problem = f"{operator}: {error.problem.rstrip('.')}{place}."
+    step = 'Filter them out, or skip and count them: send_to(…, on_null_key="skip").'
+    return NullKeyError(problem, step, dataset=error.dataset, table=error.table, operator=operator)

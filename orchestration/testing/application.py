@@ -158,21 +158,15 @@ class TestApplication:
         dataset = self._datasets[_require_known("dataset", name, self._datasets)]
         _check_valid_from(dataset, valid_from)
         if dataset.stream is None:
-            raise ConfigurationError(
-                f"dataset {name!r} can't be given records: it is built from {dataset.input}.",
-                "Give records to its inputs, and run the application.",
-                dataset=name,
-            )
+            problem = f"dataset {name!r} can't be given records: it is built from {dataset.input}."
+            raise ConfigurationError(problem, "Give records to its inputs, and run the application.", dataset=name)
         if dataset.follows_changes:
             self._append(dataset.stream, records, deleted, None)
             return
         if deleted:
-            raise ConfigurationError(
-                f"dataset {name!r} is bounded: each delivery is a complete version, without deletions.",
-                "Omit the deleted records from the version instead.",
-                argument="deleted",
-                dataset=name,
-            )
+            problem = f"dataset {name!r} is bounded: each delivery is a complete version, without deletions."
+            step = "Omit the deleted records from the version instead."
+            raise ConfigurationError(problem, step, argument="deleted", dataset=name)
         self._append(dataset.stream, records, (), f"v{self._sequence + 1:06d}", valid_from)
 
     def table(self, name: str, records: Mapping[Any, Mapping[str, Any]]) -> None:
@@ -244,12 +238,11 @@ class TestApplication:
     ) -> None:
         system, stream = split_stream_name(name)
         if system not in self._systems:
-            raise ConfigurationError(
+            problem = (
                 f"application {self._app.name!r} uses no stream of system {system!r}; its systems: "
-                f"{', '.join(self._systems) or 'none'}.",
-                "Correct the name.",
-                stream=name,
+                f"{', '.join(self._systems) or 'none'}."
             )
+            raise ConfigurationError(problem, "Correct the name.", stream=name)
         try:
             info = self._systems[system].info(stream)
         except StreamNotFoundError:
@@ -316,11 +309,8 @@ def _check_valid_from(dataset: AdjunctDataset, valid_from: datetime | None) -> N
 
 def _require_known(kind: str, name: str, known: Mapping[str, object]) -> str:
     if name not in known:
-        raise ConfigurationError(
-            f"the application has no {kind} {name!r}; it has {', '.join(known) or 'none'}.",
-            "Correct the name.",
-            argument=kind,
-        )
+        problem = f"the application has no {kind} {name!r}; it has {', '.join(known) or 'none'}."
+        raise ConfigurationError(problem, "Correct the name.", argument=kind)
     return name
 
 

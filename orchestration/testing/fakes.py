@@ -83,11 +83,9 @@ def stream_schema(stream: str, given: TestStream | None, rows: Sequence[Mapping[
     if given is not None and given.schema is not None:
         return given.schema
     if not rows:
-        raise ConfigurationError(
-            f"stream {stream!r} has no columns: neither a schema nor records are given.",
-            "Describe it: TestApplication(app, {…: TestStream(Schema.of(…))}).",
-            stream=stream,
-        )
+        problem = f"stream {stream!r} has no columns: neither a schema nor records are given."
+        step = "Describe it: TestApplication(app, {…: TestStream(Schema.of(…))})."
+        raise ConfigurationError(problem, step, stream=stream)
 
     return Schema.from_arrow(pa.Table.from_pylist(list(rows)).schema)
 
@@ -100,22 +98,19 @@ def arrow_table(
     for number, row in enumerate(everything):
         unknown = [name for name in row if name not in schema]
         if unknown:
-            raise ConfigurationError(
+            problem = (
                 f"stream {stream!r}: record {number} has a column {unknown[0]!r}; its columns are "
-                f"{', '.join(schema.names)}.",
-                "Correct the record, or the columns of the stream.",
-                stream=stream,
+                f"{', '.join(schema.names)}."
             )
+            raise ConfigurationError(problem, "Correct the record, or the columns of the stream.", stream=stream)
     columns = {}
     for field in schema.to_arrow():
         try:
             columns[field.name] = to_exact_array([row.get(field.name) for row in everything], field.type)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            raise ConfigurationError(
-                f"stream {stream!r}: column {field.name!r} is {schema.field(field.name, stream).type}: {error}.",
-                "Correct the records, or the columns of the stream.",
-                stream=stream,
-            ) from error
+            problem = f"stream {stream!r}: column {field.name!r} is {schema.field(field.name, stream).type}: {error}."
+            step = "Correct the records, or the columns of the stream."
+            raise ConfigurationError(problem, step, stream=stream) from error
     columns[TOMBSTONE] = pa.array([False] * len(rows) + [True] * len(deleted), pa.bool_())
     return pa.table(columns)
 

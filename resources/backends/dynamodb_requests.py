@@ -446,11 +446,10 @@ class TableRequests:
             met = answer.item
             for name in changes.merge:
                 if "M" not in met.get(name, {"M": {}}):
-                    raise SchemaMismatchError(
-                        f"{self.label}: an update adds members to {name!r} of {key}, which holds {met[name]}, no map.",
-                        "Set the column instead.",
-                        column=name,
+                    problem = (
+                        f"{self.label}: an update adds members to {name!r} of {key}, which holds {met[name]}, no map."
                     )
+                    raise SchemaMismatchError(problem, "Set the column instead.", column=name)
             self.codec.check_sums(changes, met)
             if not answer.present and default is None:
                 return False, Problem(State.MISSING, record_not_found_error([entry.key], self.label))

@@ -120,12 +120,11 @@ def lost_request_error(
 
     unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError)
     what = "can't be reached" if unsent else "did not answer"
-    return HttpUnavailableError(
-        f"{label}: {method} {url}: the service {what} ({type(error).__name__}{_quote_reply(str(error), secrets)}).",
-        "The request is retried; check that the service runs and can be reached from here.",
-        table=label,
-        had_effect=False if unsent or method in READS else None,
+    problem = (
+        f"{label}: {method} {url}: the service {what} ({type(error).__name__}{_quote_reply(str(error), secrets)})."
     )
+    step = "The request is retried; check that the service runs and can be reached from here."
+    return HttpUnavailableError(problem, step, table=label, had_effect=False if unsent or method in READS else None)
 
 
 def _quote_reply(text: str, secrets: Iterable[str]) -> str:
@@ -402,9 +401,8 @@ def _quote_path_part(label: str, part: object) -> str:
     if isinstance(part, date | datetime):
         return part.isoformat()
     if not isinstance(part, str | int):
-        raise SchemaMismatchError(
-            f"{label} got {part!r} ({type(part).__name__}) in a key; expected text, whole numbers, dates or times.",
-            "Convert the key, or override path_of().",
-            table=label,
+        problem = (
+            f"{label} got {part!r} ({type(part).__name__}) in a key; expected text, whole numbers, dates or times."
         )
+        raise SchemaMismatchError(problem, "Convert the key, or override path_of().", table=label)
     return str(part)

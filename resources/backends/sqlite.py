@@ -416,12 +416,10 @@ class SqliteTable(StoreTable):
         forget_after: float | None = None,
     ) -> None:
         if str(path) in ("", ":memory:"):
-            raise ConfigurationError(
-                f"SQLite table {table!r} has the path {str(path)!r}: each connection would open a database of its own.",
-                "Use a file, or MemoryTable.",
-                argument="path",
-                table=table,
+            problem = (
+                f"SQLite table {table!r} has the path {str(path)!r}: each connection would open a database of its own."
             )
+            raise ConfigurationError(problem, "Use a file, or MemoryTable.", argument="path", table=table)
         self.path = str(Path(path).expanduser().absolute())
         self.table = check_identifier("table", table)
         self._label = f"SQLite table {table!r} in {self.path}"

@@ -229,12 +229,11 @@ class RowCodec:
 
     def _misfit_error(self, name: str, value: Any, why: str) -> SchemaMismatchError:
         column = self.columns[name]
-        return SchemaMismatchError(
+        problem = (
             f"{self.table}: column {name!r} is {column.type}{column.size}, but got {value!r} "
-            f"({type(value).__name__}); {why}.",
-            "Convert the value before it is written.",
-            column=name,
+            f"({type(value).__name__}); {why}."
         )
+        return SchemaMismatchError(problem, "Convert the value before it is written.", column=name)
 
 
 COLUMNS = ("newest_of", "newest", "tie", "applied")
@@ -255,11 +254,10 @@ def idempotency_table_name(table: str, key: Sequence[str]) -> str:
     """The name of the table that stores `Applied`, for a table with the columns `key`."""
     name = f"{table}__adjunct"
     if len(name.encode()) > 63:
-        raise ConfigurationError(
-            f"table {table!r} can't have conditions: {name!r}, the table for their state, is longer than 63 bytes.",
-            "Use a shorter table name, or remove newest_by and idempotent.",
-            table=table,
+        problem = (
+            f"table {table!r} can't have conditions: {name!r}, the table for their state, is longer than 63 bytes."
         )
+        raise ConfigurationError(problem, "Use a shorter table name, or remove newest_by and idempotent.", table=table)
     for part in key:
         if part in (*COLUMNS, "at"):
             raise ConfigurationError(

@@ -63,11 +63,9 @@ class BucketFile:
         try:
             return cls(**item)
         except TypeError as error:
-            raise MalformedDocumentError(
-                f"a stored file entry reads {str(item)[:200]!r}: {error}.",
-                "Restore the manifest from a backup, or roll back to the commit before.",
-                document="a file entry of a manifest",
-            ) from error
+            problem = f"a stored file entry reads {str(item)[:200]!r}: {error}."
+            step = "Restore the manifest from a backup, or roll back to the commit before."
+            raise MalformedDocumentError(problem, step, document="a file entry of a manifest") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +108,9 @@ class Generation:
         try:
             return cls(item["id"], item["folder"], tuple(BucketFile.from_json(file) for file in item["files"]))
         except (KeyError, TypeError) as error:
-            raise MalformedDocumentError(
-                f"a stored generation reads {str(item)[:200]!r}: {error!r}.",
-                "Restore the manifest from a backup, or roll back to the commit before.",
-                document="a generation of a manifest",
-            ) from error
+            problem = f"a stored generation reads {str(item)[:200]!r}: {error!r}."
+            step = "Restore the manifest from a backup, or roll back to the commit before."
+            raise MalformedDocumentError(problem, step, document="a generation of a manifest") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +130,8 @@ class BucketLayout:
 
     def __post_init__(self) -> None:
         if not self.bucket_by and self.partitions != 1:
-            raise SchemaMismatchError(
-                f"a layout of {self.partitions} buckets names no columns to hash.",
-                "Name a key, or use 1 bucket.",
-                argument="bucket_by",
-            )
+            problem = f"a layout of {self.partitions} buckets names no columns to hash."
+            raise SchemaMismatchError(problem, "Name a key, or use 1 bucket.", argument="bucket_by")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -204,11 +197,9 @@ def unpack_footer(text: str) -> bytes:
     try:
         return zlib.decompress(base64.b64decode(text, validate=True))
     except (binascii.Error, zlib.error) as error:
-        raise MalformedDocumentError(
-            f"a stored footer reads {text[:60]!r}: {error}.",
-            "Restore the manifest from a backup, or roll back to the commit before.",
-            document="a footer in a manifest",
-        ) from error
+        problem = f"a stored footer reads {text[:60]!r}: {error}."
+        step = "Restore the manifest from a backup, or roll back to the commit before."
+        raise MalformedDocumentError(problem, step, document="a footer in a manifest") from error
 
 
 GENERATION_COLUMN = "__gen"

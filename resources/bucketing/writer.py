@@ -208,12 +208,11 @@ class BucketFileWriter:
         for name in self._layout.key:
             nulls = batch.column(name).null_count
             if nulls:
-                raise NullKeyError(
+                problem = (
                     f"{self._options.what}: {nulls} record(s) have a null in {name!r}, which is part of the key "
-                    f"({', '.join(self._layout.key)}).",
-                    "Filter these records out, or give them a key.",
-                    column=name,
+                    f"({', '.join(self._layout.key)})."
                 )
+                raise NullKeyError(problem, "Filter these records out, or give them a key.", column=name)
         if self._layout.bucket_by:
             from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
@@ -382,10 +381,8 @@ def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: 
             descends = greater if equal is None else pc.or_(descends, pc.and_(equal, greater))
             equal = same if equal is None else pc.and_(equal, same)
         if descends is not None and pc.any(descends).as_py():
-            raise ManifestMismatchError(
-                f"{what}: rows reached their file in another order than that of {', '.join(key)}.",
-                "Nothing was committed. Report this as a bug, with the physical plan.",
-            )
+            problem = f"{what}: rows reached their file in another order than that of {', '.join(key)}."
+            raise ManifestMismatchError(problem, "Nothing was committed. Report this as a bug, with the physical plan.")
 
 
 def check_readable(

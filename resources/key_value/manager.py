@@ -109,11 +109,8 @@ def require_scope(snapshot: NamespaceSnapshot, scope: str) -> None:
     """Raise ScopeNotFoundError if the scope does not exist."""
     stored = snapshot.get(scope)
     if stored is None:
-        raise ScopeNotFoundError(
-            f"there is no scope {scope!r} of key-value tables.",
-            "Check the name, or create it: create_scope, or adjunct kv scope create.",
-            scope=scope,
-        )
+        step = "Check the name, or create it: create_scope, or adjunct kv scope create."
+        raise ScopeNotFoundError(f"there is no scope {scope!r} of key-value tables.", step, scope=scope)
     parse_stored_entry(StoredScope, stored, f"scope {scope!r} of key-value tables")
 
 

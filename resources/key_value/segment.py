@@ -407,31 +407,24 @@ def backend_from(description: Mapping[str, Any]) -> SegmentBackend:
 
 def deleted_table_error(table: TableId, label: str) -> KeyValueTableNotFoundError:
     """Return the error for a table that no longer exists; `label` says which it is, and where it was."""
-    return KeyValueTableNotFoundError(
-        f"{label} was deleted since it was opened.",
-        "Open it again by name. If the name is found but the table is still missing, restore its store from a backup.",
-        scope=table.scope,
-        table=table.name,
+    problem = f"{label} was deleted since it was opened."
+    step = (
+        "Open it again by name. If the name is found but the table is still missing, restore its store from a backup."
     )
+    return KeyValueTableNotFoundError(problem, step, scope=table.scope, table=table.name)
 
 
 def missing_table_error(table: TableId, label: str) -> TableNotFoundError:
     """Return the error for a table that the lake knows and whose store is missing."""
-    return TableNotFoundError(
-        f"{label} is missing: the lake lists the table, but its store does not exist.",
-        f"Restore it from a backup, or give it up and create it again: adjunct kv delete {table} --unregister.",
-        table=label,
-    )
+    problem = f"{label} is missing: the lake lists the table, but its store does not exist."
+    step = f"Restore it from a backup, or give it up and create it again: adjunct kv delete {table} --unregister."
+    return TableNotFoundError(problem, step, table=label)
 
 
 def sealed_table_error(table: TableId, label: str) -> KeyValueTableSealedError:
     """Return the error for a write to a sealed table."""
-    return KeyValueTableSealedError(
-        f"{label} is sealed: it can be read but not written.",
-        "Write to another table.",
-        scope=table.scope,
-        table=table.name,
-    )
+    problem = f"{label} is sealed: it can be read but not written."
+    return KeyValueTableSealedError(problem, "Write to another table.", scope=table.scope, table=table.name)
 
 
 TOKEN_BYTES = 12
@@ -620,8 +613,6 @@ class KeyValueTableConfiguration:
                 found = f"{name}={value!r} of a key-value table"
                 check_whole_number(value, found, f"a whole number from {least} on", argument=name, least=least)
         if self.partitions > MOST_PARTITIONS:
-            raise ConfigurationError(
-                f"partitions={self.partitions:,} of a key-value table: expected at most {MOST_PARTITIONS:,}.",
-                "Use fewer: any number of families can share a partition.",
-                argument="partitions",
-            )
+            problem = f"partitions={self.partitions:,} of a key-value table: expected at most {MOST_PARTITIONS:,}."
+            step = "Use fewer: any number of families can share a partition."
+            raise ConfigurationError(problem, step, argument="partitions")

@@ -41,11 +41,8 @@ def _reject(serializer: object, problem: str, next_step: str) -> SerializationEr
 
 def unreadable(stored: bytes, what: str, why: str) -> SerializationError:
     """Return the error for stored bytes that a serializer has not written."""
-    return SerializationError(
-        f"{len(stored):,} stored bytes ({stored!r:.60}) are not {what}: {why}.",
-        "Open the table with the serializer that wrote them.",
-        serializer=what,
-    )
+    problem = f"{len(stored):,} stored bytes ({stored!r:.60}) are not {what}: {why}."
+    return SerializationError(problem, "Open the table with the serializer that wrote them.", serializer=what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +229,8 @@ def _fastavro() -> ModuleType:
     try:
         import fastavro
     except ImportError as error:
-        raise ConfigurationError(
-            f"Avro needs fastavro, which can't be imported: {error}.",
-            'Run pip install "dagster-adjunct[avro]".',
-            package="fastavro",
-        ) from error
+        problem = f"Avro needs fastavro, which can't be imported: {error}."
+        raise ConfigurationError(problem, 'Run pip install "dagster-adjunct[avro]".', package="fastavro") from error
     return fastavro
 
 

@@ -65,11 +65,9 @@ def resolve_lake_backend(lake: Lake, description: Mapping[str, Any]) -> dict[str
         return {"backend": "sqlite", "path": str(folder.with_name(f"{folder.name}.key-values.sqlite"))}
     if description == IN_OBJECTS:
         return {"backend": "objects", "url": lake}
-    raise ConfigurationError(
-        f"a key-value table of {lake.url} is stored in {dict(description)!r}, which this lake does not have.",
-        "Open the lake where the table was created, or upgrade dagster-adjunct.",
-        url=lake.url,
-    )
+    problem = f"a key-value table of {lake.url} is stored in {dict(description)!r}, which this lake does not have."
+    step = "Open the lake where the table was created, or upgrade dagster-adjunct."
+    raise ConfigurationError(problem, step, url=lake.url)
 
 
 _NAME = re.compile(r"[A-Za-z0-9.-][A-Za-z0-9._-]{0,254}")
@@ -79,12 +77,11 @@ def check_table_name(kind: str, name: str) -> str:
     """Return `name` if it is valid for a scope or a table (`kind` says which): 1 to 255 ASCII letters, digits, `.`, `-`
     and `_`, not starting with `_`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidNameError(
+        problem = (
             f"{kind} name {name!r:.300} is not allowed: expected 1 to 255 letters, digits, '.', '-' or '_', not "
-            "starting with '_'.",
-            "Rename it.",
-            name=f"{name!s:.300}",
+            "starting with '_'."
         )
+        raise InvalidNameError(problem, "Rename it.", name=f"{name!s:.300}")
     return name
 
 

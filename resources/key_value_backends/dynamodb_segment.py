@@ -488,10 +488,8 @@ class SegmentWrites:
             if not await patience.wait():
                 if answer is TransactionAnswer.IN_PROGRESS:
                     self._remember(token, number, term)
-                    raise ReplyLostError(
-                        f"{self._calls.label}: a copy of a write has been in progress for {self._patience:g} s.",
-                        "It is checked again.",
-                    )
+                    problem = f"{self._calls.label}: a copy of a write has been in progress for {self._patience:g} s."
+                    raise ReplyLostError(problem, "It is checked again.")
                 raise self._contended()
             if answer is not TransactionAnswer.IN_PROGRESS:
                 # This try is over. A server that remembers cancelled ones would cancel it for ever.
@@ -605,17 +603,13 @@ class SegmentWrites:
 
     def _contended(self) -> TableUnavailableError:
         label = self._calls.label
-        return TableUnavailableError(
-            f"{label}: a write conflicted with others of the same keys for {self._patience:g} s.",
-            "It is retried. If that continues, have fewer writers of the same keys.",
-            table=label,
-        )
+        problem = f"{label}: a write conflicted with others of the same keys for {self._patience:g} s."
+        step = "It is retried. If that continues, have fewer writers of the same keys."
+        return TableUnavailableError(problem, step, table=label)
 
     def _sent_elsewhere(self) -> ReplyLostError:
-        return ReplyLostError(
-            f"{self._calls.label}: a write was sent through another handle, and families were purged since.",
-            "Read its keys, or repeat it through the handle that sent it.",
-        )
+        problem = f"{self._calls.label}: a write was sent through another handle, and families were purged since."
+        return ReplyLostError(problem, "Read its keys, or repeat it through the handle that sent it.")
 
 
 class DynamoDbSegment:

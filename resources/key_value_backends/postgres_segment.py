@@ -277,16 +277,12 @@ class PostgresSegmentErrors:
             return self.not_found()
         # The only other duplicate may be the token, if a repeat of this very request has claimed it.
         if (cut and wire.may_be_applied) or state == _DUPLICATE:
-            return ReplyLostError(
-                f"{self.label} at {self.place()}: the answer to a write was lost ({words}).",
-                "It is checked whether it was applied. If that continues, check the server and the network.",
-            )
+            step = "It is checked whether it was applied. If that continues, check the server and the network."
+            return ReplyLostError(f"{self.label} at {self.place()}: the answer to a write was lost ({words}).", step)
         if cut or state == _GIVEN_UP:
-            return TableUnavailableError(
-                f"{self.label} at {self.place()} does not answer at present ({words}).",
-                "It is retried. If that continues, check the server's log, and for long transactions.",
-                table=self.label,
-            )
+            problem = f"{self.label} at {self.place()} does not answer at present ({words})."
+            step = "It is retried. If that continues, check the server's log, and for long transactions."
+            return TableUnavailableError(problem, step, table=self.label)
         return self.of_schema(error)
 
     def of_schema(self, error: psycopg.Error) -> AdjunctError:
@@ -342,11 +338,9 @@ class PostgresSegment:
             if refused is not None:
                 return
             await self._pause(random.random() * _PAUSE)
-        raise TableUnavailableError(
-            f"{self._errors.label}: others changed the same keys {_ROUNDS} times while they were written.",
-            "It is retried. If that continues, have fewer writers of the same keys.",
-            table=self._errors.label,
-        )
+        problem = f"{self._errors.label}: others changed the same keys {_ROUNDS} times while they were written."
+        step = "It is retried. If that continues, have fewer writers of the same keys."
+        raise TableUnavailableError(problem, step, table=self._errors.label)
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
         sql = self._statements

@@ -49,11 +49,8 @@ _INCARNATION = re.compile(r"[0-9a-f]{16}")
 def sql_table_name(table: TableId) -> str:
     """Return the name of the table with the entries. Raises ConfigurationError for an invalid incarnation."""
     if not _INCARNATION.fullmatch(table.incarnation):
-        raise ConfigurationError(
-            f"key-value table {table} has the incarnation {table.incarnation!r}: expected 16 hexadecimal digits.",
-            "Open it through its manager.",
-            table=str(table),
-        )
+        problem = f"key-value table {table} has the incarnation {table.incarnation!r}: expected 16 hexadecimal digits."
+        raise ConfigurationError(problem, "Open it through its manager.", table=str(table))
     return f"kvt_{table.incarnation}"
 
 
@@ -228,11 +225,8 @@ def is_busy(error: BaseException) -> bool:
 def translate_sqlite_error(error: sqlite3.Error, label: str) -> AdjunctError:
     """Return the meaning of an SQLite error of a request that changed nothing; `label` says what was used."""
     if is_busy(error):
-        return TableUnavailableError(
-            f"{label} is locked by another process ({error}).",
-            "It is retried. If that continues, find the long transaction, or raise busy_timeout.",
-            table=label,
-        )
+        step = "It is retried. If that continues, find the long transaction, or raise busy_timeout."
+        return TableUnavailableError(f"{label} is locked by another process ({error}).", step, table=label)
     if getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNUSABLE:
         next_step = "Check that it is a writable SQLite file, and that its disk has space."
         return TableAccessError(f"{label} can't be used ({error}).", next_step, table=label)
@@ -421,10 +415,9 @@ class SqliteSegment:
             # Others have the lock, or the disk had no space for all of it: then its end is missing in the log.
             if is_busy(error) or code == sqlite3.SQLITE_FULL:
                 raise
-            raise ReplyLostError(
-                f"{self._label}: the commit of a write failed ({error}), and whether it was stored is unknown.",
-                "It is repeated unless it was stored. If the error persists, check the disk.",
-            ) from error
+            problem = f"{self._label}: the commit of a write failed ({error}), and whether it was stored is unknown."
+            step = "It is repeated unless it was stored. If the error persists, check the disk."
+            raise ReplyLostError(problem, step) from error
 
     def _find(self, execute: _Execute, keys: Sequence[bytes], values: bool) -> dict[bytes, StoredEntry]:
         """Return the entries of many keys, all of one moment."""

@@ -279,21 +279,16 @@ def _column(frame: DataFrame, table: KeyValueTable[Any, Any], name: str, kind: s
     if kind == "bigint" and type_ in _INTEGERS:
         return sql_column(name).cast("bigint")
     if type_ != kind:
-        raise SchemaMismatchError(
-            f"key-value table {table.id}: column {name!r} of the frame is {type_}; expected {kind}.",
-            "Cast it, convert it with to_json(…), or open the table with another serializer.",
-            column=name,
-        )
+        problem = f"key-value table {table.id}: column {name!r} of the frame is {type_}; expected {kind}."
+        step = "Cast it, convert it with to_json(…), or open the table with another serializer."
+        raise SchemaMismatchError(problem, step, column=name)
     return sql_column(name)
 
 
 def _type(frame: DataFrame, table: KeyValueTable[Any, Any], name: str) -> str:
     if name not in frame.columns:
-        raise SchemaMismatchError(
-            f"key-value table {table.id}: the frame has no column {name!r}; it has {', '.join(frame.columns)}.",
-            "Name the columns with key=, value= and family=.",
-            column=name,
-        )
+        problem = f"key-value table {table.id}: the frame has no column {name!r}; it has {', '.join(frame.columns)}."
+        raise SchemaMismatchError(problem, "Name the columns with key=, value= and family=.", column=name)
     return str(frame.schema[name].dataType.simpleString())
 
 

@@ -134,11 +134,8 @@ class RowDocuments:
     def __init__(self, label: str, columns: Sequence[Column]) -> None:
         for column in columns:
             if column.name.startswith(OWN):
-                raise ConfigurationError(
-                    f"{label} has a column {column.name!r}; names with the prefix {OWN} are reserved for marks.",
-                    "Rename it.",
-                    argument="columns",
-                )
+                problem = f"{label} has a column {column.name!r}; names with the prefix {OWN} are reserved for marks."
+                raise ConfigurationError(problem, "Rename it.", argument="columns")
         self._label = label
         self._write = {column.name: json_encoder(column) for column in columns}
         self._read = {column.name: json_decoder(column) for column in columns}
@@ -188,11 +185,9 @@ class RowDocuments:
         except ValueError:
             document = None
         if not isinstance(document, dict):
-            raise SchemaMismatchError(
-                f"{self._label} has {stored[:60]!r} under the key {key!r}; expected a record as a JSON object.",
-                "Remove it, or read the table with its own serializers.",
-                table=self._label,
-            )
+            problem = f"{self._label} has {stored[:60]!r} under the key {key!r}; expected a record as a JSON object."
+            step = "Remove it, or read the table with its own serializers."
+            raise SchemaMismatchError(problem, step, table=self._label)
         return document
 
 

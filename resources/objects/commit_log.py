@@ -104,12 +104,11 @@ def decode_document(cls: type[D], data: bytes, where: str, next_step: str) -> D:
     except ValidationError as error:
         with suppress(ValueError):
             _check_format(json.loads(data), where)
-        raise MalformedDocumentError(
+        problem = (
             f"{where} is not a valid {cls.__name__.lower()} of format {FORMAT}: {first_validation_problem(error)} "
-            f"({len(data)} bytes found).",
-            next_step,
-            document=where,
-        ) from None
+            f"({len(data)} bytes found)."
+        )
+        raise MalformedDocumentError(problem, next_step, document=where) from None
 
 
 def decode_body(cls: type[D], body: object, where: str, problem: str, next_step: str) -> D:

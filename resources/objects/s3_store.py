@@ -420,11 +420,10 @@ def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
         settings: Any = {"endpoint_url": options.endpoint, "region_name": options.region, "config": config}
         client = send_request(what, lambda: boto3.session.Session().client("s3", **settings))
     except ValueError:  # its text is the endpoint, which may hold a login
-        raise ConfigurationError(
-            f"{what}: boto3's S3 endpoint is not a URL of a server (not shown here, as it may contain a login).",
-            "Write it like https://s3.example.com:9000 (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, boto3's configuration).",
-            setting="AWS_ENDPOINT_URL_S3",
-            url=what.url,
-        ) from None
+        problem = f"{what}: boto3's S3 endpoint is not a URL of a server (not shown here, as it may contain a login)."
+        step = (
+            "Write it like https://s3.example.com:9000 (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, boto3's configuration)."
+        )
+        raise ConfigurationError(problem, step, setting="AWS_ENDPOINT_URL_S3", url=what.url) from None
     check_endpoint(client.meta.endpoint_url)
     return client

@@ -197,11 +197,9 @@ class GroupCommit:
                 _answer(decision)
                 return
             snapshot, fresh = swapped.snapshot, True
-        raise TableUnavailableError(
-            f"other writers of {self._core.pointer.key!r} were faster for {_PATIENCE:.0f} s.",
-            "Try again, with more partitions or fewer writers.",
-            table=str(self._core.table),
-        )
+        problem = f"other writers of {self._core.pointer.key!r} were faster for {_PATIENCE:.0f} s."
+        step = "Try again, with more partitions or fewer writers."
+        raise TableUnavailableError(problem, step, table=str(self._core.table))
 
     def _decide(self, snapshot: PointerSnapshot, group: list[QueuedWrite]) -> CommitDecision:
         """Decide about the group. Requests that a sealed segment rejects are answered, and leave the group."""

@@ -393,10 +393,8 @@ class PointerObject:
         raise self._lost(problem) from problem
 
     def _lost(self, error: Exception | None) -> ReplyLostError:
-        return ReplyLostError(
-            f"whether {self.key!r} in {self.store.url} was replaced is unknown ({error}).",
-            "Repeat the request, with its token.",
-        )
+        problem = f"whether {self.key!r} in {self.store.url} was replaced is unknown ({error})."
+        return ReplyLostError(problem, "Repeat the request, with its token.")
 
 
 _MOST = 32.0

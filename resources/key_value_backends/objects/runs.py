@@ -290,8 +290,5 @@ def read_footer(data: bytes, where: str) -> RunIndex:
 
 def damaged_object_error(where: str, problem: str) -> MalformedDocumentError:
     """Return the error for a damaged object of a segment."""
-    return MalformedDocumentError(
-        f"{where} can't be read: {problem}.",
-        "Restore this object from a backup or an older object version; for a newer format, upgrade dagster-adjunct.",
-        document=where,
-    )
+    step = "Restore this object from a backup or an older object version; for a newer format, upgrade dagster-adjunct."
+    return MalformedDocumentError(f"{where} can't be read: {problem}.", step, document=where)

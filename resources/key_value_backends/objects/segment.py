@@ -125,11 +125,8 @@ class ObjectSegments:
             cache_bytes, f"cache_bytes={cache_bytes!r}", "a whole number from 0 on", argument="cache_bytes", least=0
         )
         if unknown := sorted(set(s3 or {}) - {field.name for field in fields(S3Options)}):
-            raise ConfigurationError(
-                f"key-value tables in objects have s3 with {', '.join(map(repr, unknown))}, unknown to S3Options.",
-                "Pass fields of S3Options.",
-                argument="s3",
-            )
+            problem = f"key-value tables in objects have s3 with {', '.join(map(repr, unknown))}, unknown to S3Options."
+            raise ConfigurationError(problem, "Pass fields of S3Options.", argument="s3")
         self._given, self._s3 = url, s3
         self._cache_bytes = cache_bytes
         self._cache = BlockCache(cache_bytes)
@@ -223,11 +220,8 @@ def _settle_status(table: TableId, pointer: PointerObject, status: Status) -> St
     except ReplyLostError as error:
         raise TableUnavailableError(error.problem, "Do it again.", table=str(table)) from error
     if swapped is None:
-        raise TableUnavailableError(
-            f"other writers were always first to replace {pointer.key!r} in {pointer.store.url}.",
-            "Do it again.",
-            table=str(table),
-        )
+        problem = f"other writers were always first to replace {pointer.key!r} in {pointer.store.url}."
+        raise TableUnavailableError(problem, "Do it again.", table=str(table))
     return swapped.snapshot.state.status
 
 

@@ -335,11 +335,9 @@ class SegmentCore:
 
     def missing_run_error(self, error: ObjectNotFoundError | None) -> MalformedDocumentError:
         key = None if error is None else error.key
-        return MalformedDocumentError(
-            f"a run that the pointer {self.pointer.key!r} in {self.pointer.store.url} names is missing: {error}",
-            "Restore this object from a backup or an older object version.",
-            document=key or self.pointer.key,
-        )
+        problem = f"a run that the pointer {self.pointer.key!r} in {self.pointer.store.url} names is missing: {error}"
+        step = "Restore this object from a backup or an older object version."
+        return MalformedDocumentError(problem, step, document=key or self.pointer.key)
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:

@@ -429,13 +429,12 @@ class KafkaAppends(StreamSystem):
         consumed: Mapping[SystemStreamPartition, str],
     ) -> TaskAppend:
         if markers and "compact" in facts.config.get("cleanup.policy", ""):
-            raise ConfigurationError(
+            problem = (
                 f"{self.name}.{facts.stream} can't have end-of-dataset markers: topic {facts.topic!r} is compacted "
-                "(cleanup.policy), which only accepts records with a key.",
-                "Deliver versions through a topic that is not compacted.",
-                stream=f"{self.name}.{facts.stream}",
-                topic=facts.topic,
+                "(cleanup.policy), which only accepts records with a key."
             )
+            step = "Deliver versions through a topic that is not compacted."
+            raise ConfigurationError(problem, step, stream=f"{self.name}.{facts.stream}", topic=facts.topic)
         offsets: dict[str, dict[int, int]] = {}
         if facts.declared.transactional:
             ours = [(ssp, int(offset)) for ssp, offset in consumed.items() if ssp.system == self.name]
