@@ -23,7 +23,7 @@ from dagster_adjunct.assets.bounded.candidate import (
     AdvanceGroup,
     Member,
     build_candidate,
-    reject_withdrawn_content,
+    reject_revoked_content,
     validate_candidate,
 )
 from dagster_adjunct.assets.bounded.publish import commit_waiting, commit_waits, publish_candidates
@@ -345,7 +345,7 @@ def _advance(group: AdvanceGroup, *, once: bool, make_current: bool) -> list[Adv
             if not polled.together:
                 return [build_bounded_report(member) for member in commit_waiting(group, polled).members]
             candidates = [build_candidate(group.member(name), delivery) for name, delivery in polled.together.items()]
-            validated = [validate_candidate(candidate) for candidate in reject_withdrawn_content(candidates)]
+            validated = [validate_candidate(candidate) for candidate in reject_revoked_content(candidates)]
         except (MarkerConflictError, ValidatorError):
             commit_waits(group, {})
             raise

@@ -128,7 +128,7 @@ class AdvanceGroup:
 class CandidateVersion:
     """A version to be published, with the problem that prevents it ("" if none). `version` is None if it was not built.
 
-    `unchanged` is the id of an existing version with the same content, `withdrawn` a withdrawn version of this name
+    `unchanged` is the id of an existing version with the same content, `revoked` a revoked version of this name
     with the same content; `document` is the key of this version's document, None until it is written.
     """
 
@@ -139,7 +139,7 @@ class CandidateVersion:
     version: SealedVersion | None
     problem: str = ""
     unchanged: str | None = None
-    withdrawn: VersionRef | None = None
+    revoked: VersionRef | None = None
     warnings: tuple[str, ...] = ()
     document: str | None = None
 
@@ -186,7 +186,7 @@ REJECTING_ERRORS = (MarkerConflictError, NullKeyError, SchemaMismatchError)
 
 
 def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
-    """Build a delivered version, or reuse a finished build; find out whether it is unfit, unchanged or withdrawn."""
+    """Build a delivered version, or reuse a finished build; find out whether it is unfit, unchanged or revoked."""
     log = member.log
     fingerprint = _build_fingerprint(member, delivery)
     with member.stages("build", delivery.version) as building:
@@ -208,25 +208,25 @@ def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
     if candidate.version is not None:
         with member.stages("unchanged", delivery.version):
             new = candidate.version
-            unchanged, wanted = _find_equal_version(member, new), (new.name, "withdrawn", new.valid_from)
+            unchanged, wanted = _find_equal_version(member, new), (new.name, "revoked", new.valid_from)
             refs = (ref for ref in member.manifest.versions if (ref.name, ref.state, ref.valid_from) == wanted)
-            withdrawn = None if unchanged else next((ref for ref in refs if _has_same_content(member, ref, new)), None)
-            return replace(candidate, unchanged=unchanged, withdrawn=withdrawn)
+            revoked = None if unchanged else next((ref for ref in refs if _has_same_content(member, ref, new)), None)
+            return replace(candidate, unchanged=unchanged, revoked=revoked)
     return candidate
 
 
-def reject_withdrawn_content(candidates: Sequence[CandidateVersion]) -> list[CandidateVersion]:
-    """Return the candidates, rejected if all their new content was withdrawn earlier under the same name.
+def reject_revoked_content(candidates: Sequence[CandidateVersion]) -> list[CandidateVersion]:
+    """Return the candidates, rejected if all their new content was revoked earlier under the same name.
 
-    A producer that delivers twice must not bring back withdrawn content. In a version set, one member's content may be
+    A producer that delivers twice must not bring back revoked content. In a version set, one member's content may be
     unchanged while another's is corrected.
     """
-    again = all(candidate.withdrawn or candidate.unchanged for candidate in candidates)
+    again = all(candidate.revoked or candidate.unchanged for candidate in candidates)
     if not again:
-        return [replace(candidate, withdrawn=None) for candidate in candidates]
-    problem = "it has the content of version {0.id} of this name, which is withdrawn: {0.reason}"
+        return [replace(candidate, revoked=None) for candidate in candidates]
+    problem = "it has the content of version {0.id} of this name, which is revoked: {0.reason}"
     return [
-        replace(candidate, problem=problem.format(candidate.withdrawn)) if candidate.withdrawn else candidate
+        replace(candidate, problem=problem.format(candidate.revoked)) if candidate.revoked else candidate
         for candidate in candidates
     ]
 
@@ -317,7 +317,7 @@ def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
     if ref is None or ref.valid_from != new.valid_from:
         return None
     # The same content with another valid-from time is a version of its own, because versions between the two times may
-    # be added or withdrawn later.
+    # be added or revoked later.
     replaced = new.valid_from is not None and any(
         other.state == "sealed" and other.valid_from == new.valid_from and other.number > ref.number
         for other in manifest.versions

@@ -239,8 +239,8 @@ def _apply_to_manifest(
     unchanged = candidate.unchanged if rejected is None else None
     ref = _version_ref(candidate, rejected)
     head = {"head": ref.id} if rejected is None and switches else {}
-    # A repeated delivery of withdrawn content takes no name.
-    freed = candidate.member.context.now() if rejected is not None and rejected.withdrawn else None
+    # A repeated delivery of revoked content takes no name.
+    freed = candidate.member.context.now() if rejected is not None and rejected.revoked else None
     done = Delivered(name=delivery.version, version=ref.id, markers=dict(delivery.markers), freed=freed)
     fields = {**input_position(manifest, delivery, done), **head, "awaited": None}
     if unchanged is None:

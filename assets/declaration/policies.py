@@ -27,7 +27,7 @@ class DiscardPolicy:
     """Which versions are retained: the newest `keep` (None: all), and those that are served, pinned, leased or recent.
 
     Nothing younger than `grace` is deleted, by the store's clock: neither versions nor leftovers of failed attempts.
-    Rejected and withdrawn versions are deleted when they are older than `grace`.
+    Rejected and revoked versions are deleted when they are older than `grace`.
     """
 
     keep: int | None = 3

@@ -214,7 +214,7 @@ class Dataset(VersionOperations):
         """Move on to the version served now; return whether it is a different one. One request if nothing changed.
 
         Running calls keep their version. Raises NoSealedVersionError when no version is served any more, as do all
-        calls until a refresh finds one. A chosen version stays: its refresh raises DatasetError once it was withdrawn
+        calls until a refresh finds one. A chosen version stays: its refresh raises DatasetError once it was revoked
         or discarded.
         """
         return self._served.refresh()
@@ -277,7 +277,7 @@ def open_dataset(
     `lease` and `on_damage` (by default that of the declaration). The lease stores `holder` for operators, by default
     the machine and process.
 
-    Raises DatasetNotFoundError; for a version or moment, DatasetError where it does not exist or was withdrawn,
+    Raises DatasetNotFoundError; for a version or moment, DatasetError where it does not exist or was revoked,
     NoSealedVersionError where nothing was served, and VersionDiscardedError where it was discarded. A dataset that
     serves no version can be opened; reading it raises NoSealedVersionError.
     """

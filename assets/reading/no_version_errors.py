@@ -12,9 +12,9 @@ from dagster_adjunct.resources.errors import NoSealedVersionError
 
 
 def is_delivered(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
-    """Whether this dataset's versions are delivered, and none was withdrawn."""
-    withdrawn = manifest is not None and any(ref.state == "withdrawn" for ref in manifest.listed)
-    return not (withdrawn or _follows_changes(spec, manifest) or _is_computed(spec, manifest))
+    """Whether this dataset's versions are delivered, and none was revoked."""
+    revoked = manifest is not None and any(ref.state == "revoked" for ref in manifest.listed)
+    return not (revoked or _follows_changes(spec, manifest) or _is_computed(spec, manifest))
 
 
 def no_version_error(
@@ -67,8 +67,8 @@ def _describe_cause(
         if _follows_changes(spec, manifest):
             return "its bootstrap is not finished"
     refs = manifest.listed if manifest is not None else ()
-    if any(ref.state == "withdrawn" for ref in refs):
-        return "all that were sealed are withdrawn"
+    if any(ref.state == "revoked" for ref in refs):
+        return "all that were sealed are revoked"
     rejected = next((ref for ref in reversed(refs) if ref.state == "rejected"), None)
     refused = f"version {rejected.name!r} was rejected ({rejected.reason})" if rejected else ""
     if not is_computed:

@@ -78,7 +78,7 @@ def resolve_version(
     """Return a retained version by id or name (its newest), or the version served `as_of` a time or commit.
 
     Exactly one of the two is given. `manifest` is that of the `current` commit. Commit times are by their writers'
-    clocks. Raises DatasetError for an unknown or withdrawn version or commit, NoSealedVersionError where nothing was
+    clocks. Raises DatasetError for an unknown or revoked version or commit, NoSealedVersionError where nothing was
     served yet, and VersionDiscardedError for a discarded version of an unbounded dataset.
     """
     _validate_request(log.name, version, as_of)
@@ -99,7 +99,7 @@ def resolve_version(
         problem = f"dataset {log.name!r}: its history has no version served {_describe_as_of(as_of)}."
         step = f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}."
         raise NoSealedVersionError(problem, step, dataset=log.name)
-    require_readable_version(manifest, served.id)  # raises if it was withdrawn or is not retained
+    require_readable_version(manifest, served.id)  # raises if it was revoked or is not retained
     return served
 
 
@@ -125,7 +125,7 @@ def _describe_as_of(as_of: AsOf | None) -> str:
 def read_batch_version(log: DatasetLog, manifest: DatasetManifest, version: str) -> SealedVersion:
     """Return the version with this id that a batch began with.
 
-    That includes a version that was withdrawn since, or that an erasure has rewritten. The original is kept until the
+    That includes a version that was revoked since, or that an erasure has rewritten. The original is kept until the
     batch has ended, because a part of the output may be written already.
     """
     if manifest.version is not None and manifest.version.id == version:
@@ -381,7 +381,7 @@ class VersionOperations(ABC):
         return accept_version(self._log, version, reason=reason, by=by, make_current=make_current)
 
     def remove_version(self, version: str, *, reason: str, by: str) -> BoundedManifest:
-        """Remove a rejected or withdrawn version, by id or name; the next discard deletes its files."""
+        """Remove a rejected or revoked version, by id or name; the next discard deletes its files."""
         return remove_version(self._log, version, reason=reason, by=by)
 
 
@@ -470,7 +470,7 @@ class StoredVersions(VersionOperations):
         """Return a reader of a retained version: by id, the newest of a name, or the one served `as_of` then.
 
         `as_of` is a time with its zone (the newest commit at or before it, by its writer's clock), or a commit's number
-        or id. Raises DatasetError for a withdrawn version, NoSealedVersionError where nothing was served then, and
+        or id. Raises DatasetError for a revoked version, NoSealedVersionError where nothing was served then, and
         VersionDiscardedError (DatasetError for a bounded dataset), naming what is retained, for a discarded one.
         """
         current, manifest = self.newest()
@@ -480,7 +480,7 @@ class StoredVersions(VersionOperations):
         """Return a reader of the table with history, or of the versions that state their time.
 
         `versions` are the ids of an earlier result, so that a retried batch reads the same. With None they are the
-        served version, or all that are retained, sealed and not withdrawn. Raises DatasetError where no version states
+        served version, or all that are retained, sealed and not revoked. Raises DatasetError where no version states
         its time, and what `version_of_batch` raises.
         """
         manifest = self.require_manifest()
@@ -492,7 +492,7 @@ class StoredVersions(VersionOperations):
         return VersionsOverTime(self._lake.store, self.name, sealed)
 
     def version_of_batch(self, version: str) -> VersionReader:
-        """Return a reader of the version that an open batch began with, even if it was withdrawn since."""
+        """Return a reader of the version that an open batch began with, even if it was revoked since."""
         return self._reader(read_batch_version(self.log, self.require_manifest(), version))
 
     def diff(self, old: str, new: str, *, sample: int = 20) -> VersionDiff:

@@ -65,7 +65,7 @@ def check_deletable(dataset: str, seen: Commit) -> None:
             f"dataset {dataset!r} can't be deleted alone: it is a member of the version set {version_set!r}, whose "
             "versions are one commit."
         )
-        raise DatasetError(problem, "Withdraw its versions and discard them instead.", dataset=dataset)
+        raise DatasetError(problem, "Revoke its versions and discard them instead.", dataset=dataset)
 
 
 def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: str, by: str) -> DeletedObjects:
@@ -261,7 +261,7 @@ def _plan_versions(
         elif manifest.head == ref.id:
             why = "what the last switch chose"
         elif next_best == ref.id and ref.state == "sealed":
-            why = "served again if the current one is withdrawn"
+            why = "served again if the current one is revoked"
         else:
             why = newest.get(ref.id, "") or held.get(ref.id, held.get("*", ""))
         if not why and age < policy.grace:
@@ -447,7 +447,7 @@ def delete_doomed(
 
     def clear(fresh: DatasetManifest) -> DatasetManifest | None:
         left = tuple(entry for entry in fresh.doomed if entry not in deleted)
-        change = Change(action="discard", reason=f"{len(deleted)} folders and documents are deleted")
+        change = Change(action="expire", reason=f"{len(deleted)} folders and documents are deleted")
         return None if left == fresh.doomed else fresh.after(doomed=left, change=change)
 
     log.transact(clear, by=by)

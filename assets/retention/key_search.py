@@ -34,10 +34,10 @@ from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore
 from dagster_adjunct.resources.schemas.schema import Field
 
 CLEARED = "(cleared by an erasure)"
-ERASE_ACTION = "forget"
+ERASE_ACTION = "erase"
 """The action of an erasure's commit."""
 
-_DISCARD_ACTION = "discard"
+_DISCARD_ACTION = "expire"
 _REASONS = ("reason", "why")
 _VERDICT_FIELDS = {"name", "passed", "message", "facts"}
 _FILE_FIELDS = {"bucket", "name", "rows", "sha256"}

@@ -539,7 +539,7 @@ class VersionErasure(_Erasure):
                 return  # discarded meanwhile, with its objects
             if isinstance(error, DatasetError):
                 raise
-            action = f"give the version up (withdraw, drop and discard {ref.id})"
+            action = f"give the version up (revoke, drop and discard {ref.id})"
             raise self._unsearched_error(error, action, version=ref.id) from error
         if replacement is None:
             self.clean.add(ref.document)

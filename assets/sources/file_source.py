@@ -374,7 +374,7 @@ class FileVersions(VersionSource):
             raise DatasetError(problem, step, dataset=self.spec.name, version=self._partition)
         done = manifest.delivered[-1] if manifest.delivered else None
         ref = manifest.ref(done.version) if done else None
-        # A copy of withdrawn files is no new delivery.
+        # A copy of revoked files is no new delivery.
         if done is not None and (not done.freed or ref is not None):
             copied = self._known.is_copy(done.markers, folder)
             if copied or self._known.is_known(done.markers, folder):
@@ -402,7 +402,7 @@ class FileVersions(VersionSource):
     ) -> tuple[list[Folder], list[Folder]]:
         """Return the folders that come too late, and the others in order.
 
-        None is late if versions are ordered by name; nor is a withdrawn one if they are ordered by time.
+        None is late if versions are ordered by name; nor is a revoked one if they are ordered by time.
         """
         folders = sorted(folders, key=lambda folder: natural_sort_key(folder.path))
         newest = max(manifest.taken, key=natural_sort_key, default=None)

@@ -282,7 +282,7 @@ def settled_from_manifest(
     """Return the offsets of a dataset in its stream, the settled versions, and the names that are reusable.
 
     Settled versions have the facts of their markers, none for abandoned, rejected and old ones, which are not compared.
-    Lost, withdrawn, and rejected-then-dropped versions are reusable: a delivery under their name is a new version.
+    Lost, revoked, and rejected-then-dropped versions are reusable: a delivery under their name is a new version.
     """
     offsets = {SystemStreamPartition.parse(text): int(offset) for text, offset in manifest.offsets.items()}
     rejected = {ref.id for ref in manifest.versions if ref.state == "rejected"}

@@ -336,7 +336,7 @@ def commit_with_retries(
         if advance.spec.following.completes:
             since = 0 if progress.commit is None else progress.commit.number
             newer = takewhile(lambda made: made[0].number > since, advance.log.history())
-            if any(after.change is not None and after.change.action == "forget" for _, after in newer):
+            if any(after.change is not None and after.change.action == "erase" for _, after in newer):
                 return None
         return replace(seen, commit=commit, manifest=fresh)
 

@@ -1,4 +1,4 @@
-"""Operator actions on versions: pin, unpin, roll back, withdraw, force, drop. Each is one commit.
+"""Operator actions on versions: pin, unpin, roll back, revoke, force, drop. Each is one commit.
 
 An action is decided from the manifests alone and decided again if another writer commits first. In a version set it
 moves all members to the version of the same name in the same commit.
@@ -128,38 +128,37 @@ def revoke_version(log: DatasetLog, version: str, *, reason: str, by: str) -> Bo
 
     That is the version replaced by the switch to it, not one left by a rollback (see `resolve_heads`). Where versions
     are ordered by time it may have arrived later and be valid from earlier. In a version set, the other members
-    withdraw what was delivered under this name only. The name becomes free: it can be delivered again with other
+    revoke what was delivered under this name only. The name becomes free: it can be delivered again with other
     content.
     """
-    require_audit_fields("withdraw", version, reason, by)
+    require_audit_fields("revoke", version, reason, by)
 
-    def withdraw(manifests: Members) -> Members | None:
+    def revoke(manifests: Members) -> Members | None:
         chosen = resolve_versions(manifests, log.name, version, present=True)
-        withdrawn = {
-            name: ref.model_copy(update={"state": "withdrawn", "reason": f"{reason} (by {by})"})
+        revoked = {
+            name: ref.model_copy(update={"state": "revoked", "reason": f"{reason} (by {by})"})
             for name, ref in chosen.items()
-            if ref.state != "withdrawn" and (name == log.name or len(list_delivered_names(manifests[name], ref)) < 2)
+            if ref.state != "revoked" and (name == log.name or len(list_delivered_names(manifests[name], ref)) < 2)
         }
-        versions = {name: _replace_ref(m, withdrawn.get(name)) for name, m in manifests.items()}
+        versions = {name: _replace_ref(m, revoked.get(name)) for name, m in manifests.items()}
         heads = resolve_heads(manifests, versions, log.name)
         unpinned = any(
-            m.pin is not None and name in withdrawn and m.pin.version == withdrawn[name].id
-            for name, m in manifests.items()
+            m.pin is not None and name in revoked and m.pin.version == revoked[name].id for name, m in manifests.items()
         )
-        names = list_delivered_names(manifests[log.name], chosen[log.name]) if log.name in withdrawn else ()
-        freed = {name: _free_names(m, withdrawn.get(name), names, log.lake.now()) for name, m in manifests.items()}
+        names = list_delivered_names(manifests[log.name], chosen[log.name]) if log.name in revoked else ()
+        freed = {name: _free_names(m, revoked.get(name), names, log.lake.now()) for name, m in manifests.items()}
         after = {
             name: with_served_version(
                 log, m, versions=versions[name], back_to=heads[name], pin=None if unpinned else m.pin,
-                change=Change(action="withdraw", version=chosen[name].id if name in chosen else None, reason=reason),
+                change=Change(action="revoke", version=chosen[name].id if name in chosen else None, reason=reason),
                 **freed[name],
             )
             for name, m in manifests.items()
-            if name in withdrawn or heads[name] != m.head or (unpinned and m.pin is not None) or freed[name]
+            if name in revoked or heads[name] != m.head or (unpinned and m.pin is not None) or freed[name]
         }  # fmt: skip
         return after or None
 
-    return log.transact_versions(withdraw, by=by)
+    return log.transact_versions(revoke, by=by)
 
 
 def accept_version(
@@ -170,7 +169,7 @@ def accept_version(
     A version that does not come after the current one is retained without being served, unless `make_current` is set;
     `describe_unserved_version` of the returned manifest says so. In a version set this holds for all members.
     """
-    require_audit_fields("force", version, reason, by)
+    require_audit_fields("accept", version, reason, by)
 
     def force(manifests: Members) -> Members:
         chosen, after = resolve_versions(manifests, log.name, version), dict[str, BoundedManifest]()
@@ -189,7 +188,7 @@ def accept_version(
             else:
                 changes = {"versions": insert_unserved_version(manifest, forced, between=between)}
                 why = f"{reason} (sealed but not served: {manifest.head} stays current)"
-            change = Change(action="force", version=ref.id, reason=why)
+            change = Change(action="accept", version=ref.id, reason=why)
             after[name] = with_served_version(log, manifest, **changes, change=change)
         return after
 
@@ -199,7 +198,7 @@ def accept_version(
 def describe_unserved_version(after: BoundedManifest) -> str:
     """Return why a forced version is not served, with the next step; "" if the last change was anything else."""
     change = after.change
-    if change is None or change.action != "force" or change.version in (None, after.head):
+    if change is None or change.action != "accept" or change.version in (None, after.head):
         return ""
     forced, head = after.ref(change.version or ""), after.ref(after.head or "")
     if forced is None or head is None:
@@ -211,15 +210,15 @@ def describe_unserved_version(after: BoundedManifest) -> str:
 
 
 def remove_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
-    """Remove a rejected or withdrawn version from the manifest; the next discard deletes its files."""
-    require_audit_fields("drop", version, reason, by)
+    """Remove a rejected or revoked version from the manifest; the next discard deletes its files."""
+    require_audit_fields("remove-version", version, reason, by)
 
     def drop(manifests: Members) -> Members | None:
         chosen = resolve_versions(manifests, log.name, version, present=True)
         ref = chosen[log.name]
         if ref.state == "sealed":
-            problem = f"dataset {log.name!r}: version {ref.id} is sealed; only rejected and withdrawn ones are dropped."
-            step = "Withdraw it first if it must not be served; the discard policy removes other sealed versions."
+            problem = f"dataset {log.name!r}: version {ref.id} is sealed; only rejected and revoked ones are dropped."
+            step = "Revoke it first if it must not be served; the discard policy removes other sealed versions."
             raise DatasetError(problem, step, dataset=log.name, version=ref.id)
         return {
             name: _without_ref(manifests[name], ref, reason) for name, ref in chosen.items() if ref.state != "sealed"
@@ -254,7 +253,7 @@ def insert_unserved_version(manifest: BoundedManifest, new: VersionRef, *, betwe
     """Return the retained versions with a new sealed one that does not become current.
 
     With `between` it is inserted by time into the chain of replaced versions: it is served once every version valid
-    after it is withdrawn. That requires that all members of the version set order versions by time.
+    after it is revoked. That requires that all members of the version set order versions by time.
     """
     versions = [ref for ref in manifest.versions if ref.id != new.id]
     head, order = manifest.ref(manifest.head or ""), version_order(manifest)
@@ -300,7 +299,7 @@ def _without_ref(manifest: BoundedManifest, ref: VersionRef, reason: str) -> Bou
         _free_names(manifest, ref, () if delivered else (ref.name,), ref.sealed_at) if ref.state == "rejected" else {}
     )
     return manifest.after(
-        versions=kept, doomed=doomed, **freed, change=Change(action="drop", version=ref.id, reason=reason)
+        versions=kept, doomed=doomed, **freed, change=Change(action="remove-version", version=ref.id, reason=reason)
     )
 
 

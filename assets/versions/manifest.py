@@ -66,7 +66,7 @@ class Delivered(ManifestPart):
 
     A delivery whose content equals the previous version is held by that one. `freed` is the time since when the name
     can be delivered again as a new version: the time of the rejection for a version rejected and then dropped, or the
-    time of the withdrawal.
+    time of the revocation.
     """
 
     name: str
@@ -223,7 +223,7 @@ class CommonManifest(ManifestPart):
 
     def _without(self, entries: Sequence[str], garbage: Sequence[str], what: str, **fields: Any) -> Self:
         doomed = tuple(dict.fromkeys([*self.doomed, *entries, *garbage]))
-        change = Change(action="discard", reason=f"{what}, {len(garbage)} leftovers")
+        change = Change(action="expire", reason=f"{what}, {len(garbage)} leftovers")
         return self.after(**fields, doomed=doomed, change=change)
 
     def _served_folders(self) -> set[str]:

@@ -67,9 +67,9 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
     if sealed and ref.state != "sealed":
         raise DatasetError(
             f"dataset {manifest.name!r}: version {ref.id} is {ref.state} ({ref.reason}) and is not served.",
-            "A rejected version can be forced with a reason; a withdrawn one never comes back."
+            "A rejected version can be forced with a reason; a revoked one never comes back."
             if ref.state == "rejected"
-            else "Choose another version: a withdrawn one never comes back.",
+            else "Choose another version: a revoked one never comes back.",
             dataset=manifest.name,
             version=ref.id,
         )
@@ -77,9 +77,9 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
 
 
 def require_readable_version(manifest: BoundedManifest, version: str) -> VersionRef:
-    """Return a retained version by id or name; raise DatasetError for a withdrawn one. Rejected ones can be read."""
+    """Return a retained version by id or name; raise DatasetError for a revoked one. Rejected ones can be read."""
     ref = require_version(manifest, version)
-    return require_version(manifest, ref.id, sealed=True) if ref.state == "withdrawn" else ref
+    return require_version(manifest, ref.id, sealed=True) if ref.state == "revoked" else ref
 
 
 def find_previous_version(manifest: BoundedManifest, ref: VersionRef) -> VersionRef | None:

@@ -32,7 +32,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 @click.argument("name")
 @lake_options()
 def list_versions(lake: Lake, name: str) -> None:
-    """List the retained versions with their states (served, pinned, rejected, withdrawn) and reasons."""
+    """List the retained versions with their states (served, pinned, rejected, revoked) and reasons."""
     store = open_stored_versions(lake, name)
     output.show_json(_list_facts(store.require_manifest()))
     show_versions(store)
@@ -234,7 +234,7 @@ def accept(store: StoredVersions, version: str, make_current: bool, **audit: str
 
 @_change_command("remove-version", _VERSION)
 def remove_version(store: StoredVersions, version: str, **audit: str) -> BoundedManifest:
-    """Remove a rejected or withdrawn VERSION; the next `dataset expire` deletes its files."""
+    """Remove a rejected or revoked VERSION; the next `dataset expire` deletes its files."""
     return store.remove_version(version, **audit)
 
 

@@ -243,7 +243,7 @@ def newest_verdicts(
     A rejected version is returned until it is accepted, removed or followed by another one. Otherwise the result is
     the served version, or the newest of this name.
     """
-    refs = [ref for ref in manifest.listed if name is None or (ref.name == name and ref.state != "withdrawn")]
+    refs = [ref for ref in manifest.listed if name is None or (ref.name == name and ref.state != "revoked")]
     newest = max(refs, key=lambda ref: ref.number, default=None)
     if newest is None:
         return None

@@ -47,7 +47,7 @@ POLICY = DiscardPolicy(keep=KEEP, grace=timedelta(0))
 ROWS = st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from([1, 1, 2, None])), min_size=1, max_size=4)
 CRASHES = st.one_of(st.none(), st.tuples(st.integers(1, 40), st.sampled_from(["crash-before", "crash-after"])))
 BACK, NOT_THERE = st.integers(0, 5), 5
-ALL = ("sealed", "rejected", "withdrawn")
+ALL = ("sealed", "rejected", "revoked")
 
 
 class NotTooMany:
@@ -208,9 +208,9 @@ class BoundedMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.delivered)
     @rule(back=BACK, crash=CRASHES)
-    def withdraw(self, back: int, crash: tuple[int, str] | None) -> None:
+    def revoke(self, back: int, crash: tuple[int, str] | None) -> None:
         self.advance(None)  # what came again before and was not read yet would be the new version
-        self._operate(back, crash, lambda store, name: store.revoke(name, **WHY), Model.withdraw, ALL)
+        self._operate(back, crash, lambda store, name: store.revoke(name, **WHY), Model.revoke, ALL)
 
     @precondition(lambda self: self.model.delivered)
     @rule(back=BACK, crash=CRASHES, now=st.booleans())
@@ -225,7 +225,7 @@ class BoundedMachine(RuleBasedStateMachine):
     def drop(self, back: int, crash: tuple[int, str] | None) -> None:
         self.advance(None)  # what came again before the drop and was not read yet would be the new version
         self._operate(
-            back, crash, lambda store, name: store.remove_version(name, **WHY), Model.drop, ("rejected", "withdrawn")
+            back, crash, lambda store, name: store.remove_version(name, **WHY), Model.drop, ("rejected", "revoked")
         )
 
     @rule(ahead=st.integers(0, 1))
@@ -298,7 +298,7 @@ class BoundedMachine(RuleBasedStateMachine):
             reader.check()
 
     @invariant()
-    def what_is_retained_can_be_read_and_what_is_withdrawn_can_not(self) -> None:
+    def what_is_retained_can_be_read_and_what_is_revoked_can_not(self) -> None:
         if not self._made():
             return
         store, readable = StoredVersions(self.world.lake, "planes"), self.model.readable()
@@ -339,7 +339,7 @@ class ToTheEnd(BoundedMachine):
         self.advance(None)
         self.a_new_reader_gets_the_one_version_that_is_served()
         self.discard(None)
-        self.what_is_retained_can_be_read_and_what_is_withdrawn_can_not()
+        self.what_is_retained_can_be_read_and_what_is_revoked_can_not()
         assert data_and_documents(self.world.lake) == reached(self.world.lake)
         left = objects(self.world.lake, "datasets/planes/")
         assert {key.split("/")[2] for key in left} <= {"CURRENT", "manifests", "clock", "data", "versions"}
@@ -368,7 +368,7 @@ def test_any_history_serves_one_whole_version(without_spark) -> None:
     )
 
 
-def test_withdrawals_after_rollbacks_and_forced_versions_are_as_in_the_model(without_spark) -> None:
+def test_revocations_after_rollbacks_and_forced_versions_are_as_in_the_model(without_spark) -> None:
     """What a short random history seldom comes to, step by step."""
     machine = ToTheEnd()
     machine.begin()
@@ -386,7 +386,7 @@ def test_withdrawals_after_rollbacks_and_forced_versions_are_as_in_the_model(wit
     serves(1)
     publish(4, 2)
     serves(4)
-    machine.withdraw(0, None)
+    machine.revoke(0, None)
     serves(1)
     publish(5, MOST_ROWS + 1)
     publish(6, 2)
@@ -403,6 +403,6 @@ def test_withdrawals_after_rollbacks_and_forced_versions_are_as_in_the_model(wit
     publish(11, 2)
     machine.force(0, None, True)
     serves(9)
-    machine.withdraw(1, None)
+    machine.revoke(1, None)
     serves(10)
     machine.teardown()

@@ -149,17 +149,17 @@ def test_the_newest_sealed_versions_stay_and_older_ones_go() -> None:
 def test_the_version_served_before_a_rollback_is_kept_to_replace_its_correction() -> None:
     refs = [ref(1), ref(2), ref(3), ref(4)]
     refs[3] = refs[3].model_copy(update={"replaced": refs[0].id})
-    assert judge(refs, head=4)["+v1"] == "served again if the current one is withdrawn"
+    assert judge(refs, head=4)["+v1"] == "served again if the current one is revoked"
     assert "-v1" in judge(refs, head=4, policy=DiscardPolicy(keep=1, grace=DAY))
 
 
-def test_rejected_and_withdrawn_versions_take_no_place_of_sealed_ones_and_go_by_age() -> None:
-    refs = [ref(1), ref(2), ref(3, "rejected"), ref(4, "withdrawn")]
+def test_rejected_and_revoked_versions_take_no_place_of_sealed_ones_and_go_by_age() -> None:
+    refs = [ref(1), ref(2), ref(3, "rejected"), ref(4, "revoked")]
     assert judge(refs, head=2) == {
         "+v1": "among the newest 2",
         "+v2": "served",
         "-v3": "rejected, older than 1 day, 0:00:00",
-        "-v4": "withdrawn, older than 1 day, 0:00:00",
+        "-v4": "revoked, older than 1 day, 0:00:00",
     }
     young = Listing(NOW, documents={version.document or "": NOW - timedelta(hours=23) for version in refs})
     assert {name: why for name, why in judge(refs, head=2, listing=young).items() if name in ("+v3", "+v4")} == {
@@ -194,7 +194,7 @@ def test_leases_keep_versions_until_they_expire() -> None:
 
 
 def test_open_batches_keep_versions_whatever_their_state() -> None:
-    refs = [ref(1), ref(2, "withdrawn"), ref(3), ref(4)]
+    refs = [ref(1), ref(2, "revoked"), ref(3), ref(4)]
     why = {refs[0].id: "open batch 7 of application delays", refs[1].id: "open batch 8 of application delays"}
     judged = judge(refs, head=4, roots=why)
     assert judged["+v1"] == "open batch 7 of application delays"
@@ -281,7 +281,7 @@ def test_a_discarded_version_can_not_be_opened_any_more_and_the_error_names_what
         with pytest.raises(DatasetError, match=rf"has no version '{version}'; the newest retained are {new} \(v2\)"):
             store.version(version)
     newest = store.history()[1]
-    assert (newest.action, newest.by, newest.reason) == ("discard", "test", "1 versions, 0 leftovers")
+    assert (newest.action, newest.by, newest.reason) == ("expire", "test", "1 versions, 0 leftovers")
 
 
 def test_a_dropped_version_is_deleted_by_the_next_discard_whatever_its_age(planes: World) -> None:

@@ -1,4 +1,4 @@
-"""What was rejected keeps its name until it is dropped, what is withdrawn gives it back: it can be delivered again."""
+"""What was rejected keeps its name until it is dropped, what is revoked gives it back: it can be delivered again."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_version_that_was_refused_before_it_was_built_is_not_said_to_be_forcea
 
 @pytest.mark.parametrize("drop", [False, True])
 @pytest.mark.parametrize("gone", ["v2", "v3"])
-def test_the_name_of_a_withdrawn_version_can_be_delivered_again(plain: World, drop: bool, gone: str) -> None:
+def test_the_name_of_a_revoked_version_can_be_delivered_again(plain: World, drop: bool, gone: str) -> None:
     for number in (1, 2, 3):
         deliver(plain, f"v{number}", number)
     plain.advance(PRICES)
@@ -124,7 +124,7 @@ def test_the_name_of_a_withdrawn_version_can_be_delivered_again(plain: World, dr
     assert (plain.advance(PRICES).action, served(plain)) == ("sealed", 9)
 
 
-def test_a_withdrawn_version_delivered_unchanged_is_not_served_and_takes_no_name(plain: World) -> None:
+def test_a_revoked_version_delivered_unchanged_is_not_served_and_takes_no_name(plain: World) -> None:
     for number in (1, 2):
         deliver(plain, f"v{number}", number)
     plain.advance(PRICES)
@@ -134,7 +134,7 @@ def test_a_withdrawn_version_delivered_unchanged_is_not_served_and_takes_no_name
     deliver(plain, "v2", 2)
     report = plain.advance(PRICES)
     assert (report.action, served(plain)) == ("rejected", 1)
-    assert f"the content of version {gone} of this name, which is withdrawn: ticket 7 (by ada)" in report.note
+    assert f"the content of version {gone} of this name, which is revoked: ticket 7 (by ada)" in report.note
     deliver(plain, "v2", 3)
     assert (plain.advance(PRICES).action, served(plain)) == ("sealed", 3)
     assert store.accept(report.rejected[0], make_current=True, **WHY).version is not None
@@ -142,7 +142,7 @@ def test_a_withdrawn_version_delivered_unchanged_is_not_served_and_takes_no_name
 
 
 @pytest.mark.parametrize("names", [["v1", "v2", "v3"], ["longago"]])
-def test_a_version_frees_all_names_that_it_has_where_it_is_withdrawn(
+def test_a_version_frees_all_names_that_it_has_where_it_is_revoked(
     plain: World, monkeypatch: pytest.MonkeyPatch, names: list[str]
 ) -> None:
     deliver(plain, "v0", 1)
@@ -223,7 +223,7 @@ def test_of_a_version_set_the_name_is_free_in_all_members(plain: World) -> None:
     assert (served(plain, "fares"), served(plain, "routes")) == (3, 3)
 
 
-def test_a_withdrawn_name_of_a_version_set_can_be_delivered_again(
+def test_a_revoked_name_of_a_version_set_can_be_delivered_again(
     plain: World,
 ) -> None:
     def advance() -> list[str]:

@@ -149,7 +149,7 @@ def test_a_key_goes_from_every_retained_version_and_the_rest_stays_as_it_was(peo
     assert {ref.id for ref in after.versions} == {version.new for version in report.rewritten}
     assert after.version is not None
     assert after.version.id == after.head == report.rewritten[-1].new
-    assert after.version.counters["forgotten"] == 2
+    assert after.version.counters["erased"] == 2
     assert [delivered.version for delivered in after.delivered] == [ref.id for ref in after.versions]
     assert after.doomed == ()
     assert traces(people.lake.store, SECRET) == []
@@ -196,7 +196,7 @@ def test_a_bucket_and_a_version_can_become_empty(people: World) -> None:
     assert retained(people) == {"v1": {}, "v2": entries(2, "ada", "bob", "cy", "dan")}
 
 
-def test_pins_rollbacks_withdrawals_and_rejections_stay_what_they_were(people: World) -> None:
+def test_pins_rollbacks_revocations_and_rejections_stay_what_they_were(people: World) -> None:
     def nine(candidate: Candidate) -> Finding:
         return Finding(candidate.view.get("nine") is None, f"nine and {SECRET} are there", {"sample": [[SECRET]]})
 
@@ -212,7 +212,7 @@ def test_pins_rollbacks_withdrawals_and_rejections_stay_what_they_were(people: W
     erase_keys(people.lake, "people", [SECRET], **WHY)
     manifest = store_of(people).require_manifest()
     states = {ref.name: ref.state for ref in manifest.versions}
-    assert states == {"v1": "sealed", "v2": "sealed", "v3": "withdrawn", "v4": "rejected"}
+    assert states == {"v1": "sealed", "v2": "sealed", "v3": "revoked", "v4": "rejected"}
     assert manifest.pin is not None
     assert manifest.pin.reason == CLEARED
     assert manifest.version is not None
@@ -235,7 +235,7 @@ def test_pins_rollbacks_withdrawals_and_rejections_stay_what_they_were(people: W
     assert content_of(store_of(people).require_current()) == entries(4, "nine")
 
 
-def test_what_a_withdrawal_goes_back_to_is_known_after_an_erasure(people: World) -> None:
+def test_what_a_revocation_goes_back_to_is_known_after_an_erasure(people: World) -> None:
     for number in (1, 2, 3):
         deliver(people, f"v{number}", entries(number, "ada", SECRET))
     store_of(people).rollback("v1", reason="v3 is wrong", by="ada")
@@ -271,7 +271,7 @@ def test_history_goes_on_telling_who_did_what_without_the_key(people: World) -> 
     report = erase_keys(people.lake, "people", [SECRET], **WHY)
     assert report.redacted >= 3
     told = [(entry.action, entry.by) for entry in store_of(people).history()]
-    assert told[:2] == [("discard", "ada"), ("forget", "ada")]
+    assert told[:2] == [("expire", "ada"), ("erase", "ada")]
     assert ("rollback", "bob") in told
     assert len([action for action, _ in told if action == "seal"]) == 2
     entry = store_of(people).history()[1]
@@ -487,7 +487,7 @@ def test_a_version_that_seals_meanwhile_is_searched_too(people: World) -> None:
     assert content_of(store_of(people).require_current()) == entries(2, "bob")
 
 
-def test_a_rollback_and_a_withdrawal_meanwhile_hold(people: World) -> None:
+def test_a_rollback_and_a_revocation_meanwhile_hold(people: World) -> None:
     for n in (1, 2, 3):
         deliver(people, f"v{n}", entries(n, "ada", SECRET))
 
@@ -497,7 +497,7 @@ def test_a_rollback_and_a_withdrawal_meanwhile_hold(people: World) -> None:
 
     assert erase_keys(meanwhile(people, 1, act), "people", [SECRET], **WHY).complete
     assert content_of(store_of(people).require_current()) == entries(1, "ada")
-    assert [ref.state for ref in store_of(people).versions()] == ["sealed", "sealed", "withdrawn"]
+    assert [ref.state for ref in store_of(people).versions()] == ["sealed", "sealed", "revoked"]
 
 
 def test_what_a_version_replaced_that_is_forced_meanwhile_is_known_afterwards(people: World) -> None:
@@ -629,7 +629,7 @@ def test_a_key_that_looks_like_a_count_or_a_request_is_forgotten(
         report = erase_keys(world.lake, "people", [key], reason=reason, by="ada")
         assert report.complete, report.summary()
     told = [(entry.action, entry.reason) for entry in store_of(world).history(limit=4)]
-    assert told.count(("forget", reason)) == len(held), "the history keeps the reasons"
+    assert told.count(("erase", reason)) == len(held), "the history keeps the reasons"
     again = erase_keys(world.lake, "people", held, reason=reason, by="ada")
     assert (again.complete, again.rewritten) == (True, ())
 
@@ -651,7 +651,7 @@ def by_key(view: VersionReader) -> dict[tuple[str, int], int]:
     versions=st.lists(CONTENT, min_size=1, max_size=4),
     rounds=st.lists(st.sets(KEYS, min_size=1, max_size=6), min_size=1, max_size=2),
     spread=st.sampled_from([None, ("origin",), ("origin", "hour")]),
-    operations=st.lists(st.sampled_from(["pin", "rollback", "withdraw"]), max_size=2),
+    operations=st.lists(st.sampled_from(["pin", "rollback", "revoke"]), max_size=2),
 )
 def test_all_versions_hold_what_a_dict_without_the_keys_holds(
     people: World,
@@ -677,7 +677,7 @@ def test_all_versions_hold_what_a_dict_without_the_keys_holds(
             {
                 "pin": lambda: store_of(world).pin("v1", reason="r", by="b"),
                 "rollback": lambda: store_of(world).rollback(reason="r", by="b"),
-                "withdraw": lambda: store_of(world).revoke("v1", reason="r", by="b"),
+                "revoke": lambda: store_of(world).revoke("v1", reason="r", by="b"),
             }[operation]()
         except DatasetError:
             continue

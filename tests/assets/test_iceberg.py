@@ -293,7 +293,7 @@ def age(lake: Lake, view: VersionReader, *, hours: int) -> None:
     os.utime(Path(lake.url) / key, (then, then))
 
 
-def test_a_version_that_is_gone_or_withdrawn_is_not_registered(planes: Published) -> None:
+def test_a_version_that_is_gone_or_revoked_is_not_registered(planes: Published) -> None:
     bare = view_of(planes.lake.store, [plane(1)], schema=SCHEMA, key=["tailnum"], number=9)
     planes.publish([plane(1)])
     with pytest.raises(VersionDiscardedError, match="version v000009-attempt9 has been discarded"):
@@ -303,14 +303,14 @@ def test_a_version_that_is_gone_or_withdrawn_is_not_registered(planes: Published
     view = planes.publish([plane(2)])
     log = DatasetLog(planes.lake, "planes")
 
-    def withdraw(manifest: BoundedManifest) -> BoundedManifest:
+    def revoke(manifest: BoundedManifest) -> BoundedManifest:
         first, second = manifest.versions
-        withdrawn = second.model_copy(update={"state": "withdrawn", "reason": "wrong prices"})
+        revoked = second.model_copy(update={"state": "revoked", "reason": "wrong prices"})
         sealed = planes.views[0].sealed
-        return manifest.after(versions=(first, withdrawn), version=sealed, head=sealed.id)
+        return manifest.after(versions=(first, revoked), version=sealed, head=sealed.id)
 
-    log.transact(withdraw, by="test")
-    with pytest.raises(DatasetError, match=r"is withdrawn \(wrong prices\)"):
+    log.transact(revoke, by="test")
+    with pytest.raises(DatasetError, match=r"is revoked \(wrong prices\)"):
         planes.register(view)
 
 

@@ -54,7 +54,7 @@ def test_a_key_of_several_columns_is_named_where_all_of_its_parts_are() -> None:
 
 
 def test_numbers_are_not_looked_for_in_the_reasons_of_erasures_and_texts_are() -> None:
-    forgot = {"action": "forget", "version": None, "reason": "4711 asked"}
+    forgot = {"action": "erase", "version": None, "reason": "4711 asked"}
     for number in (keys_of("bigint", 4711), keys_of("decimal(9,0)", Decimal(4711))):
         assert redact(forgot, number) == forgot
         assert redact(forgot | {"action": "rollback"}, number)["reason"] == CLEARED
@@ -63,7 +63,7 @@ def test_numbers_are_not_looked_for_in_the_reasons_of_erasures_and_texts_are() -
     assert redact(forgot, keys_of("string", "4711"))["reason"] == CLEARED
     mixed = KeySet.of("d", [Field("who", "string"), Field("n", "int")], [("ada", 4711)])
     assert redact(forgot | {"reason": "ada, 4711"}, mixed)["reason"] == CLEARED
-    counted = {"action": "discard", "version": None, "reason": "1 versions, 4711 leftovers"}
+    counted = {"action": "expire", "version": None, "reason": "1 versions, 4711 leftovers"}
     assert redact(counted, keys_of("string", "4711")) == counted
 
 

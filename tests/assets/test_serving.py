@@ -230,20 +230,20 @@ def test_a_fixed_version_stays_whatever_is_served(planes: Planes) -> None:
         assert not served.refresh()
         assert (served.version, seats(served)) == (first, 1)
         planes.dataset().revoke("v1", **WHY)
-        with pytest.raises(DatasetError, match="is withdrawn"):
+        with pytest.raises(DatasetError, match="is revoked"):
             served.refresh()
-        with pytest.raises(DatasetError, match="is withdrawn"):
+        with pytest.raises(DatasetError, match="is revoked"):
             served.get("N007")
 
 
-def test_nothing_is_read_once_the_only_version_is_withdrawn(planes: Planes) -> None:
+def test_nothing_is_read_once_the_only_version_is_revoked(planes: Planes) -> None:
     planes.publish(1)
     with planes.open() as served:
         assert seats(served) == 1
         planes.dataset().revoke("v1", **WHY)
-        with pytest.raises(NoSealedVersionError, match="all that were sealed are withdrawn"):
+        with pytest.raises(NoSealedVersionError, match="all that were sealed are revoked"):
             served.refresh()
-        with pytest.raises(NoSealedVersionError, match="all that were sealed are withdrawn"):
+        with pytest.raises(NoSealedVersionError, match="all that were sealed are revoked"):
             served.get("N007")
         planes.publish(2)
         assert served.refresh()
@@ -546,7 +546,7 @@ def test_the_fallback_skips_damaged_versions_and_fails_when_none_is_readable(pla
     planes.dataset().revoke("v2", **WHY)
     with planes.open(on_damage="previous") as served:
         planes.damage(versions[2])
-        assert seats(served) == 1, "a withdrawn version is never read"
+        assert seats(served) == 1, "a revoked version is never read"
         planes.damage(versions[0])
         cold = planes.open(on_damage="previous", lease=False)
         with pytest.raises(ManifestMismatchError, match=versions[0]):

@@ -106,7 +106,7 @@ def test_the_version_before_is_the_one_that_the_set_served_before() -> None:
         store(world, "fares").rollback(**WHY)
 
 
-def test_a_withdrawal_takes_along_what_was_delivered_under_that_name_alone() -> None:
+def test_a_revocation_takes_along_what_was_delivered_under_that_name_alone() -> None:
     world = prices_with((1, 1), (2, 1), (2, 3), (4, 4))
     store(world, "routes").revoke("v3", **WHY)  # fares holds it under the version of v2
     assert [(ref.name, ref.state) for ref in store(world, "fares").versions()] == [
@@ -114,15 +114,15 @@ def test_a_withdrawal_takes_along_what_was_delivered_under_that_name_alone() -> 
     ]  # fmt: skip
     assert seen(world) == (4, 4)
     store(world, "fares").revoke("v4", **WHY)
-    assert [ref.state for ref in store(world, "routes").versions()] == ["sealed", "withdrawn", "withdrawn"]
-    assert seen(world) == (2, 1), "v3 is withdrawn, v2 is whole"
-    with pytest.raises(DatasetError, match="is withdrawn"):
+    assert [ref.state for ref in store(world, "routes").versions()] == ["sealed", "revoked", "revoked"]
+    assert seen(world) == (2, 1), "v3 is revoked, v2 is whole"
+    with pytest.raises(DatasetError, match="is revoked"):
         store(world, "fares").rollback("v3", **WHY)
     store(world, "fares").revoke("v2", **WHY)
     assert seen(world) == (1, 1)
 
 
-def test_a_withdrawal_restores_what_the_set_served_before_and_no_rolled_back_version() -> None:
+def test_a_revocation_restores_what_the_set_served_before_and_no_rolled_back_version() -> None:
     world = prices_with((1, 1), (2, 2), (2, 3))
     store(world, "fares").rollback("v1", **WHY)
     publish(world, (1, 4))  # fares is as it was
@@ -131,7 +131,7 @@ def test_a_withdrawal_restores_what_the_set_served_before_and_no_rolled_back_ver
     assert seen(world) == (1, 1)
 
 
-def test_a_withdrawal_passes_over_what_is_not_whole_in_the_set_any_more() -> None:
+def test_a_revocation_passes_over_what_is_not_whole_in_the_set_any_more() -> None:
     world = prices_with((1, 1), (2, 2), (2, 3))
     store(world, "routes").revoke("v2", **WHY)  # fares holds it as v3, too
     store(world, "routes").revoke("v3", **WHY)
@@ -171,7 +171,7 @@ def test_when_nothing_is_left_that_was_published_together_nothing_is_served() ->
     assert seen(world) == (3, 3)
 
 
-def test_withdrawing_a_pinned_version_ends_the_pin_in_all_members() -> None:
+def test_revoking_a_pinned_version_ends_the_pin_in_all_members() -> None:
     world = prices_with((1, 1), (1, 2), (3, 3))
     store(world, "fares").pin("v2", **WHY)
     store(world, "routes").revoke("v2", **WHY)  # in fares it stays, as v1
@@ -179,26 +179,26 @@ def test_withdrawing_a_pinned_version_ends_the_pin_in_all_members() -> None:
     assert [store(world, name).require_manifest().pin for name in NAMES] == [None, None]
 
 
-def test_a_withdrawn_version_is_dropped_where_it_is_withdrawn() -> None:
+def test_a_revoked_version_is_dropped_where_it_is_revoked() -> None:
     world = prices_with((1, 1), (1, 2), (3, 3))
     store(world, "routes").revoke("v2", **WHY)
     store(world, "routes").remove_version("v2", **WHY)
     assert [[ref.name for ref in store(world, name).versions()] for name in NAMES] == [["v1", "v3"], ["v1", "v3"]]
-    with pytest.raises(DatasetError, match="is sealed; only rejected and withdrawn"):
+    with pytest.raises(DatasetError, match="is sealed; only rejected and revoked"):
         store(world, "fares").remove_version("v1", **WHY)
 
 
-def test_what_only_one_member_still_holds_can_be_withdrawn_there() -> None:
+def test_what_only_one_member_still_holds_can_be_revoked_there() -> None:
 
     world = prices_with((1, 1), (2, 2), (3, 3))
     discard(world.lake, "fares", DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
     store(world, "routes").revoke("v1", **WHY)
-    assert [ref.state for ref in store(world, "routes").versions()] == ["withdrawn", "sealed", "sealed"]
+    assert [ref.state for ref in store(world, "routes").versions()] == ["revoked", "sealed", "sealed"]
     assert seen(world) == (3, 3)
 
 
 OPERATIONS = st.tuples(
-    st.sampled_from(["publish", "publish", "rollback", "back", "pin", "ending pin", "unpin", "withdraw", "discard"]),
+    st.sampled_from(["publish", "publish", "rollback", "back", "pin", "ending pin", "unpin", "revoke", "discard"]),
     st.sampled_from(NAMES),
     st.integers(1, 6),
     st.tuples(st.booleans(), st.booleans()),
@@ -210,25 +210,23 @@ Step = tuple[str, str, int, tuple[bool, bool], tuple[int, str] | None]
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.lists(OPERATIONS, min_size=2, max_size=16))
 def test_after_any_operations_and_crashes_all_members_serve_one_delivery(steps: list[Step]) -> None:
-    world, pairs, withdrawn = prices_with((1, 1)), [(1, 1)], set()
+    world, pairs, revoked = prices_with((1, 1)), [(1, 1)], set()
     for what, member, number, changes, crash in steps:
         fault = [Fault("*", crash[0], crash[1])] if crash else []  # type: ignore[arg-type]
         lake = Lake(FaultyStore(world.lake.store, fault), world.lake.id)
         if what == "publish":
             fares, routes = (len(pairs) + 1 if new else old for new, old in zip(changes, pairs[-1], strict=True))
             pairs.append((fares, routes))
-        # Refused: not there, withdrawn, pinned, or nothing before.
+        # Refused: not there, revoked, pinned, or nothing before.
         with suppress(DatasetError, Crash):
             _operate(world, lake, what, member, f"v{number}", pairs[-1])
         shown = seen(world)
         assert shown == (None, None) or shown in pairs, "what is served was published together"
-        withdrawn |= {
-            (name, ref.id) for name in NAMES for ref in store(world, name).versions() if ref.state == "withdrawn"
-        }
+        revoked |= {(name, ref.id) for name in NAMES for ref in store(world, name).versions() if ref.state == "revoked"}
         served = {
             (name, it.version) for name, it in current_versions(world.lake, NAMES).items() if it
         }  # takes no lease
-        assert not served & withdrawn
+        assert not served & revoked
     publish(world, (99, 99))
     for name in NAMES:
         with suppress(DatasetError):

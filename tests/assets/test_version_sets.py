@@ -86,7 +86,7 @@ def test_what_all_members_wait_for_is_one_commit_and_nothing_new_is_none(prices:
     assert commits() == begun + 1
 
 
-def test_pins_rollbacks_and_withdrawals_move_all_members_in_one_commit(prices: World) -> None:
+def test_pins_rollbacks_and_revocations_move_all_members_in_one_commit(prices: World) -> None:
     for number in (1, 2, 3):
         send(prices, f"v{number}", number)
     advance(prices)
@@ -102,7 +102,7 @@ def test_pins_rollbacks_and_withdrawals_move_all_members_in_one_commit(prices: W
     store.revoke("v2", **WHY)
     assert seen(prices) == {"fares": 1, "routes": 1}
     assert [entry.action for entry in StoredVersions(prices.lake, "routes").history()][:4] == [
-        "withdraw", "unpin", "pin", "rollback",
+        "revoke", "unpin", "pin", "rollback",
     ]  # fmt: skip
 
 
@@ -233,7 +233,7 @@ def test_readers_never_see_a_mix_of_two_versions_of_a_set(prices: World) -> None
 
 
 @pytest.mark.parametrize("timed", [NAMES, NAMES[:1], NAMES[1:]])
-@pytest.mark.parametrize("back", ["withdraw", "rollback"])
+@pytest.mark.parametrize("back", ["revoke", "rollback"])
 def test_a_version_of_an_older_time_is_sealed_but_served_in_no_member(
     prices: World, timed: tuple[str, ...], back: str
 ) -> None:
@@ -249,7 +249,7 @@ def test_a_version_of_an_older_time_is_sealed_but_served_in_no_member(
         assert [report.action for report in reports] == ["sealed", "sealed"]
     assert seen(prices) == {"fares": 5, "routes": 5}
     store = StoredVersions(prices.lake, timed[0])
-    if back == "withdraw":
+    if back == "revoke":
         store.revoke("2026-01-05", **WHY)
     else:
         store.rollback(**WHY)

@@ -103,23 +103,23 @@ def test_a_pin_that_would_have_ended_already_is_refused(planes: World) -> None:
     assert store(planes).require_manifest().pin is None
 
 
-def test_a_withdrawn_version_is_never_served_again(planes: World) -> None:
+def test_a_revoked_version_is_never_served_again(planes: World) -> None:
     for number in (1, 2, 3):
         deliver(planes, f"v{number}", number)
     store(planes).revoke("v3", **WHY)
     assert seats(planes) == 2
     for attempt in (store(planes).version, lambda v: store(planes).pin(v, **WHY)):
-        with pytest.raises(DatasetError, match=r"is withdrawn \(ticket 7 \(by ada\)\)"):
+        with pytest.raises(DatasetError, match=r"is revoked \(ticket 7 \(by ada\)\)"):
             attempt("v3")
     store(planes).revoke("v2", **WHY)
     store(planes).revoke("v1", **WHY)
-    with pytest.raises(NoSealedVersionError, match="all that were sealed are withdrawn"):
+    with pytest.raises(NoSealedVersionError, match="all that were sealed are revoked"):
         store(planes).require_current(planes.systems)
     deliver(planes, "v4", 4)
     assert seats(planes) == 4
 
 
-def test_withdrawing_serves_what_was_served_before_and_not_what_a_rollback_had_left(planes: World) -> None:
+def test_revoking_serves_what_was_served_before_and_not_what_a_rollback_had_left(planes: World) -> None:
     for number in (1, 2, 3):
         deliver(planes, f"v{number}", number)
     store(planes).rollback("v1", **WHY)
@@ -145,7 +145,7 @@ def test_what_was_served_before_a_rollback_was_mended_is_not_discarded(planes: W
     assert seats(planes) == 1
 
 
-def test_withdrawing_the_pinned_version_ends_the_pin(planes: World) -> None:
+def test_revoking_the_pinned_version_ends_the_pin(planes: World) -> None:
     deliver(planes, "v1", 1)
     deliver(planes, "v2", 2)
     store(planes).pin("v1", **WHY)
@@ -207,7 +207,7 @@ def test_a_rejected_version_is_kept_aside_looked_at_forced_or_dropped(planes: Wo
     deliver(planes, "v4", 4, spec)
     store(planes).remove_version("v4", **WHY)
     assert "v4" not in [ref.name for ref in store(planes).versions()]
-    with pytest.raises(DatasetError, match="is sealed; only rejected and withdrawn"):
+    with pytest.raises(DatasetError, match="is sealed; only rejected and revoked"):
         store(planes).remove_version("v3", **WHY)
 
 

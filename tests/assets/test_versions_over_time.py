@@ -185,7 +185,7 @@ def test_a_version_between_two_of_equal_content_begins_and_ends_at_their_times(p
     assert _seats(place) == [(day(1), 10), (day(3), 20), (day(5), 10)]
 
 
-def test_a_version_of_the_same_content_stays_where_the_one_before_is_withdrawn(place: Place) -> None:
+def test_a_version_of_the_same_content_stays_where_the_one_before_is_revoked(place: Place) -> None:
     spec = place.dataset("name")
     for number, seats in ((1, 10), (3, 20), (5, 20)):
         place.send(f"2026-01-0{number}", {"N1": seats})
@@ -196,7 +196,7 @@ def test_a_version_of_the_same_content_stays_where_the_one_before_is_withdrawn(p
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("valid_from", ["name", "marker", "%Y-%m-%d"])
-def test_any_order_of_deliveries_and_withdrawals_is_what_plain_python_says(
+def test_any_order_of_deliveries_and_revocations_is_what_plain_python_says(
     place: Place, seed: int, valid_from: str
 ) -> None:
     draw = random.Random(seed)
@@ -205,7 +205,7 @@ def test_any_order_of_deliveries_and_withdrawals_is_what_plain_python_says(
     said: dict[int, int] = {}
     for step in range(12):
         number = days[step % 7]
-        if number in said:  # what was withdrawn is delivered again
+        if number in said:  # what was revoked is delivered again
             continue
         said[number] = draw.choice((10, 20, 30 + step))
         content = {"N1": said[number], "step": step}
@@ -242,7 +242,7 @@ def test_a_version_that_comes_later_and_is_valid_from_before_is_not_served(place
     assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": 6}
 
 
-def test_late_versions_take_the_place_of_what_is_withdrawn_after_them(place: Place) -> None:
+def test_late_versions_take_the_place_of_what_is_revoked_after_them(place: Place) -> None:
     spec, stored = place.dataset("name"), StoredVersions(place.lake, "planes")
     for number in (8, 2, 6, 4, 9):
         place.send(f"2026-01-0{number}", {"N1": number})
@@ -294,13 +294,13 @@ def test_partitions_whose_markers_tell_times_are_current_by_these(place: Place) 
     assert StoredVersions(place.lake, "planes").require_current().get("N1") == {"tailnum": "N1", "seats": 5}
 
 
-def test_a_withdrawn_folder_is_taken_again_once_it_is_completed_again(place: Place) -> None:
+def test_a_revoked_folder_is_taken_again_once_it_is_completed_again(place: Place) -> None:
     spec, stored = place.dataset("name", files=True), StoredVersions(place.lake, "planes")
     for number in (1, 3, 5):
         place.write(f"2026-01-0{number}", {"N1": number})
     place.advance(spec)
     stored.revoke("2026-01-03", reason="wrong", by="me")
-    assert place.advance(spec).action == "up-to-date", "the folder that lies there is what was withdrawn"
+    assert place.advance(spec).action == "up-to-date", "the folder that lies there is what was revoked"
     shutil.rmtree(place.folder / "2026-01-03")
     place.write("2026-01-03", {"N1": 4})
     assert place.advance(spec).action == "sealed"
@@ -317,7 +317,7 @@ def _seats(place: Place) -> list[tuple[dt.datetime, int | None]]:
         return [(part.valid_from, part.entry and part.entry["seats"]) for part in opened.history_of("N1")]
 
 
-def test_of_two_versions_of_one_time_the_later_counts_and_a_withdrawn_one_does_not(place: Place) -> None:
+def test_of_two_versions_of_one_time_the_later_counts_and_a_revoked_one_does_not(place: Place) -> None:
     place.send("a", {"N1": 1}, at=day(1))
     place.send("b", {"N1": 2}, at=day(2))
     place.send("c", {"N1": 3}, at=day(2))

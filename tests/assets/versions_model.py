@@ -74,7 +74,7 @@ class Model:
         return {
             number: version.entries
             for number, version in self.versions.items()
-            if version.entries is not None and version.state != "withdrawn"
+            if version.entries is not None and version.state != "revoked"
         }
 
     # -- the cycle
@@ -102,8 +102,8 @@ class Model:
             self.take(name, self.head)
             return
         self.numbers += 1
-        gone = [v.entries for v in self.versions.values() if (v.name, v.state) == (name, "withdrawn")]
-        if not refused and entries in gone:  # what was withdrawn comes again as it was, and takes no name
+        gone = [v.entries for v in self.versions.values() if (v.name, v.state) == (name, "revoked")]
+        if not refused and entries in gone:  # what was revoked comes again as it was, and takes no name
             self.take(name, self.numbers, free=True)
             self.freed.add(name)
             self.versions[self.numbers] = Version(name, entries, "rejected")
@@ -134,7 +134,7 @@ class Model:
             (number for number, version in self.versions.items() if version.state == "sealed"), reverse=True
         )
         staying = {*sealed[:keep], *leased, self.head, self.pin}
-        # What a withdrawal of the head would serve again; a policy that keeps one version keeps no other for it.
+        # What a revocation of the head would serve again; a policy that keeps one version keeps no other for it.
         next_best = self.versions[self.head].replaced if self.head is not None and keep != 1 else None
         if next_best in sealed:
             staying.add(next_best)
@@ -171,13 +171,13 @@ class Model:
             (n for n, version in self.versions.items() if n < number and version.state == "sealed"), default=None
         )
 
-    def withdraw(self, name: str) -> None:
+    def revoke(self, name: str) -> None:
         number = self.find(name)
         if self.pin == number:
             self.unpin()
-        if self.versions[number].state != "withdrawn":
+        if self.versions[number].state != "revoked":
             self.free(number)
-        self.versions[number].state = "withdrawn"
+        self.versions[number].state = "revoked"
         if self.head == number:
             self.head = self.served_before(number)
 

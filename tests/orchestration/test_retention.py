@@ -81,7 +81,7 @@ def test_discarding_one_dataset_spares_open_batches_and_follows_its_declaration(
     assert retained(planes) == ["v3"]
 
 
-def test_an_open_batch_ends_with_a_version_that_is_withdrawn_and_dropped_meanwhile(planes: World) -> None:
+def test_an_open_batch_ends_with_a_version_that_is_revoked_and_dropped_meanwhile(planes: World) -> None:
     _, old = publish(planes, 1, 2)
     begin(planes.lake, "delays", {NAME: old})
     store = StoredVersions(planes.lake, NAME)

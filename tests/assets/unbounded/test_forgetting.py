@@ -104,7 +104,7 @@ def test_a_key_goes_from_every_generation_and_the_rest_stays_as_it_was(quick: Wo
     assert manifest(quick).offsets == before.offsets
     assert list(list_attempts(quick.lake, NAME)) == []
     store = StoredVersions(quick.lake, NAME)
-    assert [entry.action for entry in store.history()][:2] == ["discard", "forget"]
+    assert [entry.action for entry in store.history()][:2] == ["expire", "erase"]
     with pytest.raises(VersionDiscardedError, match=f"from number {report.retained_from} on can be read"):
         store.version(view.version)
     _, latest = send(quick, spec, {"a": 10})

@@ -158,7 +158,7 @@ def test_what_a_compaction_replaced_goes_after_the_grace_and_its_versions_with_i
         with pytest.raises(VersionDiscardedError):
             Lease.acquire(quick.lake, spec.name, [version], holder="me")
     told = [(entry.action, entry.readable) for entry in store.history()]
-    assert told[:3] == [("discard", True), ("discard", True), ("compact", True)]
+    assert told[:3] == [("expire", True), ("expire", True), ("compact", True)]
     assert {readable for _, readable in told[3:]} == {False}
     manifest = manifest_of(quick, spec)
     assert (manifest.retired, manifest.doomed, manifest.retained_from) == ((), (), number)

@@ -127,9 +127,9 @@ def test_a_change_says_which_members_of_the_version_set_moved_with_it(world: Wor
     assert document(world, "show", "seats")["version"]["name"] == "v2"
 
 
-def test_withdraw_force_and_drop(world: World) -> None:
+def test_revoke_force_and_drop(world: World) -> None:
     assert document(world, "revoke", "planes", "v2", *WHY)["served"] == ids(world)["v1"]
-    assert "withdrawn" in refused(world, "rollback", "planes", "v2", *WHY)
+    assert "revoked" in refused(world, "rollback", "planes", "v2", *WHY)
     assert document(world, "accept", "planes", "v3", *WHY)["served"] == ids(world)["v3"]
     assert served(world) == "v3"
     document(world, "remove-version", "planes", "v2", *WHY)

@@ -50,7 +50,7 @@ def deliver(lab: Lab, defs: Definitions, count: int) -> list[str]:
     return versions
 
 
-def test_a_version_is_rolled_back_pinned_and_withdrawn_from_the_launchpad(lab: Lab) -> None:
+def test_a_version_is_rolled_back_pinned_and_revoked_from_the_launchpad(lab: Lab) -> None:
     defs = lab.definitions(ITEMS)
     versions = deliver(lab, defs, 3)
     back = act(lab, defs, action="rollback")
