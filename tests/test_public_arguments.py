@@ -276,7 +276,7 @@ def test_checked_functions_keep_signature_documentation_and_pickle() -> None:
     assert pickle.loads(pickle.dumps(public.bounded_dataset)) is public.bounded_dataset
 
 
-def test_what_layers_ask_of_a_table_s_functions_for_each_request_is_not_checked_and_what_users_ask_is() -> None:
+def test_users_arguments_are_checked_and_those_between_layers_are_not() -> None:
     functions = [
         each
         for each in vars(public).values()

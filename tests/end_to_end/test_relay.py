@@ -83,7 +83,7 @@ def test_retention_that_passes_the_checkpoint_is_an_error_and_either_remedy_goes
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_what_goes_from_topic_to_topic_in_transactions_is_there_once_though_the_run_is_killed(
+def test_transactions_from_topic_to_topic_arrive_once_though_the_run_is_killed(
     kafka: KafkaServer, tmp_path: Path
 ) -> None:
     world = new_world(kafka, tmp_path, "mirror", max_batch_records=100)

@@ -52,7 +52,7 @@ def servers(world: World) -> Iterator[DagsterServers]:
 
 
 @pytest.mark.parametrize("next_by", ["ui", pytest.param("sensors", marks=pytest.mark.long)])
-def test_a_startpoint_is_replayed_once_by_the_sensors_run_though_processes_are_killed(
+def test_a_startpoint_is_replayed_once_by_the_sensor_though_processes_are_killed(
     servers: DagsterServers, world: World, next_by: str
 ) -> None:
     """Two of eight partitions by time; killed before the first commit, and after it; then it goes on."""

@@ -21,7 +21,7 @@ EVERY = 64
 REDUCED = ["--every", str(EVERY), "--batch", "3000"]
 
 
-def test_all_applications_with_their_lake_on_versitygw_and_their_tables_in_postgres_equal_the_oracle(
+def test_all_applications_on_versitygw_and_postgres_equal_the_oracle(
     versitygw: S3Server, postgres_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     postgres_server.execute("DROP TABLE IF EXISTS aircraft_state, carrier_desks")

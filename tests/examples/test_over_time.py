@@ -28,7 +28,7 @@ OUTPUTS = {"flights-of-aircraft": OF_AIRCRAFT, "flights-instead": INSTEAD, "airp
         pytest.param(1, 60_000, id="all", marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
     ],
 )
-def test_each_flight_meets_its_own_time_and_a_replay_of_the_first_half_gives_what_it_gave(
+def test_each_flight_joins_its_own_time_and_a_replay_gives_the_same(
     every: int, batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
 ) -> None:
     """A replay is cut otherwise than the first run was."""

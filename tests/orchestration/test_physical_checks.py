@@ -146,7 +146,7 @@ def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
         ),
     ],
 )
-def test_records_that_would_be_written_in_other_partitions_are_refused_before_a_batch(
+def test_records_for_other_partitions_are_refused_before_a_batch(
     world: StepWorld, describe: Callable[[Any], Any], message: str
 ) -> None:
     app = Application("app", few_records=0)

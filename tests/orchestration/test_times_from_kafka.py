@@ -185,7 +185,7 @@ def test_records_of_two_topics_meet_by_their_own_times_once_over_runs_and_batche
     assert min(totals["matched"], totals["unmatched"]) > 20
 
 
-def test_versions_are_dated_by_their_markers_on_kafka_and_met_as_of_each_records_time(world: KafkaWorld) -> None:
+def test_kafka_markers_date_versions_joined_as_of_each_records_time(world: KafkaWorld) -> None:
     """Versions come in another order than they are valid in, one of them from another producer, two can't be dated."""
     world.topics["planes"] = KafkaTopic(world.server.new_topic(2), Json("seats INT"), KeyText("item"))
     planes = bounded_dataset("planes", input="kafka.planes", key="item", partitions=2, valid_from="marker")

@@ -176,7 +176,7 @@ def test_the_last_put_of_each_key_stays_though_requests_and_answers_are_lost(rea
     assert totals_in(reached, name, [f"k{n}" for n in range(8)]) == {f"k{n}": 335 + n for n in range(5)} | {"k6": 1}
 
 
-def test_two_writers_and_replays_keep_the_newest_though_requests_and_answers_are_lost(reached, proxy):
+def test_two_writers_and_replays_keep_the_newest_though_messages_are_lost(reached, proxy):
     sent, name = [message for own in messages(22, per_source=40).values() for message in own], reached.new_name()
     expected = {key: record_of(message) for key, message in newest(sent).items()}
     proxy.choose = losing(3, reached, 0.2)

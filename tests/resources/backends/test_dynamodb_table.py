@@ -657,7 +657,7 @@ def test_one_bad_item_of_a_batch_is_found_by_halves(new_table):
     assert errors(outcomes) == {7: TableError}
 
 
-def test_a_record_begun_and_deleted_all_the_time_ends_in_a_failure_that_is_sent_again(new_table):
+def test_a_row_created_and_deleted_again_and_again_is_a_retryable_failure(new_table):
     from botocore.exceptions import ClientError
 
     answers = count()

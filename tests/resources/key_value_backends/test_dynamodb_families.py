@@ -187,7 +187,7 @@ def test_an_ordinary_put_is_one_request_also_after_families_were_forgotten(
     asyncio.run(work())
 
 
-def test_no_entry_is_missed_whatever_request_of_the_forgetting_an_insert_comes_before(
+def test_no_entry_is_missed_if_an_insert_precedes_any_request_of_a_purge(
     backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None
 ) -> None:
     layout = layout_of(backend, table)
@@ -220,7 +220,7 @@ def test_no_entry_is_missed_whatever_request_of_the_forgetting_an_insert_comes_b
     assert outcomes == {True, False}
 
 
-def test_no_entry_is_missed_whatever_request_of_an_insert_the_forgetting_comes_before(
+def test_no_entry_is_missed_if_a_purge_precedes_any_request_of_an_insert(
     backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None
 ) -> None:
     layout = layout_of(backend, table)

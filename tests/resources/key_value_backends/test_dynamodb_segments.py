@@ -233,7 +233,7 @@ def test_a_thousand_keys_are_read_in_order_with_missing_and_repeated_ones(
     run(backend.open(table, 0), work)
 
 
-def test_what_the_limits_let_through_is_taken_and_the_largest_values_make_short_pages(
+def test_values_within_the_limits_are_accepted_and_large_ones_make_short_pages(
     backend: DynamoDbSegments, table: TableId
 ) -> None:
     limits = backend.limits

@@ -132,7 +132,7 @@ def test_repeating_an_applied_request_keeps_what_others_wrote_since(inner, table
     assert rival.value(APPLE) is None
 
 
-def test_after_a_repeated_request_was_refused_its_first_attempt_can_not_come_any_more(inner, table, rival, run):
+def test_after_a_refused_repeat_the_first_attempt_can_not_apply_any_more(inner, table, rival, run):
     """The first attempt is on its way for long: it arrives when its repetition was refused."""
     store = FaultyStore(inner, [Fault("put_if_match", 1, "lost-before"), Fault("get", 2, "lost-before")])
     handle = Handle(over(store).open(table, 0), run)

@@ -170,7 +170,7 @@ def test_iterations_that_are_left_leave_nothing_behind(iterated: Iterated, postg
 
 
 @pytest.mark.parametrize("between", [lambda iterated: None, lambda iterated: iterated.call("exists", "x")])
-def test_an_iteration_goes_on_where_the_connection_was_lost_with_what_was_asked_ahead(
+def test_an_iteration_with_a_prefetch_resumes_where_the_connection_was_lost(
     iterated: Iterated, postgres_server: PostgresServer, between: Callable[[Iterated], Any]
 ) -> None:
     pages = iterated.pages()

@@ -107,7 +107,7 @@ def test_puts_and_deletes_that_alternate_between_keys_are_two_requests():
     assert store.records == {n: {"n": n} for n in range(1, 4000, 2)}
 
 
-def test_one_keys_put_delete_and_put_stay_in_order_and_a_get_sees_what_came_before_it():
+def test_a_keys_put_delete_and_put_stay_in_order_and_a_get_sees_them():
     store = SlowStore()
     table = table_over(store)
 

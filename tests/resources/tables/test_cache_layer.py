@@ -79,7 +79,7 @@ def test_a_record_is_read_once_and_only_what_is_not_known_is_asked_for():
     assert (counts.cache_hits, counts.cache_misses, counts.cache_evictions) == (3, 4, 0)
 
 
-def test_what_is_put_is_known_when_writing_through_and_read_again_when_writing_around():
+def test_write_through_keeps_a_put_and_write_around_reads_it_again():
     for on_write, reads in (("through", 0), ("around", 1)):
         store = Store(a={"n": 1})
         layer, _ = cached(store, on_write=on_write)

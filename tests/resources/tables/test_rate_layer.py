@@ -57,7 +57,7 @@ def test_every_attempt_pays():
     assert [credits for _, _, credits in ledger.taken] == [3, 2, 1]
 
 
-def test_a_request_that_costs_more_than_goes_out_at_once_is_sent_in_parts_at_the_rate():
+def test_a_request_above_the_burst_is_sent_in_parts_at_the_rate():
     clock, inner, meter = ManualClock(), ScriptedLayer(), Meter()
     layer = RateLayer("t", inner, RateLimit(None, 40), meter=meter, clock=clock)
     outcomes = asyncio.run(layer.send(puts(*range(95))))
