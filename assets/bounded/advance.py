@@ -121,7 +121,7 @@ def _describe_rejected(member: Member, ref: VersionRef) -> str:
     show = f"look at it (adjunct dataset show {name} {ref.id})"
     accept = f"accept it with a reason (adjunct dataset accept {name} {ref.id} --reason …)"
     drop = f"remove it (adjunct dataset remove-version {name} {ref.id} --reason …) and {again}"
-    # A version rejected before it was built can neither be read nor forced.
+    # A version rejected before it was built can neither be read nor accepted.
     steps = f"{show}, {accept}, or {drop}" if ref.document else drop
     return f"version {ref.name!r} is rejected: {ref.reason.rstrip('.')}. Next: {steps}"
 

@@ -1,4 +1,4 @@
-"""Operator actions on versions: pin, unpin, roll back, revoke, force, drop. Each is one commit.
+"""Operator actions on versions: pin, unpin, roll back, revoke, accept, remove. Each is one commit.
 
 An action is decided from the manifests alone and decided again if another writer commits first. In a version set it
 moves all members to the version of the same name in the same commit.
@@ -171,41 +171,41 @@ def accept_version(
     """
     require_audit_fields("accept", version, reason, by)
 
-    def force(manifests: Members) -> Members:
+    def accept(manifests: Members) -> Members:
         chosen, after = resolve_versions(manifests, log.name, version), dict[str, BoundedManifest]()
         switches = make_current or all(is_after_head(manifests[name], ref) for name, ref in chosen.items())
         between = all(manifest.declaration.by_time for manifest in manifests.values())
         for name, ref in chosen.items():
             if ref.state != "rejected":
-                problem = f"dataset {name!r}: version {ref.id} is {ref.state}, and only a rejected one can be forced."
+                problem = f"dataset {name!r}: version {ref.id} is {ref.state}, and only a rejected one can be accepted."
                 step = f"List them: adjunct dataset versions {name}. An older sealed one: use rollback."
                 raise DatasetError(problem, step, dataset=name, version=ref.id)
             manifest = manifests[name]
             DatasetLog(log.lake, name).read_version(ref)  # raises for a version that was never built
-            forced = ref.model_copy(update={"state": "sealed", "reason": f"forced by {by}: {reason}"})
+            accepted = ref.model_copy(update={"state": "sealed", "reason": f"accepted by {by}: {reason}"})
             if switches:
-                changes, why = {"versions": _replace_ref(manifest, forced), "head": ref.id}, reason
+                changes, why = {"versions": _replace_ref(manifest, accepted), "head": ref.id}, reason
             else:
-                changes = {"versions": insert_unserved_version(manifest, forced, between=between)}
+                changes = {"versions": insert_unserved_version(manifest, accepted, between=between)}
                 why = f"{reason} (sealed but not served: {manifest.head} stays current)"
             change = Change(action="accept", version=ref.id, reason=why)
             after[name] = with_served_version(log, manifest, **changes, change=change)
         return after
 
-    return log.transact_versions(force, by=by)
+    return log.transact_versions(accept, by=by)
 
 
 def describe_unserved_version(after: BoundedManifest) -> str:
-    """Return why a forced version is not served, with the next step; "" if the last change was anything else."""
+    """Return why a accepted version is not served, with the next step; "" if the last change was anything else."""
     change = after.change
     if change is None or change.action != "accept" or change.version in (None, after.head):
         return ""
-    forced, head = after.ref(change.version or ""), after.ref(after.head or "")
-    if forced is None or head is None:
+    accepted, head = after.ref(change.version or ""), after.ref(after.head or "")
+    if accepted is None or head is None:
         return ""
     return (
-        f"version {forced.id} ({forced.name}) is sealed but not served, because it does not come after {head.id} "
-        f"({head.name}). To serve it: adjunct dataset rollback {after.name} {forced.id} --reason …"
+        f"version {accepted.id} ({accepted.name}) is sealed but not served, because it does not come after {head.id} "
+        f"({head.name}). To serve it: adjunct dataset rollback {after.name} {accepted.id} --reason …"
     )
 
 

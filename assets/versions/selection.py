@@ -67,7 +67,7 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
     if sealed and ref.state != "sealed":
         raise DatasetError(
             f"dataset {manifest.name!r}: version {ref.id} is {ref.state} ({ref.reason}) and is not served.",
-            "A rejected version can be forced with a reason; a revoked one never comes back."
+            "A rejected version can be accepted with a reason; a revoked one never comes back."
             if ref.state == "rejected"
             else "Choose another version: a revoked one never comes back.",
             dataset=manifest.name,

@@ -241,7 +241,7 @@ class VersionRef(ManifestPart):
     """A retained version as the manifest lists it: its document and the folders that it needs.
 
     `document` is the object with its SealedVersion, None for a version rejected before it was built. `folders` are
-    those of its generations. `reason` is why it was rejected, revoked or forced. `replaced` is the head before the
+    those of its generations. `reason` is why it was rejected, revoked or accepted. `replaced` is the head before the
     switch (or force) to this version. `valid_from` is the time since when its entries are valid, if the dataset
     declares it.
     """

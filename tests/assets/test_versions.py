@@ -199,7 +199,7 @@ def test_a_rejected_version_is_kept_aside_looked_at_forced_or_dropped(planes: Wo
     after = store(planes).accept("v2", **WHY)
     assert seats(planes) == 30, "it does not come after v3"
     forced = next(ref for ref in after.versions if ref.name == "v2")
-    assert (forced.state, forced.reason) == ("sealed", "forced by ada: ticket 7")
+    assert (forced.state, forced.reason) == ("sealed", "accepted by ada: ticket 7")
     assert f"adjunct dataset rollback planes {forced.id}" in describe_unserved_version(after)
     assert after.change.reason == f"ticket 7 (sealed but not served: {after.head} stays current)"
     assert describe_unserved_version(store(planes).rollback("v2", **WHY)) == ""

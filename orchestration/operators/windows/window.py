@@ -1,6 +1,6 @@
 """`Window`, the operator that aggregates the records of each key in windows of their event time.
 
-The kinds of windows (`Tumbling`, `Sliding`, `Session`) and the aggregates are declared in `aggregates.py`.
+The kinds of windows (`Tumbling`, `Sliding`, `Session`) are declared in `kinds.py`, the aggregates in `aggregates.py`.
 """
 
 from __future__ import annotations
