@@ -1,4 +1,4 @@
-"""A backend in memory that keeps the promises of `table_segment.py` and fails when a test says so."""
+"""A backend in memory that keeps the promises of `segment.py` and fails when a test says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One suite on every backend of key-value tables: what `table_segment.py` promises, sentence by sentence."""
+"""One suite on every backend of key-value tables: what `segment.py` promises, sentence by sentence."""
 
 from __future__ import annotations
 
