@@ -128,13 +128,13 @@ def rewrite_version(
     (generation,) = sealed.generations
     stored = list_stored_files(log.lake.store, log.name, sealed)
     new = rewrite_generation(stored, sealed.layout, generation.id, keys, affected, attempt)
-    forgotten = sealed.counters.get("forgotten", 0) + sum(affected.values())
+    erased = sealed.counters.get("erased", 0) + sum(affected.values())
     return sealed.after(
         id=version_id(sealed.number, attempt.id),
         generations=(new,),
         rows=new.rows,
         digest=new.digest,
-        counters={**sealed.counters, "forgotten": forgotten},
+        counters={**sealed.counters, "erased": erased},
     )
 
 
@@ -391,7 +391,7 @@ class GenerationErasure(_Erasure):
             sealed_at=self.log.lake.now(),
             generations=tuple(g for g in new if g.files) or (new[0],),
             rows=rows,
-            counters={"forgotten": sum(made.rows for made in hit)},
+            counters={"erased": sum(made.rows for made in hit)},
         )
 
     def _is_usable(self, manifest: UnboundedManifest, made: RewrittenGeneration) -> bool:

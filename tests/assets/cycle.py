@@ -95,7 +95,7 @@ def reached(lake: Lake, name: str = NAME) -> set[str]:
         pointer = json.loads(lake.store.get(f"version-sets/{body['version_set']}/CURRENT").data)
         body = json.loads(lake.store.get(pointer["manifest"]).data)["body"]["members"][name]
     needed = _files(body["version"]) if body["version"] else set()
-    for ref in body["versions"]:
+    for ref in body.get("versions", ()):
         if ref["document"] is not None:
             needed |= {ref["document"], *_files(json.loads(lake.store.get(ref["document"]).data))}
     return needed

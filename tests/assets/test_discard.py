@@ -504,8 +504,9 @@ def copy_of(world: World) -> World:
     """Return a copy in memory, with the times of the objects: what is repeated for every request must be cheap."""
     store = InMemoryStore()
     for item in world.lake.store.list(""):
-        store.put(item.key, world.lake.store.get(item.key).data)
-        store._objects[item.key] = replace(store._objects[item.key], modified=item.modified)
+        data = world.lake.store.get(item.key).data
+        store.put(item.key, data)
+        store._objects[item.key] = data, replace(store._objects[item.key][1], modified=item.modified)
     return World(Lake(store, world.lake.id), IN_PROCESS, dict(world.sequences))
 
 
