@@ -113,7 +113,9 @@ def copy_of(world: World) -> World:
 def an_hour_later(lake: Lake) -> None:
     if isinstance(lake.store, InMemoryStore):
         objects = lake.store._objects
-        objects.update({key: replace(info, modified=info.modified - HOUR) for key, info in objects.items()})
+        objects.update(
+            {key: (data, replace(info, modified=info.modified - HOUR)) for key, (data, info) in objects.items()}
+        )
     else:
         make_older(lake, HOUR)
 
@@ -130,7 +132,7 @@ def states(world: World) -> list[dict[str, int]]:
     store = StoredVersions(world.lake, NAME)
     if store.manifest() is None:
         return []
-    views = [store.reader_of(manifest) for _, manifest in store.log.history(None)]
+    views = [store.reader_of(manifest) for _, manifest in store.log.history()]
     return [content(view) for view in reversed(views) if view is not None]
 
 

@@ -283,7 +283,7 @@ class FactsMachine(RuleBasedStateMachine):
     def follow(self) -> None:
         """Look at each commit since the last look: what it serves, and which deletions it has forgotten."""
         store = StoredVersions(self.world.lake, NAME)
-        new = [pair for pair in store.log.history(None) if pair[0].number > self.commit]
+        new = [pair for pair in store.log.history() if pair[0].number > self.commit]
         for commit, manifest in reversed(new):
             assert commit.number == self.commit + 1, "a commit is missing between two"
             self.commit = commit.number
