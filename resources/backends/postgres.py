@@ -60,7 +60,7 @@ class PostgresTable(StoreTable):
         key: str | Sequence[str],
         *,
         dsn_env: str | None = None,
-        connect: Mapping[str, str] | None = None,
+        connect: Mapping[str, str | int] | None = None,
         schema: str = "public",
         columns: Mapping[str, str] | None = None,
         create: bool = False,

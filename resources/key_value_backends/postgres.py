@@ -77,7 +77,7 @@ class PostgresSegments:
         self,
         *,
         dsn_env: str | None = None,
-        connect: Mapping[str, str] | None = None,
+        connect: Mapping[str, str | int] | None = None,
         schema: str = "public",
         connections: int = 4,
         request_timeout: float = 60.0,

@@ -506,7 +506,7 @@ def test_the_plan_warns_of_marks_that_go_by_the_order_of_sends() -> None:
     [
         (lambda: counts("late", "late"), "as those of"),
         (lambda: counts("2", None, None), "'counts#2'"),
-        (lambda: counts("late", idempotent=False), "keeps none"),
+        (lambda: counts("late", idempotent=False), "stores no marks"),
     ],
 )
 def test_marks_that_two_sends_share_or_that_there_are_none_of_are_refused(app: Any, says: str) -> None:
