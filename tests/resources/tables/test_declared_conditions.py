@@ -135,7 +135,7 @@ def test_a_store_that_cannot_check_it_is_refused_when_the_table_is_declared(want
         table_over(SlowStore(), **wanted)
     with pytest.raises(ConfigurationError, match="has no write function"):
         RemoteTable("t", key="id", read_function=store, **wanted)
-    with pytest.raises(ConfigurationError, match="which newest_by or idempotent may skip"):
+    with pytest.raises(ConfigurationError, match="If newest_by or idempotent skips that one"):
         table_over(store, batches=BatchProvider(compact=True), **wanted)
 
 
