@@ -191,8 +191,9 @@ def test_a_users_table_function_is_not_called_but_its_limits_hold(spark: SparkSe
         assert {key: record["shop"] for key, record in test.run(spark).table("service").items()} == {
             "ann": "n", "bob": "s",
         }  # fmt: skip
-    with TestApplication(told(True), STREAMS) as test, pytest.raises(PlanningError, match="Service has none"):
+    with TestApplication(told(True), STREAMS) as test, pytest.raises(PlanningError) as failure:
         test.run(spark)
+    assert failure.value.operator == "send-to-table-3-service"
 
 
 def test_mistakes_are_told_as_in_production_and_before_spark(tmp_path: Path) -> None:
