@@ -170,6 +170,11 @@ def test_an_unsafe_key_is_refused_before_anything_is_done(store: ObjectStore) ->
     assert list(store.list("")) == []
 
 
+# Not moto, which looks whether an object exists and stores it in two steps.
+ATOMIC = pytest.mark.parametrize("store", ["memory", "local", "versitygw"], indirect=True)
+
+
+@ATOMIC
 def test_of_racing_creators_exactly_one_wins(store: ObjectStore) -> None:
     def create(key: str, content: bytes) -> bytes | None:
         try:
@@ -185,6 +190,7 @@ def test_of_racing_creators_exactly_one_wins(store: ObjectStore) -> None:
             assert winners == [store.get(key).data]
 
 
+@ATOMIC
 def test_of_racing_equal_creators_only_one_thinks_that_it_won(store: ObjectStore) -> None:
     def create(_: int) -> bool:
         try:
