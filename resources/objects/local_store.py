@@ -315,10 +315,13 @@ class LocalStore(DescribedStore):
             return self._sync_folder(path)
 
     def _make_folder(self, path: Path, key: str) -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise self._folder_error(key, "a part of its key is an object there") from None
+        while True:
+            try:
+                return path.parent.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError):
+                if any(os.path.lexists(folder) and not folder.is_dir() for folder in path.parents):
+                    raise self._folder_error(key, "a part of its key is an object there") from None
+                # Otherwise a delete removed the empty folder between its creation and the check that it is one.
 
     def _raise_if_folder(self, path: Path, key: str) -> None:
         if path.is_dir():

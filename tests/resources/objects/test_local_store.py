@@ -144,3 +144,19 @@ def test_spark_gets_the_plain_path_after_the_scheme(tmp_path: Path) -> None:
     assert LocalStore(root).spark_uri("streams/x") == f"file:{root}/streams/x"
     with pytest.raises(ConfigurationError, match="pattern"):
         LocalStore(tmp_path / "a[b]").spark_uri("streams/x")
+
+
+def test_a_folder_that_a_delete_removes_meanwhile_is_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, mkdir, failed = LocalStore(tmp_path / "lake"), os.mkdir, []
+
+    def removed_at_once(path: Any, mode: int = 0o777) -> None:
+        if not failed and str(path).endswith("leases"):
+            failed.append(path)
+            raise FileExistsError(path)
+        mkdir(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", removed_at_once)
+    store.put_if_absent("leases/a", b"1")
+    assert (failed, store.get("leases/a").data) == ([tmp_path / "lake" / "leases"], b"1")
