@@ -288,7 +288,8 @@ def set_startpoint(
     start, until = _pop_position(options, ""), _pop_position(options, "until_")
     if start is None:
         problem = "no position is given: where should reading start?"
-        raise ConfigurationError(problem, "Give one of --oldest, --upcoming, --timestamp T, --offset N.")
+        step = "Give one of --oldest, --upcoming, --timestamp T, --offset N."
+        raise ConfigurationError(problem, step, setting="--oldest")
     app = load_application(reference)
     startpoints = Startpoints(app, lake=lake)
     if dry_run:

@@ -90,10 +90,10 @@ def check_state_columns(
         if kind is None:
             continue
         try:
-            check_key_types(Schema((Field(name, kind),)), [name] if name in key else [], "state")
+            what = f"{operator} can't store these records as state"
+            check_key_types(Schema((Field(name, kind),)), [name] if name in key else [], what)
         except SchemaMismatchError as error:
-            problem = f"{operator} can't store these records as state: {error.problem.removeprefix('state: ')}"
-            raise PlanningError(problem, error.next_step, operator=operator, column=name) from error
+            raise PlanningError(error.problem, error.next_step, operator=operator, column=name) from error
 
 
 Columns = tuple[str, ...] | None
