@@ -164,6 +164,7 @@ def _rebucket_generation(
                 written.append(done)
     new = attempt.generation(old.id, written)
     if new.rows != old.rows:
+        log.drop(new)
         problem = f"{options.what}: rewriting generation {old.id} wrote {new.rows} rows, the manifest lists {old.rows}."
         step = "Nothing was committed. Check the version: adjunct dataset verify."
         raise ManifestMismatchError(problem, step, dataset=log.name, version=version.id)

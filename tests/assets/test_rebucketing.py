@@ -10,11 +10,18 @@ from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.verify import verify_version
+from dagster_adjunct.assets.rebucketing import rebucketing
 from dagster_adjunct.assets.rebucketing.rebucketing import repartition_versions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
-from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, DatasetError, StillReadError
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    ConfigurationError,
+    DatasetError,
+    ManifestMismatchError,
+    StillReadError,
+)
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -150,6 +157,22 @@ def test_a_build_that_is_under_way_is_not_published_in_the_old_partitions(planes
     check(planes.lake, 5, 1, 2)
     planes.advance(MORE)
     check(planes.lake, 5, 1, 2, 3)
+
+
+def test_a_rewrite_that_loses_a_row_commits_nothing_and_leaves_no_file(
+    planes: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, read = data_and_documents(planes.lake), rebucketing._iterate_bucketed_rows
+    monkeypatch.setattr(
+        rebucketing,
+        "_iterate_bucketed_rows",
+        lambda stored, layout: ((rows.slice(1), buckets[1:]) for rows, buckets in read(stored, layout)),
+    )
+    with pytest.raises(ManifestMismatchError) as failure:
+        repartition_versions(planes.lake, NAME, 5, **WHY)
+    assert (failure.value.dataset, failure.value.version) == (NAME, StoredVersions(planes.lake, NAME).versions()[0].id)
+    assert data_and_documents(planes.lake) == before
+    check(planes.lake, 2, 1, 2)
 
 
 def test_a_version_that_an_open_batch_needs_keeps_its_partitions(planes: World) -> None:
