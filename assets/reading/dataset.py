@@ -287,7 +287,7 @@ def open_dataset(
 
 
 @validated
-def current_versions(lake: Lake, datasets: Sequence[AdjunctDataset | str]) -> dict[str, Dataset | None]:
+def current_versions(lake: Lake, datasets: Iterable[AdjunctDataset | str]) -> dict[str, Dataset | None]:
     """Open the version that each dataset serves now, permanently; None for a dataset that serves none.
 
     Members of one version set come from one snapshot of it.

@@ -231,12 +231,12 @@ def min_rows(n: int, *, severity: Severity = "error") -> Check:
 
 
 @validated
-def values_in(column: str, values: Sequence[Any], *, severity: Severity = "error") -> Check:
+def values_in(column: str, values: Iterable[Any], *, severity: Severity = "error") -> Check:
     """Require that every value of the column is one of `values`; nulls pass (see `no_nulls`). Runs on Spark."""
-    if isinstance(values, str) or not values:
-        found = f"values_in({column!r}) has the values {values!r}"
-        raise argument_error(found, "a list with at least one value", argument="values")
-    return Check(f"values_in_{_name_part((column,))}", checks.check_values_in, (column, tuple(values)), severity)
+    allowed = tuple(values)
+    if not allowed:
+        raise argument_error(f"values_in({column!r}) has no values", "at least one", argument="values")
+    return Check(f"values_in_{_name_part((column,))}", checks.check_values_in, (column, allowed), severity)
 
 
 @validated

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
@@ -395,6 +396,13 @@ def test_what_can_t_work_is_refused_where_it_is_written(make: Any, argument: str
     with pytest.raises(ConfigurationError) as failure:
         make()
     assert failure.value.argument == argument
+
+
+@pytest.mark.parametrize(
+    "values", [{"x": 1}.keys(), {"x"}, frozenset("x"), np.array(["x"]), pd.Series(["x"]), iter("x")]
+)
+def test_allowed_values_may_be_any_collection(values: Any) -> None:
+    assert values_in("a", values).arguments == ("a", ("x",))
 
 
 def declared(*validators: Any) -> None:

@@ -50,6 +50,14 @@ def advance(world: World, lake=None):
     return advance_version_set(SET, lake=lake or world.lake, systems=world.systems, spark=IN_PROCESS, by="test")
 
 
+def test_current_versions_takes_any_iterable_of_datasets(prices: World) -> None:
+    send(prices, "v1", 1)
+    advance(prices)
+    with ExitStack() as opened:
+        served = current_versions(prices.lake, (name for name in NAMES))
+        assert [opened.enter_context(it).get("a") for it in served.values() if it] == [{"k": "a", "n": 1}] * 2
+
+
 def seen(world: World) -> dict[str, int | None]:
     with ExitStack() as open_meanwhile:
         served = {
