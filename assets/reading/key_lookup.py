@@ -34,7 +34,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.arrow_files import RangedFile
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Field, Plain, plain_converter
-from dagster_adjunct.resources.validation import validated_methods
+from dagster_adjunct.resources.validation import validated
 
 T = TypeVar("T")
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
@@ -359,7 +359,7 @@ def _numbers(array: pa.Array) -> Any:
     return memoryview(array.buffers()[1]).cast(code)[array.offset : array.offset + len(array)]
 
 
-@validated_methods
+@validated
 class FileCache:
     """An LRU cache of footers and decoded row groups, which never change, with at most `max_bytes` in memory.
 

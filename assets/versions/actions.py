@@ -196,7 +196,7 @@ def accept_version(
 
 
 def describe_unserved_version(after: BoundedManifest) -> str:
-    """Return why a accepted version is not served, with the next step; "" if the last change was anything else."""
+    """Return why an accepted version is not served, with the next step; "" if the last change was anything else."""
     change = after.change
     if change is None or change.action != "accept" or change.version in (None, after.head):
         return ""
