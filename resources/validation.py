@@ -147,8 +147,11 @@ def _checked_type(hint: Any) -> Any:
     if origin in (Union, types.UnionType):
         return Union[tuple(map(_checked_type, inner))]  # noqa: UP007
     if origin is Unpack:
-        options = {name: _checked_type(option) for name, option in get_type_hints(inner[0]).items()}
-        return Unpack[TypedDict(inner[0].__name__, options, total=False)]  # type: ignore[operator]
+        types_of = {name: _checked_type(option) for name, option in get_type_hints(inner[0]).items()}
+        make: Any = TypedDict
+        options = make(inner[0].__name__, types_of, total=False)
+        options.__pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # others would be dropped silently
+        return Unpack[options]
     kind = origin or hint
     if kind is tuple:
         plain: Any = tuple

@@ -223,6 +223,12 @@ def test_no_method_answers_a_wrong_value_with_a_bare_error(known: dict[str, Any]
         (lambda: public.SparkResource(spark_conf={}), "SparkResource takes no spark_conf=. Did you mean spark_config="),
         (lambda: public.LakeResource(lake="x"), "LakeResource takes no lake=. LakeResource takes url="),
         (lambda: public.run_application(nonsense=1), "run_application takes no nonsense="),
+        (
+            lambda: public.Application("a").local_table(
+                "t", key="k", schema=public.Schema.of(k="string"), partitions=1, nonsense=1
+            ),
+            "Application.local_table.'t'. takes no nonsense=",
+        ),
         (lambda: public.session_scope(lake="x"), "session_scope takes no lake=. Did you mean lake_url="),
     ],
 )
