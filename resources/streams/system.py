@@ -153,7 +153,7 @@ def check_table_options(what: str, order_by: Sequence[str], partitioned: bool) -
 def check_marker_partitions(
     stream: str, version: str, chosen: Sequence[int], count: int, rows: Mapping[int, int] | None
 ) -> None:
-    """Raise ConfigurationError unless a marker's partitions exist, and `rows` is None or counts each of them."""
+    """Raise ConfigurationError unless a marker's partitions exist, and `rows` is None or counts each of them from 0."""
     wrong = [p for p in chosen if not 0 <= p < count]
     if wrong or not chosen:
         problem = f"marker {version!r}: partitions {wrong} are not partitions of {stream}, which has {count}."
@@ -164,6 +164,9 @@ def check_marker_partitions(
         problem = f"marker {version!r} has no row count for partitions {missing} of {stream}."
         step = "Give a count for every partition that gets the marker, or no counts."
         raise ConfigurationError(problem, step, argument="rows", stream=stream)
+    if negative := [p for p in chosen if rows is not None and rows[p] < 0]:
+        found = f"marker {version!r} has row counts below 0 for partitions {negative} of {stream}"
+        raise argument_error(found, "counts from 0 on", argument="rows", stream=stream)
 
 
 class StreamDeclaration(StoredDocument):

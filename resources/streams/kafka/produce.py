@@ -373,9 +373,9 @@ class KafkaAppends(StreamSystem):
         facts = self.topic(stream)
         chosen = range(facts.partitions) if partitions is None else sorted(set(partitions))
         check_marker_partitions(f"{self.name}.{stream}", version, chosen, facts.partitions, rows)
-        header = MarkerHeader(version=version, checksum=checksum, valid_from=valid_from, partitions=facts.partitions)
+        same: Any = {"version": version, "checksum": checksum, "valid_from": valid_from, "partitions": facts.partitions}
         counts: Mapping[int, int] = rows or {}
-        markers = {p: header.model_copy(update={"rows": counts.get(p)}).encode() for p in chosen}
+        markers = {p: MarkerHeader(**same, rows=counts.get(p)).encode() for p in chosen}
         what = self._task_append(facts, producer, sequence, markers, {})
         before = self.admin.upcoming(facts.topic, range(facts.partitions))
         return self._await_result(what, _send_function(facts)(what, []), before)

@@ -523,7 +523,8 @@ class LakeAppends(StreamStates):
         count = sent.partitions if sent is not None and sent.partitions else state.declaration.partitions
         chosen = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
         check_marker_partitions(f"lake.{stream}", version, chosen, count, rows)
-        marker = NewMarker(version, chosen, None if rows is None else dict(rows), checksum, valid_micros)
+        counts = None if rows is None else {p: int(count) for p, count in rows.items()}  # NumPy's have no JSON
+        marker = NewMarker(version, chosen, counts, checksum, valid_micros)
         started, digest = self.now_ms(), content_digest((), marker.content())
         append = Append(stream, producer, sequence, started, marker, None, digest, f"{started:013d}", seen=state.id)
         return self._commit(state, append)

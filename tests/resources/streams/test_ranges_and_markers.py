@@ -97,6 +97,16 @@ def test_markers_alone_are_told_their_counts(streams: LakeStreams) -> None:
     with pytest.raises(ConfigurationError) as failure:
         streams.append_markers("m", "v3", rows={1: 1}, producer="p", sequence=2)
     assert failure.value.facts == {"stream": "lake.m", "argument": "rows"}
+    with pytest.raises(ConfigurationError) as failure:
+        streams.append_markers("m", "v3", partitions=[1], rows={1: -1}, producer="p", sequence=2)
+    assert failure.value.facts == {"stream": "lake.m", "argument": "rows"}
+
+
+def test_an_unknown_option_of_a_read_is_rejected_and_not_ignored(s: LakeStreams, records: Records) -> None:
+    s.append("s", records(("a", 0)), producer="p", sequence=0)
+    with pytest.raises(ConfigurationError) as failure:
+        s.read_arrow(s.all_ranges("s"), epoch="latest")  # type: ignore[call-arg]
+    assert failure.value.facts == {"argument": "epoch"}
 
 
 def test_a_missing_or_cut_file_is_an_error_that_names_it(s: LakeStreams, records: Records) -> None:
