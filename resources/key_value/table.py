@@ -335,7 +335,11 @@ class KeyValueTable(Generic[K, V]):
 
     async def _together(self, reads: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         if len(reads) < 2 or not self._waits:
-            return [await read for read in reads]
+            try:
+                return [await read for read in reads]
+            finally:
+                for read in reads:
+                    read.close()  # those after one that failed were never started
         tasks = [asyncio.ensure_future(read) for read in reads]
         try:
             return await asyncio.gather(*tasks)

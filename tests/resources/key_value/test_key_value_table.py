@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -170,6 +171,17 @@ def test_remove_all_takes_keys_and_keys_with_versions(table: Table) -> None:
     assert table.exists("a", family="f")
     table.remove_all(["a", TableKey("f", "b", b), TableKey("f", "missing")], family="f")
     assert table.get_all(["a", "b"], family="f") == [None, None]
+
+
+def test_a_read_that_fails_leaves_no_coroutine_of_other_partitions(
+    backend: ScriptedSegments, recwarn: pytest.WarningsRecorder
+) -> None:
+    with BlockingKeyValueTable(backend.table(partitions=8)) as table:
+        backend.script = [TableAccessError("no")]
+        with pytest.raises(TableAccessError):
+            table.get_all([f"k{number}" for number in range(20)])
+    gc.collect()
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_an_empty_batch_does_nothing(table: Table, backend: ScriptedSegments) -> None:
