@@ -237,6 +237,8 @@ class LazyLakeStore:
         return self._existing_lake().staging_dir()
 
     def _existing_lake(self) -> ObjectStore:
+        if self._exists:
+            return self._inner  # without the lock, because a fork would copy it locked if another thread had it
         with self._lock:
             if not self._exists:
                 _create_lake(self._inner)

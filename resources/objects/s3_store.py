@@ -393,6 +393,9 @@ class S3Store(DescribedStore):
         return retry_request(S3Request(request, self.url, key), send, attempts or self._options.attempts)
 
     def _client(self) -> S3Client:
+        connected = self._connected
+        if connected is not None and connected[0] == os.getpid():
+            return connected[1]  # without the lock, because a fork would copy it locked if another thread had it
         with self._lock:
             # Forked workers need their own: a shared socket would mix the answers of two processes.
             if self._connected is None or self._connected[0] != os.getpid():

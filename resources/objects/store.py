@@ -8,6 +8,7 @@ import re
 import tempfile
 import threading
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -232,12 +233,13 @@ def etag_error(url: str, key: str, found: ObjectInfo | None, expected: str) -> P
     return PreconditionFailedError(problem, "Read it again, then retry.", key=key)
 
 
-class DescribedStore:
+class DescribedStore(ABC):
     """A store that other processes open by its descriptor."""
 
     @property
+    @abstractmethod
     def url(self) -> str:
-        raise NotImplementedError
+        """The URL of the root, as in `ObjectStore`."""
 
     @property
     def descriptor(self) -> StoreDescriptor:

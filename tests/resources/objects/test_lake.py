@@ -5,6 +5,8 @@ import gc
 import os
 import pickle
 import shutil
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -22,9 +24,10 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     StreamNotFoundError,
 )
-from dagster_adjunct.resources.objects.lake import LakeSettings, lake_in, open_lake
+from dagster_adjunct.resources.objects.lake import LakeSettings, LazyLakeStore, lake_in, open_lake
 from dagster_adjunct.resources.objects.local_store import LocalStore
-from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore, StoreDescriptor
+from dagster_adjunct.resources.objects.s3_store import S3Store
+from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore, S3Options, StoreDescriptor
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.faulty_store import Fault, FaultKind, FaultyStore
@@ -74,6 +77,24 @@ def test_a_lake_is_probed_once_at_its_first_write_and_then_only_read(store: Obje
     assert lake_in(watched).id == first.id
     assert watched.requests == [("get", "_adjunct/lake.json")]
     assert [info.key for info in store.list("")] == ["_adjunct/lake.json", "x"]
+
+
+@pytest.mark.parametrize("kind", ["a new lake", "S3"])
+def test_ready_stores_answer_while_another_thread_has_their_lock(kind: str) -> None:
+    """A fork copies a lock as it is: one that each request takes would be locked in some children for ever."""
+    if kind == "S3":
+        s3 = S3Store("s3://bucket/lake", S3Options(endpoint="http://localhost:9", region="eu-west-1"))
+        use: Callable[[], object] = s3._client
+        lock = s3._lock
+    else:
+        lazy = LazyLakeStore(InMemoryStore())
+        use, lock = lazy.staging_dir, lazy._lock
+    use()
+    with lock:
+        thread = threading.Thread(target=use, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_processes_that_write_to_a_new_lake_together_agree_on_it(store: ObjectStore) -> None:
