@@ -237,6 +237,19 @@ def test_what_is_mistyped_is_named_with_what_was_meant(call: Callable[[], object
         call()
 
 
+@pytest.mark.parametrize(
+    "name", ["Sum", "Min", "Max", "Mean", "Distinct", "IcebergTable", "FunctionSerializer", "LakeStreams"]
+)
+def test_constructors_without_or_with_wrong_arguments_raise_our_errors(name: str) -> None:
+    construct = getattr(public, name)
+    needed = [each.name for each in inspect.signature(construct).parameters.values() if each.default is each.empty]
+    wrong: dict[str, object] = dict.fromkeys(needed, object())
+    for given in ({}, wrong):
+        with pytest.raises(ConfigurationError) as failure:
+            construct(**given)
+        assert failure.value.argument == needed[0]
+
+
 def test_an_operation_is_refused_before_it_begins() -> None:
     opened = _opened()
     with pytest.raises(ConfigurationError, match=r"Dataset.pin: reason is None: expected a valid string"):

@@ -61,6 +61,7 @@ _HIDDEN = {
 _TYPES = {"tinyint": "int", "smallint": "int", "bigint": "long", "timestamp": "timestamptz"}
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class IcebergTable:
     """A table in a catalogue of PyIceberg's own configuration; it has no secrets itself.

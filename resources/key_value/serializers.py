@@ -96,6 +96,7 @@ class IntegerSerializer:
         return int.from_bytes(stored, "big") - _SIGN
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class FunctionSerializer(Generic[T]):
     """Two functions of yours: `write` returns bytes, `read` accepts them. Both are picklable."""

@@ -65,6 +65,7 @@ class Aggregation(ABC):
         return None
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Count(Aggregation):
     """The number of records, or of those whose `column` is not null."""
@@ -81,6 +82,7 @@ class Count(Aggregation):
         return quote_name(f"{name}$count")
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Sum(Aggregation):
     """The sum of a column: bigint for integers, a decimal for decimals, double for others."""
@@ -122,6 +124,7 @@ class _Extreme(Aggregation):
         return quote_name(f"{name}${self.function}")
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Min(_Extreme):
     """The least value of a column."""
@@ -131,6 +134,7 @@ class Min(_Extreme):
     of_two: ClassVar[str] = "least"
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Max(_Extreme):
     """The greatest value of a column."""
@@ -140,6 +144,7 @@ class Max(_Extreme):
     of_two: ClassVar[str] = "greatest"
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Mean(Aggregation):
     """The mean of a column: a decimal with four more digits for decimals, double for others. The sum is exact.
@@ -181,6 +186,7 @@ class Mean(Aggregation):
         return stored.mean(quote_name(f"{name}$count"), _scale_of_mean(*digits))
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Distinct(Aggregation):
     """The number of different values of a column.

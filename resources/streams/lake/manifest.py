@@ -607,6 +607,7 @@ class StreamStates:
 
     name = "lake"
 
+    @validated
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
         self._pages: dict[str, Pages] = {}
