@@ -141,7 +141,8 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: Sequence[Applicat
             reports: dict[str, AdvanceReport] = {}
             if context.selected_asset_keys:
                 observe_streams(run, {name: key for member in unit for name, key in member.streams.items()})
-                with checks.report_unfinished_bootstrap(run, keys):
+                followers = {member.dataset.name: member.key for member in unit if member.dataset.follows_changes}
+                with checks.report_unfinished_bootstrap(run, followers):
                     runtime = Runtime(lake, run.systems, session_factory(adjunct_spark.starter), by=context.run.run_id)
                     for app in applications:
                         apply_startpoints(
@@ -167,8 +168,9 @@ def _dataset_results(run: checks.OpRun, member: DatasetAsset, report: AdvanceRep
     if report is not None:
         log_rejected_versions(run.context, member, report, manifest)
         yield from _dataset_events(run, member, report, manifest)
-    yield from checks.bootstrap_check_results(run, member.key, manifest, report)
-    if manifest is not None and not member.dataset.follows_changes:
+    if member.dataset.follows_changes:
+        yield from checks.bootstrap_check_results(run, member.key, manifest, report)
+    elif manifest is not None:
         yield from checks.validator_check_results(
             run.context, member.dataset, member.key, checks.newest_verdicts(store, manifest)
         )

@@ -12,7 +12,7 @@ from dagster import AssetKey
 
 from dagster_adjunct import bounded_dataset
 from dagster_adjunct.assets.declaration.dataset import version_set
-from dagster_adjunct.assets.validation.validators import min_rows, row_count_within, unique_keys
+from dagster_adjunct.assets.validation.validators import Candidate, custom, min_rows, row_count_within, unique_keys
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, check_of, key_of, running_lab
 
 ITEMS = bounded_dataset(
@@ -31,6 +31,10 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     with running_lab(tmp_path) as lab:
         lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
         yield lab
+
+
+def accept_all(candidate: Candidate) -> bool:
+    return True
 
 
 def facts(finished: FinishedRun, check: str) -> dict[str, Any]:
@@ -53,6 +57,14 @@ def test_validators_are_checks_with_their_facts_and_the_version_that_they_judged
     assert finished.checks["items min_rows"].metadata["adjunct/version"].value == version
     assert finished.made["items"]["data version"] == version
     assert "report" in finished.made
+
+
+def test_a_validator_may_have_the_name_of_the_check_of_tables(lab: Lab) -> None:
+    named = replace(ITEMS, validators=(custom("bootstrapped", accept_all),))
+    lab.deliver("items", APPLES, "v1")
+    finished = lab.advance(named)
+    assert finished.success
+    assert finished.passed == {"items adjunct_accepted": True, "items bootstrapped": True}
 
 
 def test_a_rejected_version_fails_its_check_and_the_previous_one_stays_in_use(lab: Lab) -> None:
