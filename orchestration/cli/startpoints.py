@@ -86,8 +86,11 @@ def show_checkpoint_history(lake: Lake, name: str, partition: str | None, limit:
     changes = list(CheckpointManager(lake, name).history(limit, ssp))
     if not changes:
         _read_checkpoint(lake, name)  # raises an error if there is none
+        problem = (
+            f"application {name!r} has never read {ssp}." if ssp else f"application {name!r} has no retained history."
+        )
         step = f"See the partitions that it reads: adjunct checkpoint show {name}."
-        raise ConfigurationError(f"application {name!r} has never read {ssp}.", step, application=name)
+        raise ConfigurationError(problem, step, application=name)
     show_json([change.to_json() for change in changes])
     for change in changes:
         batch = "" if change.batch is None else f"  batch {change.batch}"

@@ -14,6 +14,7 @@ import pytest
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.faulty_store import Crash
@@ -228,6 +229,13 @@ def test_history_tells_who_moved_what_from_where_to_where(world: OffsetsWorld, a
     newest, *_ = document(world, "checkpoint", "history", "order-totals", "--limit", "1")
     assert (newest["batch"], newest["by"], list(newest["applied"])) == (2, "run-2", ["lake.orders.2"])
     assert "never read lake.orders.9" in refused(world, "checkpoint", "history", "order-totals", "lake.orders.9")
+
+
+def test_a_history_without_changes_is_not_about_a_partition(
+    world: OffsetsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CheckpointManager, "history", lambda *given: iter(()))
+    assert "None" not in refused(world, "checkpoint", "history", "order-totals")
 
 
 def test_an_application_that_is_not_there_is_told_with_those_that_are(world: OffsetsWorld) -> None:
