@@ -124,7 +124,7 @@ SPARK_ENGINE: Final = BatchEngine()
 
 
 def run_step(context: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepReport:
-    """Run batches until the inputs are read to the offsets that were upcoming, or the limit is opened.
+    """Run batches until the inputs are read to the offsets that were upcoming, or the limit is reached.
 
     A batch that a crash left open comes first. Then the startpoints that the tasks were handed are resolved, once a
     run. Bounded replays take turns with the main input. `engine` computes what a batch does.
