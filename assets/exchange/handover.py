@@ -84,8 +84,7 @@ class TimedFiles:
     def create_view(self, connection: duckdb.DuckDBPyConnection, name: str) -> None:
         """Create or replace a DuckDB view of the rows."""
         columns = ", ".join(map(_sql_name, self.reader.schema.names))
-        registered = f"adjunct {self.reader.dataset} {self.reader.version} over time"
-        source = _register(connection, registered, self._all() if self.whole else self.dataset())
+        source = _register(connection, name, self._all() if self.whole else self.dataset())
         query = self._sql_over_time(source) if self.whole else f"SELECT {columns} FROM {source}"
         connection.execute(f"CREATE OR REPLACE TEMP VIEW {_sql_name(name)} AS {query}")
 
@@ -396,16 +395,19 @@ def _create_view(connection: duckdb.DuckDBPyConnection, view: Held, name: str) -
         # Without hive partitioning: a folder named a=b would add or replace a column.
         query = f"SELECT {columns} FROM read_parquet([{listed}], hive_partitioning = false)"
     if query is None:
-        source = _register(connection, f"adjunct {view.dataset} {view.version}", _dataset(view))
+        source = _register(connection, name, _dataset(view))
         query = f"SELECT {columns} FROM {source}"
     connection.execute(f"CREATE OR REPLACE TEMP VIEW {_sql_name(name)} AS {query}")
 
 
-def _register(connection: duckdb.DuckDBPyConnection, name: str, rows: pads.Dataset) -> str:
-    """Register a dataset in a connection; return its quoted name."""
+def _register(connection: duckdb.DuckDBPyConnection, view: str, rows: pads.Dataset) -> str:
+    """Register the rows of a view in a connection; return their quoted name.
+
+    Each view has its own: two of one version may have different rows.
+    """
     connection.execute("SELECT 1").fetchall()  # registering fails while a result is not fully read
-    connection.register(name, rows)
-    return _sql_name(name)
+    connection.register(f"adjunct {view}", rows)
+    return _sql_name(f"adjunct {view}")
 
 
 @validated

@@ -82,6 +82,21 @@ def test_a_table_is_handed_over_as_it_is_was_and_over_time(lake: Lake, engine: s
             )
 
 
+def test_views_of_one_version_in_a_connection_keep_their_moments(lake: Lake) -> None:
+    reader, _ = table(lake, 0)
+    views = {
+        "early": EntriesAt(reader, day(4)), "late": EntriesAt(reader, day(30)), "now": reader,
+        "ever": EntriesOverTime(reader),
+    }  # fmt: skip
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'")
+    for name, view in views.items():
+        duckdb_view(connection, view, name)
+    rows = {name: sorted(connection.execute(f"SELECT * FROM {name}").fetchall(), key=repr) for name in views}
+    assert rows == {name: by_duckdb(view) for name, view in views.items()}
+    assert rows["early"] != rows["late"]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_ended_before_the_edge_is_left_out_whether_compacted_or_not(lake: Lake, engine: str) -> None:
     reader, expected = table(lake, 9)

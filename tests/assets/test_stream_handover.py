@@ -101,6 +101,15 @@ def test_every_engine_gives_what_a_read_gives(filled: Filled, epochs: Any) -> No
     check_all_engines(stream_view(filled.lake, "s", epochs=epochs, without_position="keep"), filled.expected(epochs))
 
 
+def test_views_of_one_stream_in_a_connection_keep_their_epochs(filled: Filled) -> None:
+    filled.send(2, 6, 1)
+    connection = duckdb.connect()
+    for epochs in ("latest", "all"):
+        duckdb_view(connection, stream_view(filled.lake, "s", epochs=epochs, without_position="keep"), epochs)
+    for epochs in ("latest", "all"):
+        assert sorted(connection.execute(f'SELECT * FROM "{epochs}"').fetchall()) == filled.expected(epochs)
+
+
 def test_what_files_can_t_tell_is_refused(filled: Filled, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="1 records have none"):
         stream_view(filled.lake, "s", epochs="latest")
