@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import TopicPartition
@@ -83,6 +84,11 @@ def test_markers_alone_tell_counts_and_checksums(system: KafkaStreams) -> None:
     with pytest.raises(ConfigurationError) as failure:
         system.append_markers("s", "v1", partitions=[0, 1], rows={0: 1}, producer="p", sequence=1)
     assert failure.value.facts == {"stream": "kafka.s", "argument": "rows"}
+    with pytest.raises(ConfigurationError) as failure:
+        system.append_markers("s", "v1", partitions=[0], rows={0: -1}, producer="p", sequence=1)
+    assert failure.value.facts == {"stream": "kafka.s", "argument": "rows"}
+    system.append_markers("s", "v2", partitions=[0], rows={0: np.int64(7)}, producer="p", sequence=1)  # type: ignore[dict-item]
+    assert [marker.rows for marker in system.markers("s", {zero: "1"})] == [7]
 
 
 def test_a_marker_says_since_when_its_version_is_valid(system: KafkaStreams) -> None:
