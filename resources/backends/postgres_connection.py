@@ -60,7 +60,7 @@ def require_driver(label: str) -> None:
     require_package(label, "psycopg", "postgres")
 
 
-def check_keywords(keywords: Mapping[str, str | int]) -> dict[str, str]:
+def check_keywords(keywords: Mapping[str, object]) -> dict[str, str]:
     """Return libpq's connection keywords; raise if a secret is among them."""
     for name in keywords:
         if name in _SECRETS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -77,7 +78,7 @@ class PostgresSegments:
         self,
         *,
         dsn_env: str | None = None,
-        connect: Mapping[str, str | int] | None = None,
+        connect: Mapping[str, str | float | os.PathLike[str]] | None = None,
         schema: str = "public",
         connections: int = 4,
         request_timeout: float = 60.0,

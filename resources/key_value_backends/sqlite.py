@@ -496,7 +496,7 @@ class SqliteSegments:
     waits = False
     horizon = HORIZON
 
-    def __init__(self, path: str | Path, *, busy_timeout: float = 10.0) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, busy_timeout: float = 10.0) -> None:
         label = "key-value tables in SQLite have"
         if str(path) in ("", ":memory:"):
             found, reason = (

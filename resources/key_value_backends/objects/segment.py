@@ -116,7 +116,7 @@ class ObjectSegments:
 
     def __init__(
         self,
-        url: Lake | str | None = None,
+        url: Lake | str | os.PathLike[str] | None = None,
         *,
         s3: Mapping[str, Any] | None = None,
         cache_bytes: int = 64 * _MEGABYTE,
@@ -127,7 +127,7 @@ class ObjectSegments:
         if unknown := sorted(set(s3 or {}) - {field.name for field in fields(S3Options)}):
             problem = f"key-value tables in objects have s3 with {', '.join(map(repr, unknown))}, unknown to S3Options."
             raise ConfigurationError(problem, "Pass fields of S3Options.", argument="s3")
-        self._given, self._s3 = url, s3
+        self._given, self._s3 = os.fspath(url) if isinstance(url, os.PathLike) else url, s3
         self._cache_bytes = cache_bytes
         self._cache = BlockCache(cache_bytes)
 

@@ -6,6 +6,7 @@ use `requests`, which Dagster installs.
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from collections.abc import Mapping
@@ -95,7 +96,7 @@ class SchemaRegistry:
     url: str
     login: str | None = None
     token: str | None = None
-    ca_location: str | None = None
+    ca_location: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -171,7 +172,7 @@ class SchemaRegistry:
             try:
                 answer = requests.request(
                     method, self.url + path, json=body, headers=headers, auth=(user, password) if login else None,
-                    verify=self.ca_location or True, timeout=_TIMEOUT,
+                    verify=os.fspath(self.ca_location) if self.ca_location else True, timeout=_TIMEOUT,
                 )  # fmt: skip
             except requests.exceptions.SSLError as error:
                 raise ConfigurationError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePath
 
 import pytest
 
@@ -18,6 +19,9 @@ from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration
 from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
+from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments
+from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
+from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 
@@ -34,6 +38,13 @@ def managers(segment_store) -> Callable[[], KeyValueTableManager]:
 
 def opened(manager: KeyValueTableManager) -> BlockingKeyValueTable[str, int]:
     return BlockingKeyValueTable(manager.open("plant", "machines", key=TextSerializer(), value=IntegerSerializer()))
+
+
+def test_backends_accept_paths_and_numbers_where_they_need_text(tmp_path):
+    assert SqliteSegments(PurePath(tmp_path, "file")).path == str(tmp_path / "file")
+    assert ObjectSegments(tmp_path / "lake").to_dict()["url"] == str(tmp_path / "lake")
+    postgres = PostgresSegments(connect={"sslrootcert": tmp_path, "port": 5433, "connect_timeout": 2.5})
+    assert postgres.connect == {"sslrootcert": str(tmp_path), "port": "5433", "connect_timeout": "2.5"}
 
 
 def test_a_table_is_created_used_sealed_deleted_and_created_anew(managers):

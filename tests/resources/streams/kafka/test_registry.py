@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -205,6 +206,11 @@ def test_a_registry_with_a_secret_in_plain_text_is_refused(url: str, login: str 
         SchemaRegistry(url, login=login)
     assert "secret@" not in str(caught.value)
     assert "me:secret" not in str(caught.value)
+
+
+def test_the_certificates_of_a_registry_may_be_given_as_a_path() -> None:
+    registry = SchemaRegistry("https://registry", ca_location=Path("/etc/authority.pem"))
+    assert pickle.loads(pickle.dumps(registry)) == registry
 
 
 class _Guarded(BaseHTTPRequestHandler):
