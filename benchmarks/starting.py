@@ -54,6 +54,9 @@ class Clocked:
         return answer
 
 
+StreamSystem.register(Clocked)  # it answers all of a system's methods, so a plan takes it for one
+
+
 @dataclass
 class Phases:
     """Seconds (and those of the processor) of each phase besides the system's own, and its requests to the lake."""
