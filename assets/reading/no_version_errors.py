@@ -21,18 +21,14 @@ def no_version_error(
     name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None = None
 ) -> NoSealedVersionError:
     """Return the error for a dataset without a version; `waiting` describes what a delivered one waits for."""
+    by_name, step = False, "Deliver what is missing and advance the dataset (materialise its asset, or adjunct run)."
     if _is_computed(spec, manifest):
         # Whether versions are partitions of the asset.
         by_name = spec.versions is not None if spec else bool(manifest and manifest.declaration.order == "name")
-        action = f"Materialise {_describe_partitions(spec, by_name)} in Dagster, or run adjunct dataset advance {name} "
-        action += f"MODULE:APP{' --partition NAME' if by_name else ''}."
-    else:
-        by_name, action = (
-            False,
-            "Deliver what is missing and advance the dataset (materialise its asset, or adjunct run).",
-        )
+        step = f"Materialise {_describe_partitions(spec, by_name)} in Dagster, or run adjunct dataset advance {name} "
+        step += f"MODULE:APP{' --partition NAME' if by_name else ''}."
     cause = _describe_cause(spec, manifest, waiting, by_name)
-    return NoSealedVersionError(f"dataset {name!r} has no version to read yet: {cause}.", action, dataset=name)
+    return NoSealedVersionError(f"dataset {name!r} has no version to read yet: {cause}.", step, dataset=name)
 
 
 def no_complete_version_error(

@@ -40,7 +40,6 @@ NAMES = "datasets/_names"
 SETS = "version-sets"
 SET_KIND = "version-set"
 T = TypeVar("T")
-_TRIES = 20
 
 Manifests = Mapping[str, DatasetManifest]
 Members = Mapping[str, BoundedManifest]
@@ -216,7 +215,7 @@ class DatasetLog:
         description of the slow part, if other writers keep committing faster.
         """
         try:
-            return retry_conflicts(lambda: commit_once, attempts=_TRIES)
+            return retry_conflicts(lambda: commit_once)
         except CommitConflictError as conflict:
             problem = f"dataset {self.name!r}: commits are made faster than {slower}."
             raise CommitConflictError(problem, "Repeat it when the dataset is quiet.", dataset=self.name) from conflict
