@@ -1,8 +1,9 @@
 """Validates what users pass to public functions and declarations, by the declared types, with pydantic.
 
-Values must have their types exactly (pydantic's strict mode), except that a list may be given for a tuple, a whole
-number for a float, and its value for a member of an enum. Of other classes, values must be instances. The types are
-read when a function is called for the first time.
+Values must have their types exactly (pydantic's strict mode), except that numbers of NumPy may be given for Python's, a
+whole number for a float, its value for a member of an enum, a list for a tuple, and other ordered collections (arrays,
+views of dictionaries) for a sequence. Of other classes, values must be instances. The types are read when a function is
+called for the first time.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import enum
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     PlainValidator,
     SkipValidation,
@@ -34,7 +37,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 
 T = TypeVar("T")
 
-_SCALARS = (str, int, bool, bytes, type(None))
+_SCALARS = (str, bool, bytes, type(None))
 # Classes of Spark are known by name, because Spark is not imported to check an argument.
 _CONVERSIONS = {"LazyFrame": "collect", "Series": "to_frame"}  # methods that return a frame
 _SPARK_CLASSES = {name: type(name, (), {}) for name in ("SparkSession", "DataFrame", "StructType")}
@@ -44,10 +47,15 @@ def validated(item: T) -> T:
     """Return a function or method with validated arguments, or a class whose constructor has them.
 
     Wrong arguments raise ConfigurationError before anything is called. Errors of the function itself pass unchanged.
+    Of an enum, that is a value without a member; of an abstract class or protocol, methods that are not written.
     """
     target: Any = item
     if not isinstance(item, type):
         target = _validate_call(target)
+    elif issubclass(item, enum.Enum):
+        target._missing_ = classmethod(_raise_no_member)
+    elif inspect.isabstract(item) or getattr(item, "_is_protocol", False):
+        target.__new__ = _reject_abstract(target)
     elif issubclass(item, BaseModel):
         target.__init__ = _translate_model_errors(target)
     else:
@@ -65,6 +73,25 @@ def validated_methods(cls: type[T]) -> type[T]:
         elif isinstance(member, types.FunctionType):
             setattr(cls, name, _validate_call(member))
     return validated(cls) if "__init__" in vars(cls) else cls
+
+
+def _raise_no_member(cls: type[enum.Enum], value: object) -> None:
+    members = ", ".join(f"{cls.__name__}.{member.name}" for member in cls)
+    raise _error(f"{cls.__name__} has no {value!r}.", f"Use one of {members}.")
+
+
+def _reject_abstract(base: Any) -> Callable[..., Any]:
+    """Return a `__new__` whose errors name the methods that a class derived from `base` has to have."""
+
+    def __new__(cls: Any, *args: object, **kwargs: object) -> Any:
+        missing = ", ".join(sorted(cls.__abstractmethods__))
+        if cls is base:
+            raise _error(f"{base.__name__} is abstract.", f"Write a class with {missing or 'its methods'}.")
+        if missing:
+            raise _error(f"{cls.__name__} lacks {missing}, which a {base.__name__} has.", "Write what it lacks.")
+        return object.__new__(cls)
+
+    return __new__
 
 
 def _validate_call(function: Callable[..., Any], fields_of: type | None = None) -> Callable[..., Any]:
@@ -142,8 +169,8 @@ def _checked_type(hint: Any) -> Any:
         return Any if skips else _checked_type(inner[0])
     if hint in _SCALARS or hint is None or origin is Literal:
         return hint
-    if hint is float:
-        return Annotated[float, WrapValidator(_validate_unconverted)]
+    if hint in (int, float):
+        return _number(hint)
     if origin in (Union, types.UnionType):
         return Union[tuple(map(_checked_type, inner))]  # noqa: UP007
     if origin is Unpack:
@@ -167,14 +194,26 @@ def _checked_type(hint: Any) -> Any:
         return Annotated[kind, Strict(False)]
     if kind in _SPARK_CLASSES.values():
         return _matching(lambda value: _is_of_spark(value, kind.__name__), f"a {kind.__name__} of Spark")
-    if kind.__module__ == "collections.abc" or kind in (list, dict, set, frozenset):
+    if (kind.__module__ == "collections.abc" and issubclass(kind, Iterable)) or kind in (list, dict, set, frozenset):
         return _container(kind, inner)
     return _matching(lambda value: isinstance(value, kind) and not isinstance(value, type), _describe(kind))
 
 
-def _validate_unconverted(value: Any, validate: Callable[[Any], Any]) -> Any:
-    validate(value)
-    return value
+def _number(kind: type) -> Any:
+    """Return the type of int or float, of which numbers of other classes, as NumPy's, become instances."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, int | float) or not isinstance(value, Real):
+            return value
+        return int(value) if isinstance(value, Integral) else float(value) if kind is float else value
+
+    def check(value: Any) -> Any:
+        number = convert(value)
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise PydanticCustomError("wrong_type", "Input should be a valid number")
+        return number
+
+    return Annotated[int, BeforeValidator(convert)] if kind is int else Annotated[Any, PlainValidator(check)]
 
 
 def _matching(accepts: Callable[[Any], bool], expected: str) -> Any:
@@ -193,6 +232,8 @@ def _container(kind: type, inner: tuple[Any, ...]) -> Any:
     expected = f"{_describe(kind)} of {' to '.join(map(_name, inner))}" if inner else _describe(kind)
 
     def check(value: Any, validate: Callable[[Any], Any]) -> Any:
+        if kind is Sequence and not isinstance(value, Sequence) and _is_ordered(value):
+            return tuple(validate(tuple(value)))
         if not isinstance(value, kind) or isinstance(value, str | bytes):
             raise PydanticCustomError("wrong_type", "Input should be {expected}", {"expected": expected})
         if isinstance(value, readable):
@@ -203,6 +244,11 @@ def _container(kind: type, inner: tuple[Any, ...]) -> Any:
         return Annotated[Any, WrapValidator(check)]
     collection: Any = dict if issubclass(kind, Mapping) else list
     return Annotated[collection[elements], Strict(False), WrapValidator(check)]
+
+
+def _is_ordered(value: object) -> bool:
+    unordered = isinstance(value, str | bytes | Mapping | set | frozenset)
+    return isinstance(value, Collection) and not unordered and getattr(value, "ndim", 1) == 1
 
 
 def _is_of_spark(value: object, name: str) -> bool:

@@ -9,10 +9,12 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -230,6 +232,13 @@ def test_no_method_answers_a_wrong_value_with_a_bare_error(known: dict[str, Any]
             "Application.local_table.'t'. takes no nonsense=",
         ),
         (lambda: public.session_scope(lake="x"), "session_scope takes no lake=. Did you mean lake_url="),
+        (lambda: public.UpdateContract("nothing"), "UpdateContract has no 'nothing'. Use one of UpdateContract.UPDATE"),
+        (lambda: public.StreamSystem(), "StreamSystem is abstract. Write a class with advance, compare, distance"),
+        (lambda: public.Validator(), "Validator is abstract. Write a class with "),
+        (
+            lambda: type("Mine", (public.TableWriteFunction,), {"put": print})(),
+            "Mine lacks delete, which a TableWriteFunction has",
+        ),
     ],
 )
 def test_what_is_mistyped_is_named_with_what_was_meant(call: Callable[[], object], says: str) -> None:
@@ -276,6 +285,36 @@ def test_a_list_of_columns_is_no_text_and_a_truth_is_no_number() -> None:
         public.LakeStreams(public.open_lake("memory://x")).create(
             "t", schema=public.Schema.of(k="int"), key=["k"], partitions=True
         )
+
+
+@pytest.mark.parametrize(
+    "key",
+    [["a", "b"], ("a", "b"), {"a": 1, "b": 2}.keys(), {1: "a", 2: "b"}.values(), np.array(["a", "b"])],
+    ids=["list", "tuple", "keys", "values", "array"],
+)
+def test_an_ordered_collection_of_any_kind_names_columns(key: Any) -> None:
+    declared = public.bounded_dataset("d", input="lake.s", key=key, partitions=np.int64(2), owners={"ada"})
+    assert (declared.key, declared.partitions, declared.owners) == (("a", "b"), 2, ("ada",))
+    with pytest.raises(ConfigurationError) as failure:  # of which nobody knows the order
+        public.bounded_dataset("d", input="lake.s", key={"a", "b"}, partitions=2)
+    assert failure.value.argument == "key"
+
+
+def test_numbers_of_other_classes_become_pythons() -> None:
+    policy = public.RetryPolicy(np.int32(3), first_wait=np.float32(0.5), max_wait=np.int64(2))
+    assert [type(value) for value in (policy.attempts, policy.first_wait, policy.max_wait)] == [int, float, int]
+    for argument, value in (("attempts", True), ("attempts", np.float64(3)), ("max_wait", Decimal(2))):
+        with pytest.raises(ConfigurationError) as failure:
+            public.RetryPolicy(**{argument: value})
+        assert failure.value.argument == argument
+
+
+def test_numbers_may_be_parameters_of_a_request() -> None:
+    assert public.HttpExtra(params={"limit": 5, "deep": True}).params == (("deep", True), ("limit", 5))
+
+
+def test_a_text_finds_its_record_in_a_cache_of_files() -> None:
+    assert public.FileCache(1).get("key", lambda: ("record", 1)) == "record"
 
 
 def test_what_a_users_own_function_raises_passes_as_it_is(known: dict[str, Any]) -> None:

@@ -52,6 +52,7 @@ _LARGE = ("string", "binary")
 _WRITE = (*_INSERT, "u", "update", "upsert")
 
 
+@validated
 @runtime_checkable
 class ChangeFormat(Protocol):
     """Converts the records of a change stream to changes of rows. A frozen value, comparable and picklable.
@@ -102,6 +103,7 @@ class ChangeFormat(Protocol):
         ...
 
 
+@validated
 @runtime_checkable
 class ArrowChangeFormat(ChangeFormat, Protocol):
     """A change format that can also be decoded without Spark, to the same changes."""

@@ -6,7 +6,7 @@ each closed by end-of-dataset markers; an *unbounded* one follows a change strea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Literal, TypedDict
@@ -56,7 +56,7 @@ def bucket_columns(
     return () if broadcast else to_name_tuple(key)
 
 
-def to_name_tuple(value: str | Sequence[str]) -> tuple[str, ...]:
+def to_name_tuple(value: str | Collection[str]) -> tuple[str, ...]:
     """Return one name or several as a tuple."""
     return (value,) if isinstance(value, str) else tuple(value)
 
@@ -267,10 +267,10 @@ def bounded_dataset(
     on_damage: Literal["fail", "previous"] = "fail",
     valid_from: str | None = None,
     description: str = "",
-    owners: str | Sequence[str] = (),
+    owners: str | Collection[str] = (),
     group: str | None = None,
     column_descriptions: Mapping[str, str] | None = None,
-    sensitive: str | Sequence[str] = (),
+    sensitive: str | Collection[str] = (),
 ) -> AdjunctDataset:
     """Return a dataset that arrives in versions: on a stream ("lake.planes"), as files, or from a query.
 
@@ -333,10 +333,10 @@ def unbounded_dataset(
     valid_from: str | None = None,
     discard: DiscardPolicy | None = None,
     description: str = "",
-    owners: str | Sequence[str] = (),
+    owners: str | Collection[str] = (),
     group: str | None = None,
     column_descriptions: Mapping[str, str] | None = None,
-    sensitive: str | Sequence[str] = (),
+    sensitive: str | Collection[str] = (),
 ) -> AdjunctDataset:
     """Return a dataset that follows the change stream `input`: the last change of a key wins.
 
@@ -401,10 +401,10 @@ class LocalTableOptions(TypedDict, total=False):
     compaction: DeltaCompaction
     discard: DiscardPolicy
     description: str
-    owners: str | Sequence[str]
+    owners: str | Collection[str]
     group: str
     column_descriptions: Mapping[str, str]
-    sensitive: str | Sequence[str]
+    sensitive: str | Collection[str]
 
 
 def local_table(
@@ -418,10 +418,10 @@ def local_table(
     compaction: DeltaCompaction | None = None,
     discard: DiscardPolicy | None = None,
     description: str = "",
-    owners: str | Sequence[str] = (),
+    owners: str | Collection[str] = (),
     group: str | None = None,
     column_descriptions: Mapping[str, str] | None = None,
-    sensitive: str | Sequence[str] = (),
+    sensitive: str | Collection[str] = (),
     expires: str | None = None,
     kept_for: str = "",
 ) -> AdjunctDataset:

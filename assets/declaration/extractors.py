@@ -42,6 +42,7 @@ _DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
+@validated
 @runtime_checkable
 class KeyValueExtractor(Protocol):
     """Turns input records into entries: none, one or several for each record.

@@ -258,6 +258,7 @@ Severity = Literal["error", "warn"]
 VALIDATOR_NAME = re.compile(r"[A-Za-z0-9_]{1,200}")
 
 
+@validated
 @runtime_checkable
 class Validator(Protocol):
     """Decides whether a candidate version may be published. A frozen value, whose `name` is unique in a dataset."""

@@ -60,6 +60,7 @@ class Snapshot:
     close: Callable[[], None] = _nothing_to_close
 
 
+@validated
 @runtime_checkable
 class InitialLoad(Protocol):
     """Loads the whole table at once. A frozen value without secrets."""

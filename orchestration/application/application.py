@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from datetime import timedelta
@@ -58,7 +58,7 @@ class Application:
         name: str,
         *,
         description: str = "",
-        owners: str | Sequence[str] = (),
+        owners: str | Collection[str] = (),
         auto_repartition: bool = False,
         intermediate_partitions: int | None = None,
         tasks: int | None = None,

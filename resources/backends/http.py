@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     import httpx
 
 READS = ("GET", "HEAD")
+QueryValue = str | int | float | bool | None
 _SHOWN = 300  # characters of a body
 
 
@@ -148,7 +149,7 @@ class HttpExtra:
     declared headers of the same name.
     """
 
-    params: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
+    params: Mapping[str, QueryValue] | tuple[tuple[str, QueryValue], ...] = ()
     headers: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
@@ -342,14 +343,14 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         """
         import httpx
 
-        params: list[tuple[str, str]] = []
+        params: list[tuple[str, QueryValue]] = []
         sent = {} if body is None else {"Content-Type": "application/json"}
         for extra in args:
             if not isinstance(extra, HttpExtra):
                 problem = f"{self._label} got {extra!r} as an argument; expected an HttpExtra."
                 step = "Pass query parameters and headers as HttpExtra(params={…}, headers={…})."
                 raise TableError(problem, step, table=self._label)
-            params += cast("Iterable[tuple[str, str]]", extra.params)
+            params += cast("Iterable[tuple[str, QueryValue]]", extra.params)
             sent |= dict(extra.headers)
         open_, url = self._clients.here(), self.base_url + path
         try:

@@ -26,6 +26,7 @@ T = TypeVar("T")
 _SIGN = 2**63
 
 
+@validated
 class Serializer(Protocol[T]):
     """Converts values to bytes and back. Keys are equal and ordered as their bytes are. Picklable, like the table."""
 

@@ -397,6 +397,7 @@ class AppendResult:
     duplicate: bool = False
 
 
+@validated
 class StreamSystem(ABC):
     """A system of streams: admin and consumer in one (Samza's SystemAdmin and SystemConsumer).
 

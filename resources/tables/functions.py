@@ -203,6 +203,7 @@ class TableFunction:
         return outcomes
 
 
+@validated
 class TableReadFunction(TableFunction, ABC, Generic[K, V]):
     """Reads records by key. `args` are passed through from the table's caller."""
 
@@ -217,6 +218,7 @@ class TableReadFunction(TableFunction, ABC, Generic[K, V]):
         return {key: record for key, record in zip(asked, records, strict=True) if record is not None}
 
 
+@validated
 class TableWriteFunction(TableFunction, ABC, Generic[K, V, U]):
     """Writes records by key: whole ones (V) with put, parts of them (U) with update.
 
@@ -312,6 +314,7 @@ def _retry_after(error: BaseException, cause: BaseException) -> float | None:
     return None
 
 
+@validated
 class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
     """A read and write function whose store takes whole operations; the single requests go through `send`."""
 

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 from dagster_adjunct.resources.errors import TableUnavailableError
 from dagster_adjunct.resources.tables.operation import Operation, Outcomes, Problem
+from dagster_adjunct.resources.validation import validated
 
 
+@validated
 class Layer(Protocol):
     """Takes operations and returns each entry's outcome.
 

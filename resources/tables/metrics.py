@@ -212,6 +212,7 @@ class Meter:
 logger = logging.getLogger(__name__)
 
 
+@validated
 class MetricsHook(Protocol):
     """Receives what tables have done.
 

@@ -155,6 +155,7 @@ V = TypeVar("V")
 U = TypeVar("U")
 
 
+@validated
 class UpdateContract(Enum):
     """What to do when an update's record is missing (SAMZA-2709); see `update_contract.py`."""
 
@@ -178,6 +179,7 @@ class UpdateMessage(Generic[U, V]):
 K_co = TypeVar("K_co", bound=Hashable, covariant=True)
 
 
+@validated
 class OperationKind(Enum):
     """What an operation does with each of its entries."""
 
@@ -413,6 +415,7 @@ def are_same_args(one: Sequence[object], other: Sequence[object]) -> bool:
 _NONE: Mapping[int, Problem] = MappingProxyType({})
 
 
+@validated
 class State(Enum):
     """The state of an entry that is not simply done."""
 
