@@ -595,7 +595,7 @@ class SqliteTable(StoreTable):
 def _file_identity(path: str) -> tuple[int, int] | None:
     """The identity of the file at the path; None if there is none."""
     try:
-        status = os.stat(path)  # noqa: PTH116 - it is valid for each request, and a Path takes thrice as long
+        status = os.stat(path)  # noqa: PTH116 - it is asked for each request, and a Path takes thrice as long
     except OSError:
         return None
     return status.st_dev, status.st_ino

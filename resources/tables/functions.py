@@ -172,29 +172,35 @@ class TableFunction:
         Unless overridden, with one request per entry, or with one `_all` form that is overridden.
         """
         entries, args, kind = operation.entries, operation.args, operation.kind
-        valued = kind not in (OperationKind.GET, OperationKind.DELETE)
-        single, several = _METHODS[kind]
+        several = _METHODS[kind][1]
         base = TableWriteFunction if kind.writes else TableReadFunction
         if not several or getattr(type(self), several) is getattr(base, several):
-            one = getattr(self, single)
-            request = (lambda key, value: one(key, value, *args)) if valued else (lambda key, _: one(key, *args))
-            return await _send_one_by_one(self, operation, request)
+            return await self._send_entries(operation)
         form = getattr(self, several)
         try:
             if kind is OperationKind.GET:
                 records = await form(list(dict.fromkeys(entries.keys)), *args)
                 return Outcomes(len(operation), [records.get(key) for key in entries.keys])
-            await form(list(zip(entries.keys, entries.values or (), strict=True) if valued else entries.keys), *args)
+            values = entries.values or ()
+            deletes = kind is OperationKind.DELETE
+            await form(list(entries.keys if deletes else zip(entries.keys, values, strict=True)), *args)
             return Outcomes(len(operation))
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             return outcomes_from_error(self, operation, error)
+
+    async def _send_entries(self, operation: Operation[Any]) -> Outcomes:
+        """Send the operation with one request per entry, also if the `_all` form that asks for it is overridden."""
+        one, args = getattr(self, _METHODS[operation.kind][0]), operation.args
+        if operation.kind in (OperationKind.GET, OperationKind.DELETE):
+            return await _send_one_by_one(self, operation, lambda key, _: one(key, *args))
+        return await _send_one_by_one(self, operation, lambda key, value: one(key, value, *args))
 
     async def _request(self, operation: Operation[Any]) -> Outcomes:
         """Send an operation of the function's own and return the outcomes; raise the error of a failed entry.
 
         That is first an error other than missing records, else missing records as one error.
         """
-        outcomes = await self.send(operation)
+        outcomes = await self._send_entries(operation)
         for problem in outcomes.problems.values():
             if problem.error is not None and not problem.is_answer:
                 raise problem.error
@@ -341,10 +347,10 @@ class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
     async def update(self, key: K, update: U, *args: object) -> None:
         await self.update_all([(key, update)], *args)
 
-    async def _request(self, operation: Operation[Any]) -> Outcomes:
+    async def _send_entries(self, operation: Operation[Any]) -> Outcomes:
         check_args(self, operation)
         await self.open()
-        return await super()._request(operation)
+        return await self.send(operation)
 
 
 def outcomes_from_error(
@@ -514,7 +520,8 @@ class DeclaredFunction:
     @classmethod
     def _declaring_class(cls) -> type[DeclaredFunction]:
         """The backend's own class, of which users may derive theirs."""
-        return next(known for known in reversed(cls.__mro__) if "__init__" in vars(known) and known is not object)
+        own = (known for known in reversed(cls.__mro__) if issubclass(known, DeclaredFunction))
+        return next(known for known in own if "__init__" in vars(known))
 
     def to_dict(self) -> dict[str, Any]:
         """The declaration as plain values, without secrets."""

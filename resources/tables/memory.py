@@ -77,7 +77,8 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
     async def send(self, operation: Operation[Any]) -> Outcomes:
         entries, kind, records = operation.entries, operation.kind, self._store.records
         if kind is OperationKind.GET:
-            return Outcomes(operation.count, [record and record.copy() for record in map(records.get, entries.keys)])
+            stored = map(records.get, entries.keys)
+            return Outcomes(operation.count, [None if record is None else record.copy() for record in stored])
         values: Sequence[Any] = entries.values or [None] * len(entries)
         if kind is OperationKind.PUT and not operation.conditions:
             records.update(zip(entries.keys, map(dict, values), strict=True))

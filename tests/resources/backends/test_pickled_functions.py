@@ -89,3 +89,19 @@ def test_a_subclass_arrives_as_itself_with_what_it_has_of_its_own(declared: Call
     assert (copy.key, copy.columns) == (("parcel",), {"parcel": "string"})
     base = type(function).__mro__[2]
     assert base.to_dict(copy) == base.to_dict(function)
+
+
+class _Counted:
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class CountedMemory(MemoryTable, _Counted):
+    def __init__(self) -> None:
+        super().__init__("counted")
+        self.count = 7
+
+
+def test_another_base_with_a_constructor_declares_nothing() -> None:
+    copy = pickle.loads(pickle.dumps(CountedMemory()))
+    assert (copy.name, copy.count) == ("counted", 7)

@@ -236,3 +236,33 @@ def test_what_ends_programs_reaches_the_caller_of_a_blocking_table(raised):
         assert pool.submit(put_twice).result(timeout=120) == {1: {"n": 2}}
     finally:
         pool.shutdown(wait=False)
+
+
+class InParts(UserFunction):
+    """Its `_all` forms send fewer entries at a time, by those of the base class."""
+
+    async def get_all(self, keys, *args):
+        return await super().get_all(keys[:2], *args) | await super().get_all(keys[2:], *args)
+
+    async def put_all(self, entries, *args):
+        for part in (entries[:2], entries[2:]):
+            await super().put_all(part, *args)
+
+    async def delete_all(self, keys, *args):
+        while keys:
+            await super().delete_all([keys.pop()], *args)
+
+
+def test_an_overridden_form_may_call_that_of_the_base_class():
+    with BlockingTable(table_over(InParts(), retry=ONCE)) as table:
+        table.put_all([(key, {"n": key}) for key in range(5)])
+        assert table.get_all(range(5)) == {key: {"n": key} for key in range(5)}
+        table.delete_all([1, 2, 3])
+        assert sorted(table.get_all(range(5))) == [0, 4]
+
+
+def test_a_record_without_fields_belongs_to_its_caller():
+    store = MemoryTable("without-fields")
+    store.fill({"a": {}})
+    asyncio.run(store.get("a"))["n"] = 1
+    assert store.records() == {"a": {}}
