@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -107,5 +108,6 @@ def limit_each_request() -> TimedAttempt | None:
     """
     attempt = ATTEMPT.get()
     if attempt is not None:
-        attempt.limit.reschedule(None)
+        with suppress(RuntimeError):  # it is over, in a task that outlives the attempt
+            attempt.limit.reschedule(None)
     return attempt

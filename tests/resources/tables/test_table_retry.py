@@ -117,3 +117,37 @@ def test_a_later_put_of_the_same_key_waits_for_the_retries_of_the_earlier():
 def test_a_policy_that_cannot_work_is_refused(wrong):
     with pytest.raises(ConfigurationError, match="at least one attempt"):
         RetryPolicy(**wrong)
+
+
+class SendsLater(TableWriteFunction[str, dict, dict]):
+    """Its deletes are sent by a task that outlives their request."""
+
+    def __init__(self) -> None:
+        self.deleted: list[str] = []
+        self.task: asyncio.Task[None] | None = None
+
+    async def put(self, key, value, *args):
+        raise AssertionError
+
+    async def delete(self, key, *args):
+        self.deleted.append(key)
+
+    async def delete_all(self, keys, *args):
+        self.task = asyncio.create_task(self.later(keys))
+
+    async def later(self, keys):
+        await asyncio.sleep(0.01)
+        await super().delete_all(keys)
+
+
+def test_a_task_that_outlives_its_attempt_still_sends():
+    function = SendsLater()
+    table = RemoteTable("t", key="id", write_function=function, retry=RetryPolicy(attempts=1, timeout=30.0))
+
+    async def delete():
+        await table.delete_all(["a", "b"])
+        assert function.task is not None
+        await function.task
+
+    asyncio.run(delete())
+    assert function.deleted == ["a", "b"]
