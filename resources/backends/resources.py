@@ -54,8 +54,10 @@ class TableResource(ConfigurableResource):  # type: ignore[type-arg]
     def function(self) -> Any:
         """Return the store's function, closed."""
         names = {**self.arguments, **self.variables}
-        settings = {names.get(field, field): getattr(self, field) for field in type(self).model_fields}
-        return type(self).store(**settings)
+        # A class that users derive may have other fields too.
+        declaring: Any = next(cls for cls in type(self).__mro__ if "store" in vars(cls))
+        settings = {names.get(field, field): getattr(self, field) for field in declaring.model_fields}
+        return declaring.store(**settings)
 
     def remote_table(self, name: str, **options: Any) -> RemoteTable[Any, Any, Any]:
         """Return the table for an application's `app.table(…)`, with the options of `RemoteTable`."""

@@ -237,3 +237,14 @@ def test_records_in_a_key_value_table_keep_the_name_of_a_backends_variable(tmp_p
     with KeyValueRowsResource(**settings, key=["a", "b"], family="a", create=True).blocking("pairs") as table:
         table.put(("x", 2), {})
         assert table.get(("x", 2)) == {"a": "x", "b": 2}
+
+
+class _Described(SqliteTableResource):
+    team: str = "machines"
+
+
+def test_a_resource_derived_from_a_store_s_may_have_other_fields(tmp_path: Path) -> None:
+    described = _Described(path=str(tmp_path / "m.sqlite"), table="m", key=["machine"], columns=COLUMNS, create=True)
+    with described.blocking("machines") as table:
+        table.put("m1", {"temperature": 21.5})
+        assert table.get("m1") == {"machine": "m1", "temperature": 21.5}
