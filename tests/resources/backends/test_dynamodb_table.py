@@ -457,6 +457,17 @@ def test_tombstones_are_items_that_no_get_sees_and_expire_after_the_horizon(new_
     assert do(store, get("k"))[0].records[0]["seen"] == 8
 
 
+def test_a_later_delete_without_a_horizon_is_remembered_for_ever(new_table, dynamodb_server):
+    store, newest = new_table(forget_deleted_after=60), Conditions("seen")
+    do(store, marked(DELETE, [("k", None)], conditions=newest, times=[5]))
+    do(
+        function_like(store, forget_deleted_after=None),
+        marked(DELETE, [("k", None)], conditions=newest, times=[7], start=1),
+    )
+    item = dynamodb_server.client().get_item(TableName=store.table, Key={"id": {"S": "k"}})["Item"]
+    assert set(item) == {"id", "adjunct_time", "adjunct_tie", "adjunct_deleted"}
+
+
 def test_times_that_can_not_be_compared_are_an_error_and_no_skip(new_table):
     store = new_table({"id": "string"}, None)
     newest = Conditions("seen")
