@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -393,7 +394,7 @@ def test_a_compaction_that_meets_an_erasure_leaves_nothing_behind(quick: World) 
 
 def test_an_erasure_gives_up_where_commits_never_end(quick: World, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = grown(quick)
-    monkeypatch.setattr(dataset_log, "_TRIES", 2)
+    monkeypatch.setattr(dataset_log, "retry_conflicts", partial(dataset_log.retry_conflicts, attempts=2))
     acts = [Fault("put_if_match", nth, "meanwhile", lambda: send(quick, spec, {"f": 1})) for nth in (1, 2)]
     before = {item.key for item in quick.lake.store.list(f"datasets/{NAME}/attempts/")}
     with pytest.raises(CommitConflictError, match="faster than they can be searched"):
