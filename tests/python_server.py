@@ -42,7 +42,11 @@ _IMPORTED = (
     "py4j.clientserver",
     "dagster",
     "dagster_adjunct._dagster_api",
-    "dagster_adjunct.orchestration.cli.main",
+    "dagster_adjunct.orchestration.cli.applications",
+    "dagster_adjunct.orchestration.cli.datasets",
+    "dagster_adjunct.orchestration.cli.startpoints",
+    "dagster_adjunct.orchestration.cli.streams",
+    "dagster_adjunct.orchestration.cli.tables",
     "dagster_adjunct.resources.bucketing.writer",
 )
 

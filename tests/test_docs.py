@@ -92,5 +92,9 @@ def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Co
     if not isinstance(command, click.Group):
         yield path, command
         return
-    for name, below in command.commands.items():
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        assert below is not None
+        assert below.help, name
         yield from _commands(below, f"{path} {name}")

@@ -10,16 +10,18 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.resources.errors import ConditionsNotMetError
 from dagster_adjunct.resources.spark.errors import find_adjunct_error
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.versions.reports import AdvanceReport
 
 _ID = re.compile(r"v(\d{6,})-([0-9a-f]{8,})")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d)?(\.\d+)?(Z|\+00:00)")

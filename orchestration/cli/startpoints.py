@@ -35,9 +35,7 @@ _MAX_LINES = 8
 _MAX_TASKS = 3
 
 
-@click.group()
-def checkpoint() -> None:
-    """Show where applications continue in their input streams."""
+checkpoint = click.Group("checkpoint")
 
 
 @checkpoint.command("show")
@@ -238,9 +236,7 @@ def _stream_ends(lake: Lake, app: Application, last: Checkpoint) -> dict[SystemS
 _TIME = "Start at the first record at or after this time: ISO 8601 with its zone, a date (UTC), or ms since 1970."
 
 
-@click.group()
-def startpoint() -> None:
-    """Request that partitions are read from another position than their checkpoint."""
+startpoint = click.Group("startpoint")
 
 
 @startpoint.command("set")

@@ -20,10 +20,7 @@ from dagster_adjunct.resources.streams.lake.export import check_export_target, e
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams, StreamDescription
 from dagster_adjunct.resources.streams.system import Epochs
 
-
-@click.group()
-def stream() -> None:
-    """Manage streams of the lake."""
+stream = click.Group("stream")
 
 
 @stream.command("list")

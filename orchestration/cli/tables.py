@@ -41,9 +41,7 @@ _TYPES = ("text", "json", "int", "bytes")
 _KEY_TYPES = {Kind.INTEGER: "bigint", Kind.DATE: "date", Kind.TIMESTAMP: "timestamp", Kind.BINARY: "binary"}
 
 
-@click.group()
-def table() -> None:
-    """Inspect remote tables that this lake's applications write."""
+table = click.Group("table")
 
 
 @table.command("get")
@@ -75,14 +73,11 @@ def allow_recreate(lake: Lake, name: str, by: str) -> None:
     output.show_line(f"Table {name} may be created again: the next run that writes it creates it where it is declared.")
 
 
-@click.group()
-def kv() -> None:
-    """Manage key-value tables: entries with versions, conditional and atomic writes."""
+kv = click.Group("kv")
 
 
-@kv.group()
-def scope() -> None:
-    """Manage scopes, which hold key-value tables."""
+scope = click.Group("scope", help="Manage scopes, which hold key-value tables.")
+kv.add_command(scope)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,14 @@ def test_a_name_that_is_no_application_is_told_with_those_that_are(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigurationError, match=f"named:{name} {found}; the module has app"):
         load_application(f"named:{name}")
+
+
+def test_help_lists_the_commands_and_imports_none() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from dagster_adjunct.orchestration.cli.main import root; "
+        "shown = CliRunner().invoke(root, ['--help']).output; "
+        "heavy = {'pyarrow', 'numpy', 'dagster', 'pyspark'} & {*sys.modules}; "
+        "print('Manage streams of the lake.' in shown, sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True []\n"

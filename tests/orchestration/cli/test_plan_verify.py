@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_adjunct import LakeStreams, Schema, open_lake
-from dagster_adjunct.orchestration.cli import plan as plan_command
+from dagster_adjunct.orchestration.cli import applications
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.errors import ConfigurationError
 
@@ -56,7 +56,7 @@ def verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession)
         sys.modules.pop("verified_app", None)
         return plan("--lake", str(tmp_path / "lake"), "--verify", *more)
 
-    monkeypatch.setattr(plan_command, "session_scope", shared)
+    monkeypatch.setattr(applications, "session_scope", shared)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     yield command

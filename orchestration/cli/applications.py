@@ -1,0 +1,271 @@
+"""`adjunct plan, run, app, demo, ui`: show the plan of an application, run it, rename it, and serve its pages."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import sys
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dagster_adjunct.assets.versions.reports import AdvanceReport
+from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.orchestration.application.application import load_application
+from dagster_adjunct.orchestration.application.graph import describe_partitions, is_advanced_by_partition
+from dagster_adjunct.orchestration.cli import options, output
+from dagster_adjunct.orchestration.cli.maintenance import show_stage
+from dagster_adjunct.orchestration.maintenance.rename import rename_application
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.planner.planner import check_syntax, plan_application, systems_for
+from dagster_adjunct.orchestration.planner.render import describe_differences
+from dagster_adjunct.orchestration.startpoints.coordinator import describe_other_writers
+from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.run import advance_datasets, run_application
+from dagster_adjunct.orchestration.step.verify_plan import verify_plan
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.spark.in_process import session_factory
+from dagster_adjunct.resources.spark.scope import session_scope
+
+FORMATS = ("text", "json", "mermaid")
+DIFFERS = 4
+"""Exit code of a comparison that found differences, distinct from a failure."""
+
+
+@click.command()
+@options.app_reference
+@click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="Output format.")
+@click.option("--output", "file", metavar="FILE", type=click.Path(path_type=Path), help="Write the plan to this file.")
+@click.option(
+    "--against",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Show the differences from a plan that --format json wrote to this file.",
+)
+@click.option("--verify", is_flag=True, help="Ask Spark for its physical plan, over no records, and compare.")
+@options.master_option
+@options.lake_options(create=True)
+def plan(
+    lake: Lake,
+    reference: str,
+    form: str,
+    file: Path | None,
+    against: Path | None,
+    verify: bool,
+    master: str | None,
+) -> None:
+    """Validate an application's partition counts and show its plan, without reading data or starting Spark.
+
+    Spark's own parser checks the SQL, in a JVM that takes a second or two, if Java is installed.
+
+    Exits with 4 if the plan differs (--against) or Spark would do something else (--verify, which starts Spark but
+    reads no data).
+    """
+    form = "json" if output.console.quiet else form
+    if (verify or against is not None) and form == "mermaid":
+        problem = f"{'--verify' if verify else '--against'} can't be combined with --format mermaid."
+        raise ConfigurationError(problem, "Choose --format text or json.", setting="--format")
+    if verify and against is not None:
+        raise ConfigurationError(
+            "--verify can't be combined with --against.", "Give only one of them.", setting="--verify"
+        )
+    app = load_application(reference)
+    systems = systems_for(app, lake=lake)
+    planned = plan_application(app, systems=systems)
+    lake_notes = describe_other_writers(lake, app)
+    what = f"The plan of {planned.application}"
+    if against is None:
+        planned = replace(planned, notes=(*planned.notes, *lake_notes))
+    if not verify:  # with --verify Spark parses all SQL itself
+        check_syntax(app)
+    differs = False
+    document: dict[str, Any] = planned.to_json()
+    if verify:
+        with session_scope(master=master, lake_url=lake.url) as spark:
+            proof = verify_plan(Runtime(lake, systems, session_factory(spark), by="verify"), app, planned)
+        document, differs = {"plan": document, "spark": proof.to_json()}, bool(proof.differences)
+        text = f"{planned.render()}\n{proof.render()}\n"
+    elif against is not None:
+        older = _read_plan(against)
+        # A stored plan contains the notes of its lake too; these are no difference between plans.
+        older["notes"] = [note for note in older.get("notes", ()) if note not in lake_notes]
+        lines = describe_differences(older, document)
+        document, differs = {"against": str(against), "differences": lines, "notes": lake_notes}, bool(lines)
+        text = "".join(f"{line}\n" for line in lines) or f"The plan equals the one in {against}.\n"
+        text += "".join(f"Note: {note}\n" for note in lake_notes)
+        what = f"The comparison with {against}"
+    else:
+        text = planned.to_mermaid() if form == "mermaid" else planned.render()
+    _emit(f"{output.format_json(document)}\n" if form == "json" else text, file, what)
+    if differs:
+        raise click.exceptions.Exit(DIFFERS)
+
+
+def _read_plan(path: Path) -> dict[str, Any]:
+    """Return the plan document stored in a file.
+
+    Raises ConfigurationError if the file can't be read as JSON, MalformedDocumentError if it is not a plan.
+    """
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problem = (
+            f"can't be read: {error.strerror}" if isinstance(error, OSError) else f"is not a JSON document: {error}"
+        )
+        step = "Write the plan to compare with: adjunct plan MODULE:APP --format json --output FILE."
+        raise ConfigurationError(f"--against {path} {problem}.", step, setting="--against") from error
+    ExecutionPlan.from_json(document)
+    return document
+
+
+def _emit(text: str, file: Path | None, what: str) -> None:
+    """Print a text, or write it to a file and print where."""
+    if file is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        problem = f"--output {file} can't be written: {error.strerror}."
+        raise ConfigurationError(problem, "Name a writable file in an existing folder.", setting="--output") from error
+    output.show_line(f"{what} is in {file}.")
+
+
+app = click.Group("app")
+
+
+@app.command()
+@click.argument("old")
+@click.argument("new")
+@options.audit_options
+@options.lake_options()
+def rename(lake: Lake, old: str, new: str, reason: str, by: str) -> None:
+    """Rename application OLD to NEW, with its checkpoint, history, startpoints and local tables.
+
+    Its outputs still know it by the old name. Deploy the code that calls it NEW afterwards.
+    """
+    output.show_report(rename_application(lake, old, new, reason=reason, by=by))
+
+
+@click.command()
+@options.app_reference
+@options.master_option
+@click.option("--max-batches", type=click.IntRange(1), help="Stop after this many batches.")
+@click.option(
+    "--wait",
+    metavar="TIME",
+    default="5m",
+    show_default=True,
+    help="How long to wait for another run to end; 0m does not wait.",
+)
+@click.option("--take-over", is_flag=True, help="Take over from another run at once, even if it is alive.")
+@click.option("--adopt", is_flag=True, help="Let a first run write to outputs that another application has written.")
+@options.lake_options(create=True)
+def run(
+    lake: Lake,
+    reference: str,
+    master: str | None,
+    max_batches: int | None,
+    wait: str,
+    take_over: bool,
+    adopt: bool,
+) -> None:
+    """Bring the datasets of an application up to date and run its step until it has caught up.
+
+    Exits with 3 if a dataset rejected a version; batches then use the version served before.
+    """
+
+    def show_event(event: StepEvent | AdvanceReport) -> None:
+        if getattr(event, "what", "") != "lease":  # waiting for a lease is logged as a warning on stderr
+            output.show_line(event.summary())
+
+    max_wait = options.parse_duration("--wait", wait, "for example 5m or 1h; 0m does not wait")
+    app = load_application(reference)
+    systems, run = systems_for(app, lake=lake), f"cli-{uuid.uuid4().hex[:12]}"
+    partitioned = [dataset for dataset in app.datasets if is_advanced_by_partition(dataset)]
+    with session_scope(master=master, lake_url=lake.url, on_start=output.show_line) as spark:
+        if app.datasets and not (app.inputs or app.outputs or app.tables):
+            runtime = Runtime(lake, systems, session_factory(spark), run)
+            reports = advance_datasets(runtime, app, on_report=show_event, on_stage=show_stage).reports
+            output.show_json({"datasets": [report.to_json() for report in reports], "step": None})
+            for dataset in partitioned:
+                command = f"adjunct dataset advance {dataset.name} {reference} --partition VERSION"
+                output.show_line(f"dataset {dataset.name}: its versions are partitions, built by: {command}")
+            output.show_line(f"Application {app.name} declares only datasets: there are no batches to run.")
+            output.fail_if_rejected(reports)
+            return
+        report = run_application(
+            app,
+            lake=lake,
+            systems=systems,
+            spark=spark,
+            run=run,
+            on_event=show_event,
+            on_stage=show_stage,
+            max_batches=max_batches,
+            wait=max_wait,
+            take_over=take_over,
+            adopt=adopt,
+        )
+    output.show_json(report.to_json())
+    for name, counters in report.step.counters.items():
+        output.show_table(name, ["counter", "value"], list(counters.items()))
+    end = "caught up" if report.step.caught_up else "stopped at the limit"
+    output.console.print(f"{report.step.batches} batches, {end}.")
+    for dataset in partitioned:
+        output.show_line(describe_partitions(dataset))
+    output.fail_if_rejected(report.datasets)
+
+
+@click.command()
+@options.lake_url_option
+@click.option("--postgres", metavar="DSN", help="Keep the aircraft in this PostgreSQL instead of SQLite.")
+@options.master_option
+def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None:
+    """Run the main job on real data: 336,776 flights joined with planes, weather, airlines and airports."""
+    try:
+        module: Any = importlib.import_module("dagster_adjunct.examples.flights.demo")
+    except ModuleNotFoundError as error:
+        step = 'Install it: pip install "dagster-adjunct[demo]".'
+        raise ConfigurationError(f"the demo can't be loaded: {error}.", step, package=error.name) from error
+    module.run_demo(lake_url=lake_url, postgres=postgres, master=master)
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Port on 127.0.0.1.")
+@options.lake_url_option
+def ui(port: int, lake_url: str | None) -> None:
+    """Serve the Dagster UI, with its daemon, over the lake and the runs of the demo."""
+    from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home
+
+    require_free_port(port)
+    home = prepare_dagster_home(Path(".adjunct/dagster"))
+    environment = {**os.environ, "DAGSTER_HOME": str(home)}
+    if lake_url:
+        environment["ADJUNCT_LAKE"] = lake_url
+    arguments = [sys.executable, "-m", "dagster", "dev", "-h", "127.0.0.1", "-p", str(port)]
+    arguments += (
+        ["-w", "workspace.yaml"]
+        if Path("workspace.yaml").exists()
+        else ["-m", "dagster_adjunct.orchestration.definitions"]
+    )
+    output.console.print(f"Dagster UI: http://127.0.0.1:{port}")
+    os.execve(sys.executable, arguments, environment)
+
+
+def require_free_port(port: int) -> None:
+    """Raise ConfigurationError if the port is in use, since the daemon would run on without a webserver."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            problem = f"port {port} of 127.0.0.1 can't be used: {error.strerror}."
+            step = f"Stop what uses it (another adjunct ui?), or use another port: adjunct ui --port {port + 1}."
+            raise ConfigurationError(problem, step, setting="--port") from error
