@@ -20,7 +20,7 @@ test: java $(READY)  ## Everything that must hold
 	@$(MAKE) --no-print-directory -j2 lint types layers servers classes
 	@$(MAKE) --no-print-directory unit
 
-test-fast: $(READY)  ## What needs neither Java nor a server, without what takes over half a second (tests/lengthy.txt)
+test-fast: $(READY)  ## What needs neither Java nor a server, without what takes over half a second
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not server and not slow and not long and not lengthy"
 
 unit: java $(READY) classes  ## All tests but the long ones, with seconds by suite

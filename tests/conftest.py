@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -47,7 +46,6 @@ _SERVERS = (
 )
 _SERVERS += " s3_server spark_cluster versitygw"
 _MARKED = {"spark": {"spark", "sparkling", "main_job"}, "server": set(_SERVERS.split())}
-_LENGTHY = set(Path(__file__).with_name("lengthy.txt").read_text(encoding="utf-8").splitlines())
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -59,8 +57,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark, fixtures in _MARKED.items():
             if asked & fixtures:
                 item.add_marker(mark)
-        if item.nodeid.partition("[")[0] in _LENGTHY:
-            item.add_marker("lengthy")
 
 
 @pytest.fixture(scope="session")

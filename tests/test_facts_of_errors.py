@@ -57,6 +57,7 @@ def made_without_facts(module: Path) -> Iterator[tuple[str, int]]:
         unread += [(child, name) for child in ast.iter_child_nodes(node)]
 
 
+@pytest.mark.lengthy
 def test_errors_are_made_with_what_they_are_about() -> None:
     found = {
         (str(module.relative_to(ROOT)), function): line
@@ -104,6 +105,7 @@ def decided_by_words(module: Path) -> Iterator[int]:
             yield node.lineno
 
 
+@pytest.mark.lengthy
 def test_nothing_is_decided_by_the_words_of_an_error() -> None:
     found = [f"{module.relative_to(ROOT)}:{line}" for module in modules() for line in decided_by_words(module)]
     assert not found, "give the error a field, and read that"

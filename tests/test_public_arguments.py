@@ -194,6 +194,7 @@ def _attack(functions: Iterator[tuple[str, Any]], known: dict[str, Any]) -> list
     return bare
 
 
+@pytest.mark.lengthy
 def test_no_function_or_constructor_answers_a_wrong_value_with_a_bare_error(known: dict[str, Any]) -> None:
     assert "\n".join(_attack(_functions(), known)) == ""
 
@@ -326,6 +327,7 @@ def test_what_a_users_own_function_raises_passes_as_it_is(known: dict[str, Any])
         streams.append("s", known["data"], producer="p", sequence=1)
 
 
+@pytest.mark.lengthy
 def test_checked_functions_keep_signature_documentation_and_pickle() -> None:
     from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 

@@ -200,6 +200,7 @@ def test_versions_of_a_stream_that_grows_seal_in_order_and_whole(steps: list[tup
     assert sealed == whole
 
 
+@pytest.mark.lengthy
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["record", "next", "again"])), min_size=1, max_size=60))
 def test_versions_seal_in_order_and_whole_however_deliveries_interleave(events: list[tuple[int, str]]) -> None:
     """Against a model that keeps, by partition, the list of records of each version as a producer sent them."""

@@ -353,6 +353,7 @@ def without_spark():
         yield
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 def test_any_history_serves_one_whole_version(without_spark) -> None:
     from hypothesis.stateful import run_state_machine_as_test

@@ -49,6 +49,7 @@ step = st.one_of(
 )
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("by_position", [False, True])
 @settings(max_examples=20, deadline=None)
 @given(st.lists(step, min_size=2, max_size=9))
@@ -111,6 +112,7 @@ def test_dead_letters_after_the_rewriting_are_not_taken_for_those_of_before() ->
     assert len(f.letters(world)) == 3
 
 
+@pytest.mark.lengthy
 def test_a_crash_while_it_is_carried_over_loses_and_doubles_nothing() -> None:
     for nth in range(1, 100):
         world = table()

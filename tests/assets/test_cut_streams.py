@@ -154,6 +154,7 @@ histories = st.integers(2, 3).flatmap(
 )
 
 
+@pytest.mark.lengthy
 @given(histories)
 @settings(max_examples=200, deadline=None)
 def test_exactly_the_whole_versions_are_taken_in_order_wherever_retention_cuts(history: History) -> None:

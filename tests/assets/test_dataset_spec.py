@@ -174,6 +174,7 @@ def test_an_unknown_kind_is_refused():
     assert caught.value.argument == "kind"
 
 
+@pytest.mark.lengthy
 def test_declaring_imports_nothing_heavy():
     code = (
         "import sys; import dagster_adjunct.assets.declaration.dataset, dagster_adjunct.orchestration.planner; "

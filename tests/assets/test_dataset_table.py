@@ -55,6 +55,7 @@ def plane(key: str, number: int) -> dict[str, object]:
     return {"tailnum": key, "seats": number}
 
 
+@pytest.mark.lengthy
 def test_entries_are_records_and_the_table_moves_to_the_version_that_is_served(world: World) -> None:
     publish(world, 1)
     with of(DatasetTable(world.lake, "planes", refresh_every=0)) as table:
@@ -72,6 +73,7 @@ def test_entries_are_records_and_the_table_moves_to_the_version_that_is_served(w
         assert table.get("N1") == plane("N1", 1)
 
 
+@pytest.mark.lengthy
 def test_the_version_that_is_read_is_leased_until_the_table_moves_on_or_is_closed(world: World) -> None:
     publish(world, 1)
     function = DatasetTable(world.lake, "planes", refresh_every=None)
@@ -155,6 +157,7 @@ def test_it_travels_as_its_declaration(world: World) -> None:
         assert table.get("N1") == plane("N1", 1)
 
 
+@pytest.mark.lengthy
 def test_threads_share_it_while_others_close_it(world: World) -> None:
     publish(world, 1)
     function = DatasetTable(world.lake, "planes", refresh_every=0)

@@ -50,6 +50,7 @@ def test_reading_by_key_imports_no_spark(sparkling: World) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=60)
 
 
+@pytest.mark.lengthy
 def test_importing_the_floor_imports_nothing_heavy() -> None:
     code = "import sys, assets; print({'pyspark', 'pandas', 'boto3', 'pyarrow', 'numpy'} & set(sys.modules) or '')"
     done = subprocess.run(

@@ -77,6 +77,7 @@ def two_versions(draw: st.DrawFn) -> tuple[Schema, list[str], list[Row], list[Ro
     return Schema.of(columns), names, old, new
 
 
+@pytest.mark.lengthy
 @given(two_versions(), st.integers(1, 3), st.sampled_from([None, 1, 3]), st.integers(0, 4))
 @settings(max_examples=100, deadline=None)
 def test_a_diff_equals_that_of_two_dictionaries(
@@ -107,6 +108,7 @@ def comparable_entry(entry: dict[str, Any] | None) -> dict[str, Any] | None:
     return entry and {name: comparable(value) for name, value in entry.items()}
 
 
+@pytest.mark.lengthy
 @given(st.integers(), st.sampled_from([0, 0.01, 0.3, 1]), st.booleans(), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_many_rows_are_matched_whatever_their_order(seed: int, rate: float, two_columns: bool, shuffled: bool) -> None:
@@ -244,6 +246,7 @@ def test_a_missing_and_a_damaged_file_are_named() -> None:
         diff_versions(old, new)
 
 
+@pytest.mark.lengthy
 @given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.none() | st.integers(0, 3)), max_size=8)))
 @settings(max_examples=30, deadline=None)
 def test_deltas_are_merged_by_position_and_generation(commits: list[list[tuple[int, int, int | None]]]) -> None:

@@ -358,6 +358,7 @@ def everything(world: World) -> tuple[str, ...]:
     return ("v3", "v4", "v7")
 
 
+@pytest.mark.lengthy
 def test_a_dry_run_tells_what_would_go_and_why_and_changes_nothing(planes: World) -> None:
     everything(planes)
     before = objects(planes.lake)
@@ -377,6 +378,7 @@ def test_a_dry_run_tells_what_would_go_and_why_and_changes_nothing(planes: World
     assert told_json["dry_run"] is True
 
 
+@pytest.mark.lengthy
 def test_nothing_that_can_be_reached_is_deleted_and_everything_else_is(planes: World) -> None:
     staying = everything(planes)
     views = {name: StoredVersions(planes.lake, NAME).version(name) for name in staying}
@@ -430,6 +432,7 @@ def test_a_document_that_was_never_committed_is_collected(planes: World) -> None
     assert served(planes.lake) == whole(2)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("taken_for_garbage", [False, True])
 def test_a_build_is_published_unless_a_discard_took_it_for_garbage(new_planes, monkeypatch, taken_for_garbage) -> None:
     """A whole discard runs before each request of the advance in turn, with a grace period of nothing.
@@ -459,6 +462,7 @@ def test_a_build_is_published_unless_a_discard_took_it_for_garbage(new_planes, m
     assert outcomes == ({"sealed", "discarded"} if taken_for_garbage else {"sealed"})
 
 
+@pytest.mark.lengthy
 def test_a_finished_build_that_a_discard_has_deleted_is_built_again(new_planes, monkeypatch) -> None:
     """The discard dies at each of its requests in turn: the record of the build may outlive its files."""
     monkeypatch.setattr(discard_module, "RUNNING_WITHIN", timedelta(0))
@@ -510,6 +514,7 @@ def copy_of(world: World) -> World:
     return World(Lake(store, world.lake.id), IN_PROCESS, dict(world.sequences))
 
 
+@pytest.mark.lengthy
 def test_a_discard_that_dies_at_any_request_is_ended_by_the_next_one(planes: World) -> None:
     everything(planes)
     make_older(planes.lake, timedelta(hours=30), f"datasets/{NAME}/attempts/")
@@ -534,6 +539,7 @@ def test_a_discard_that_dies_at_any_request_is_ended_by_the_next_one(planes: Wor
     assert nth > 20
 
 
+@pytest.mark.lengthy
 def test_two_discards_at_once_do_what_one_does(planes: World) -> None:
     everything(planes)
     expected = None
@@ -567,6 +573,7 @@ def test_what_is_doomed_and_leased_is_spared_told_and_deleted_later(planes: Worl
     assert data_and_documents(planes.lake) == reached(planes.lake)
 
 
+@pytest.mark.lengthy
 def test_a_comparison_of_which_a_version_is_discarded_meanwhile_says_so(new_planes) -> None:
     """A whole discard runs before each request of the comparison in turn."""
     outcomes = set()
@@ -617,6 +624,7 @@ def seen(world: World) -> tuple[int | None, ...]:
         return tuple(None if (it := served[name]) is None else content(it)["a"] for name in NAMES)
 
 
+@pytest.mark.lengthy
 def test_members_of_a_version_set_are_discarded_each_by_itself_and_read_together(prices: World) -> None:
     publish_set(prices, (1, 1), (2, 2), (3, 3))
     discard(prices.lake, "fares", DiscardPolicy(keep=2, grace=timedelta(0)), by="test")
@@ -631,6 +639,7 @@ def test_members_of_a_version_set_are_discarded_each_by_itself_and_read_together
     assert seen(prices) == (2, 2)
 
 
+@pytest.mark.lengthy
 def test_a_version_that_stands_for_several_names_stays_while_it_is_served(prices: World) -> None:
     publish_set(prices, (1, 1), (1, 2), (1, 3), (1, 4))
     for name in NAMES:
@@ -639,6 +648,7 @@ def test_a_version_that_stands_for_several_names_stays_while_it_is_served(prices
     assert seen(prices) == (1, 3)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("end", ["advance", "discard"])
 def test_an_expired_pin_of_a_version_set_ends_for_all_members_in_one_commit(prices: World, end: str) -> None:
     publish_set(prices, (1, 1), (2, 2))
@@ -672,6 +682,7 @@ def test_an_expired_pin_of_a_version_set_ends_for_all_members_in_one_commit(pric
 # -- commits of the past
 
 
+@pytest.mark.lengthy
 def test_commits_beyond_the_newest_ones_go_when_they_are_old(planes: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discard_module, "COMMITS_KEPT", 5)
     publish(planes, *range(1, 9))
@@ -691,6 +702,7 @@ def test_commits_beyond_the_newest_ones_go_when_they_are_old(planes: World, monk
     assert served(planes.lake) == whole(9)
 
 
+@pytest.mark.lengthy
 def test_commits_of_a_version_set_go_as_well(prices: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discard_module, "COMMITS_KEPT", 2)
     publish_set(prices, (1, 1), (2, 2), (3, 3), (4, 4), (5, 5))

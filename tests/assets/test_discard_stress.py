@@ -31,6 +31,7 @@ READERS, VERSIONS = 8, rounds(12, 50)
 PATIENCE = 60
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 def test_eight_readers_meet_whole_versions_while_others_are_published_and_discarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,7 @@ def served(world: World, name: str = "prices") -> int:
     return int(entry["n"])
 
 
+@pytest.mark.lengthy
 def test_a_rejected_version_that_was_dropped_can_be_delivered_again_under_its_name(plain: World) -> None:
     deliver(plain, "v1", 1)
     deliver(plain, "v2", -2)
@@ -160,6 +161,7 @@ def test_a_version_frees_all_names_that_it_has_where_it_is_revoked(
         assert (plain.advance(PRICES).action, served(plain)) == ("sealed", number)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("late", [False, True], ids=["dropped before", "dropped after"])
 def test_the_name_is_free_however_many_versions_come_between(
     plain: World, monkeypatch: pytest.MonkeyPatch, late: bool
@@ -184,6 +186,7 @@ def test_the_name_is_free_however_many_versions_come_between(
     assert plain.advance(PRICES).counters == {"redelivered": 2}
 
 
+@pytest.mark.lengthy
 def test_a_drop_during_a_build_does_not_cost_the_build(plain: World) -> None:
     deliver(plain, "v1", -1)
     plain.advance(PRICES)
@@ -203,6 +206,7 @@ def test_a_drop_during_a_build_does_not_cost_the_build(plain: World) -> None:
     raise AssertionError("an advance has less requests")
 
 
+@pytest.mark.lengthy
 def test_of_a_version_set_the_name_is_free_in_all_members(plain: World) -> None:
     def advance() -> list[str]:
         reports = advance_version_set(SET, lake=plain.lake, systems=plain.systems, spark=IN_PROCESS, by="test")

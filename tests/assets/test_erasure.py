@@ -432,6 +432,7 @@ def copy_of(world: World) -> World:
     return World(Lake(store, world.lake.id), world.spark, dict(world.sequences))
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 def test_an_erasure_that_dies_at_any_request_is_finished_by_the_next(people: World) -> None:
     deliver(people, "v1", entries(1, "ada", "bob", SECRET))
@@ -457,6 +458,7 @@ def test_an_erasure_that_dies_at_any_request_is_finished_by_the_next(people: Wor
             assert deliver(world, "v3", entries(3, "eve")).action == "sealed"
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("fault", ["lost-before", "lost-after", "throttle"])
 def test_a_store_that_fails_leaves_an_error_and_the_repetition_finishes(people: World, fault: Any) -> None:
     deliver(people, "v1", entries(1, "ada", SECRET))
@@ -646,6 +648,7 @@ def by_key(view: VersionReader) -> dict[tuple[str, int], int]:
     return {(row["origin"], row["hour"]): row["v"] for row in rows_of(view)}
 
 
+@pytest.mark.lengthy
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     versions=st.lists(CONTENT, min_size=1, max_size=4),

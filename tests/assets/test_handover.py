@@ -194,6 +194,7 @@ def test_an_engine_that_is_not_installed_is_named(folder: VersionReader, monkeyp
         polars_frame(folder)
 
 
+@pytest.mark.lengthy
 def test_settings_of_the_store_hold_for_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)

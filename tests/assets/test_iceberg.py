@@ -140,6 +140,7 @@ def check_versions_follow_each_other(planes: Published) -> None:
     ]
 
 
+@pytest.mark.lengthy
 def test_each_version_is_one_snapshot_over_the_lakes_own_files(planes: Published) -> None:
     check_versions_follow_each_other(planes)
 
@@ -170,6 +171,7 @@ def test_the_current_version_is_not_registered_twice(planes: Published) -> None:
     assert len(planes.catalog.load_table(TABLE).snapshots()) == 1
 
 
+@pytest.mark.lengthy
 def test_a_version_without_rows_empties_the_table(planes: Published) -> None:
     planes.register(planes.publish([plane(1)]))
     empty = planes.register(planes.publish([]))
@@ -236,6 +238,7 @@ class Racing:
         return table
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("filled", [True, False])
 def test_of_two_that_register_at_once_one_is_told_to_do_it_again(planes: Published, filled: bool) -> None:
     if filled:
@@ -253,6 +256,7 @@ def test_of_two_that_register_at_once_one_is_told_to_do_it_again(planes: Publish
     assert planes.rows() == [plane(3)]
 
 
+@pytest.mark.lengthy
 def test_what_snapshots_refer_to_is_not_discarded_until_they_expire(planes: Published) -> None:
     policy = DiscardPolicy(keep=1, grace=timedelta(0))
     for n in range(1, 4):

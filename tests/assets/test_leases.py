@@ -113,6 +113,7 @@ def test_of_a_lease_and_a_discard_at_any_request_of_it_one_sees_the_other(quick:
     assert outcomes == {"refused", "held"}
 
 
+@pytest.mark.lengthy
 def test_of_a_discard_and_a_lease_at_any_request_of_it_one_sees_the_other(quick: World) -> None:
     """The lease is taken just before the nth request of the discard, for every n."""
     outcomes = set()
@@ -192,6 +193,7 @@ def test_a_renewal_moves_the_expiry(planes: World) -> None:
     lease.release()
 
 
+@pytest.mark.lengthy
 def test_a_lease_renews_itself(planes: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "TTL", timedelta(seconds=6))
     with acquire(planes, publish(planes, 1)[0]) as lease:
@@ -203,6 +205,7 @@ def test_a_lease_renews_itself(planes: World, monkeypatch: pytest.MonkeyPatch) -
         assert len(list_live_leases(planes.lake, NAME, read_lake_clock(planes.lake, NAME))) == 1
 
 
+@pytest.mark.lengthy
 def test_a_lease_that_can_not_be_renewed_in_time_is_lost(planes: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "TTL", timedelta(seconds=1))
     failing = [Fault("put_if_match", nth, "lost-before") for nth in range(1, 20)]

@@ -205,6 +205,7 @@ def test_two_runs_of_one_batch_at_once_leave_it_once_whoever_comes_between() -> 
     pytest.fail("the batch never ended")
 
 
+@pytest.mark.lengthy
 def test_a_crash_at_any_request_and_the_batch_again_leave_each_change_once(lake: Lake) -> None:
     for nth in range(1, 60):
         lake = lake_in(InMemoryStore())

@@ -127,6 +127,7 @@ def datasets(draw: st.DrawFn) -> tuple[Schema, tuple[str, ...], dict[Key, dict[s
     return schema, names, rows
 
 
+@pytest.mark.lengthy
 @settings(deadline=None, max_examples=60)
 @given(datasets(), st.integers(1, 3), st.integers(1, 9), st.booleans(), st.data())
 def test_every_key_is_found_and_every_range_is_what_a_dict_has(
@@ -207,6 +208,7 @@ def test_what_does_not_fit_the_key_is_an_error_at_once() -> None:
 # -- generations
 
 
+@pytest.mark.lengthy
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.dictionaries(st.integers(0, 12), st.booleans(), max_size=8), min_size=1, max_size=4), st.randoms())
 def test_generations_merge_by_position_and_drop_what_was_deleted(changes: list[dict[int, bool]], chance: Any) -> None:
@@ -355,6 +357,7 @@ def damage(view: VersionReader, change: Any) -> None:
                 view.store.put(key, changed)
 
 
+@pytest.mark.lengthy
 def test_a_flipped_bit_is_an_error_or_harmless_and_never_another_value() -> None:
     entry = view_of(numbers(50), NUMBERS, ["k"], partitions=1, group=100).get(7)
     problems = []

@@ -33,6 +33,7 @@ from tests.servers.s3 import S3Server
 ROUNDS, WRITERS = 12, 2
 
 
+@pytest.mark.lengthy
 def test_of_two_writers_that_seal_the_same_version_one_wins(tmp_path: Path) -> None:
     seal_in_two_processes(str(tmp_path / "lake"), {})
 
@@ -87,6 +88,7 @@ def seal_in_two_processes(url: str, env: Mapping[str, str]) -> None:
     assert [writer.exitcode for writer in writers] == [0] * WRITERS
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("delivered", ["whole", "in part", "again"])
 def test_what_operators_do_meanwhile_costs_no_advance_and_is_not_undone(delivered: str) -> None:
     """Somebody pins the version served just before the nth request of an advance, for every n."""

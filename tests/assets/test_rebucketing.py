@@ -120,6 +120,7 @@ def test_a_reader_by_lease_keeps_the_old_copy_until_it_leaves(planes: World) -> 
     check(lake, 5, 1, 2)
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
 def test_a_crash_leaves_the_old_dataset_or_the_new_one(kind: str) -> None:
@@ -193,6 +194,7 @@ def test_what_can_not_be_rewritten_is_refused(planes: World) -> None:
     assert (failure.value.argument, failure.value.dataset) == ("reason", NAME)
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 def test_a_member_of_a_version_set_is_rewritten_in_one_commit_of_the_set() -> None:
     seen = set()

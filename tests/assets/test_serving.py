@@ -310,6 +310,7 @@ def test_a_watch_that_is_made_by_hand_begins_where_it_is_entered() -> None:
     assert not watch.running
 
 
+@pytest.mark.lengthy
 def test_threads_see_whole_versions_that_never_go_back(planes: Planes) -> None:
     planes.publish(1)
     keys = [f"N{n:03d}" for n in range(COUNT)]
@@ -450,6 +451,7 @@ def test_a_dataset_that_is_dropped_unclosed_gives_its_lease_back(planes: Planes)
         eventually(lambda: not watch.running and planes.leased() == [])
 
 
+@pytest.mark.lengthy
 def test_iterations_and_readers_keep_the_lease_of_a_dropped_dataset(planes: Planes) -> None:
     first = planes.publish(1)
     running = planes.open().items()

@@ -87,6 +87,7 @@ def check_all_engines(view: StreamView, expected: list[tuple[Any, ...]]) -> None
     assert some == [(len(kept), sum(kept))]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("epochs", ["all", "latest"])
 def test_every_engine_gives_what_a_read_gives(filled: Filled, epochs: Any) -> None:
     view = stream_view(filled.lake, "lake.s", epochs=epochs, without_position="keep")
@@ -138,6 +139,7 @@ def test_an_empty_stream_has_its_columns_in_every_engine(tmp_path: Path) -> None
 # -- Iceberg
 
 
+@pytest.mark.lengthy
 def test_an_iceberg_table_holds_the_files_of_its_snapshots(tmp_path: Path) -> None:
     sql = pytest.importorskip("pyiceberg.catalog.sql")
     clock = Clock()

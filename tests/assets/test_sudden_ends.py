@@ -87,6 +87,7 @@ def tidied(world: World) -> dict[str, object]:
     return state_of(world)
 
 
+@pytest.mark.lengthy
 def test_an_advance_killed_at_any_stage_is_taken_up_where_it_was(planes: World, tmp_path: Path) -> None:
     uninterrupted = copy_of(planes, tmp_path / "uninterrupted")
     uninterrupted.advance(PLANES)
@@ -127,6 +128,7 @@ def test_a_build_from_files_is_taken_up_as_well_unless_the_files_are_others(plan
     assert (builds(last), served(planes.lake, "files")) == (0, {"a": 2})
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 def test_an_advance_killed_at_any_request_is_taken_up(planes: World, tmp_path: Path) -> None:
     uninterrupted = copy_of(planes, tmp_path / "uninterrupted")
@@ -142,6 +144,7 @@ def test_an_advance_killed_at_any_request_is_taken_up(planes: World, tmp_path: P
         assert tidied(copy) == expected
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 def test_a_discard_killed_at_any_request_is_ended_by_the_next_one(planes: World, tmp_path: Path) -> None:
     planes.advance(PLANES)

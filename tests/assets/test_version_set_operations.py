@@ -207,6 +207,7 @@ OPERATIONS = st.tuples(
 Step = tuple[str, str, int, tuple[bool, bool], tuple[int, str] | None]
 
 
+@pytest.mark.lengthy
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.lists(OPERATIONS, min_size=2, max_size=16))
 def test_after_any_operations_and_crashes_all_members_serve_one_delivery(steps: list[Step]) -> None:

@@ -188,6 +188,7 @@ def test_a_version_that_one_member_abandons_ends_for_all(prices: World) -> None:
     assert seen(prices) == {"fares": 2, "routes": 2}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
 @pytest.mark.parametrize(
     ("request_", "nth"), [("put_if_absent", n) for n in range(1, 8)] + [("put_if_match", 1), ("put_if_match", 2)]
@@ -216,6 +217,7 @@ def test_a_writer_that_knew_a_member_before_it_joined_can_not_commit(prices: Wor
         log.commit(commit, manifest, by="late")
 
 
+@pytest.mark.lengthy
 def test_readers_never_see_a_mix_of_two_versions_of_a_set(prices: World) -> None:
     send(prices, "v1", 1)
     advance(prices)

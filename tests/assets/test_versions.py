@@ -119,6 +119,7 @@ def test_a_revoked_version_is_never_served_again(planes: World) -> None:
     assert seats(planes) == 4
 
 
+@pytest.mark.lengthy
 def test_revoking_serves_what_was_served_before_and_not_what_a_rollback_had_left(planes: World) -> None:
     for number in (1, 2, 3):
         deliver(planes, f"v{number}", number)
@@ -211,6 +212,7 @@ def test_a_rejected_version_is_kept_aside_looked_at_forced_or_dropped(planes: Wo
         store(planes).remove_version("v3", **WHY)
 
 
+@pytest.mark.lengthy
 def test_a_forced_version_is_served_where_it_is_the_newest_or_is_asked_for(planes: World) -> None:
     spec = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2, validators=[TooFew()])
     for version, number in (("v1", 10), ("v2", 2), ("v3", 10), ("v4", 4)):

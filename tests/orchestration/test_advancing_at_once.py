@@ -67,6 +67,7 @@ def test_the_session_is_asked_for_by_one_thread_at_a_time(world: World) -> None:
     assert caught.value.__notes__ == ["Also: there is no Java. Install it."] * 2
 
 
+@pytest.mark.lengthy
 def test_reports_come_in_order_of_declaration_whichever_is_first(world: World) -> None:
     heard: list[str] = []
     slow = {"first": 0.5, "second": 0.2}

@@ -122,6 +122,7 @@ def deleting_with(fault: Fault) -> tuple[Lake, FaultyStore]:
     return inner, store
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
 def test_a_deletion_that_is_killed_at_any_request_is_ended_by_another(kind: str) -> None:
     for nth in itertools.count(1):
@@ -275,6 +276,7 @@ def test_a_deleted_dataset_is_gone_and_is_built_anew_from_its_stream(planes: Wor
         delete_dataset(lake, "x", **WHY)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
 def test_a_dataset_deletion_that_is_killed_at_any_request_is_ended_by_another(kind: str) -> None:
     for nth in itertools.count(1):
@@ -296,6 +298,7 @@ def test_a_dataset_deletion_that_is_killed_at_any_request_is_ended_by_another(ki
         assert served(world.lake) == whole(1)
 
 
+@pytest.mark.lengthy
 def test_a_build_that_began_after_the_deletion_is_left_alone() -> None:
     for nth in itertools.count(1):
         world = planes_in(lake_in(InMemoryStore()))

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -79,6 +81,7 @@ def run(world: World, lake: Lake) -> list[list[int]]:
     return reading.seen
 
 
+@pytest.mark.lengthy
 def test_versions_joined_by_time_may_be_replaced_and_discarded_at_any_request() -> None:
     begun_again = 0
     for nth in range(1, 100):

@@ -316,6 +316,7 @@ def test_two_replays_at_once_meet_each_its_own(trips: Trips) -> None:
     assert (met[P0, 0], met[P1, 0]) == ([first[P0, 0]], [trips.numbers])
 
 
+@pytest.mark.lengthy
 def test_a_replay_that_dies_at_any_request_goes_on_and_meets_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after each so many requests, with everything discarded between: nothing is met twice or otherwise."""
     keep_all(monkeypatch)
@@ -334,6 +335,7 @@ def test_a_replay_that_dies_at_any_request_goes_on_and_meets_the_same(monkeypatc
         }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("first", ["request", "discard"])
 def test_of_a_request_and_a_discard_at_any_request_of_either_one_sees_the_other(
     monkeypatch: pytest.MonkeyPatch, first: str

@@ -44,6 +44,7 @@ def test_one_that_has_not_refuses_the_rewriting_unless_it_is_forced() -> None:
     assert repartition_stream(world.lake, NAME, 5, **WHY).affected == ()
 
 
+@pytest.mark.lengthy
 def test_a_crash_at_any_request_leaves_a_dataset_that_goes_on() -> None:
     seen = set()
     for nth in itertools.count(1):

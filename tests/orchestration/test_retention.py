@@ -54,6 +54,7 @@ def retained(world: World) -> list[str | None]:
     return [ref.name for ref in StoredVersions(world.lake, NAME).versions()]
 
 
+@pytest.mark.lengthy
 def test_an_open_batch_keeps_its_version_until_it_is_closed(planes: World) -> None:
     old, _, _ = publish(planes, 1, 2, 3)
     intent = begin(planes.lake, "delays", {NAME: old, "other": None})
@@ -66,6 +67,7 @@ def test_an_open_batch_keeps_its_version_until_it_is_closed(planes: World) -> No
     assert retained(planes) == ["v3"]
 
 
+@pytest.mark.lengthy
 def test_discarding_one_dataset_spares_open_batches_and_follows_its_declaration(planes: World) -> None:
     old, _, _ = publish(planes, 1, 2, 3)
     intent = begin(planes.lake, "delays", {NAME: old})
@@ -92,6 +94,7 @@ def test_an_open_batch_ends_with_a_version_that_is_revoked_and_dropped_meanwhile
     assert served(planes.lake) == whole(1), "nobody else gets it"
 
 
+@pytest.mark.lengthy
 def test_the_batches_of_all_applications_count(planes: World) -> None:
     ids = publish(planes, 1, 2, 3, 4)
     first = begin(planes.lake, "delays", {NAME: ids[0]})
@@ -127,6 +130,7 @@ def test_an_application_that_only_stored_where_it_begins_keeps_nothing(planes: W
     assert versions_in_open_batches(planes.lake) == {}
 
 
+@pytest.mark.lengthy
 def test_a_batch_that_opens_while_its_version_is_doomed_is_run_again_with_it(planes: World) -> None:
     """A step leases, and opens its batch, between the discard's decision and its commit; then it dies."""
     old = publish(planes, 1)[0]
@@ -176,6 +180,7 @@ def test_every_dataset_of_the_lake_is_looked_at(planes: World) -> None:
     ]
 
 
+@pytest.mark.lengthy
 def test_a_dataset_that_can_not_be_read_keeps_no_other_from_being_discarded_in(planes: World) -> None:
     publish(planes, 1, 2)
     for name in ("broken", "copies"):

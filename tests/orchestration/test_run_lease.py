@@ -130,6 +130,7 @@ def test_a_second_run_is_refused_and_told_for_whom_since_when_and_where(lake: La
         free.check()
 
 
+@pytest.mark.lengthy
 def test_a_second_run_waits_for_the_end_of_the_first_and_says_so_once(lake: Lake) -> None:
     messages: list[str] = []
     first = lease(lake, "first").__enter__()
@@ -154,6 +155,7 @@ def test_waiting_ends_at_its_limit(lake: Lake) -> None:
         lease(lake, "second", Claim(wait=timedelta(seconds=0.3))).__enter__()
 
 
+@pytest.mark.lengthy
 def test_a_run_that_was_killed_is_taken_over_at_once(lake: Lake, other_process: subprocess.Popen[str]) -> None:
     with pytest.raises(ApplicationBusyError, match=rf"run killed-run on host .* \(pid {other_process.pid}\)"):
         lease(lake).__enter__()
@@ -166,6 +168,7 @@ def test_a_run_that_was_killed_is_taken_over_at_once(lake: Lake, other_process: 
     assert messages[0].endswith(": its process has ended")
 
 
+@pytest.mark.lengthy
 def test_what_is_alive_is_taken_over_only_when_told_and_stops_at_its_next_check(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +210,7 @@ def test_a_lease_of_another_host_is_taken_over_when_it_has_expired(lake: Lake) -
     assert describe_runner(lake, "delays") == ""
 
 
+@pytest.mark.lengthy
 def test_a_lease_that_was_not_renewed_in_time_is_lost(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TTL", timedelta(seconds=1.5))
     down = Lake(FaultyStore(lake.store, [Fault("put_if_match", nth, "lost-before") for nth in range(1, 50)]), lake.id)
@@ -231,6 +235,7 @@ def test_lost_replies_neither_lose_nor_share_the_lease(lake: Lake, fault: str) -
             again.check()
 
 
+@pytest.mark.lengthy
 def test_of_many_that_want_to_run_one_runs_at_a_time(lake: Lake) -> None:
     running, most = 0, 0
     counting = threading.Lock()

@@ -77,6 +77,7 @@ KEYS = st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3).flatmap
 )
 
 
+@pytest.mark.lengthy
 @settings(deadline=None)
 @given(KEYS, st.integers(1, 100_000))
 def test_a_single_key_hashes_as_columns_do(key: tuple[list[str], tuple[object, ...]], n: int) -> None:

@@ -42,6 +42,7 @@ def test_what_botocore_says_of_an_endpoint_out_of_reach_shows_no_login() -> None
     assert error.value.facts == {"url": "s3://b", "key": "a"}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("variable", ["ADJUNCT_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"])
 def test_an_endpoint_with_a_login_is_refused_wherever_it_comes_from(
     variable: str, monkeypatch: pytest.MonkeyPatch

@@ -150,6 +150,7 @@ def test_cut_ends_what_is_under_way_and_new_connections_pass(proxy):
     assert Client(proxy).ask() == b"2\n"
 
 
+@pytest.mark.lengthy
 def test_cut_waits_for_no_client_that_connects_again_meanwhile(proxy):
     ended = threading.Event()
 

@@ -69,6 +69,7 @@ def furthest(partitions: Partitions, complete: dict[str, int]) -> dict[int, int]
 RECORDS = st.lists(st.sampled_from([None, "a", "b", "c"]), max_size=5)
 
 
+@pytest.mark.lengthy
 @given(st.lists(RECORDS, min_size=1, max_size=3), st.dictionaries(st.sampled_from("abc"), st.booleans()))
 def test_the_cut_is_the_furthest_at_which_every_transaction_is_whole(
     records: list[list[str | None]], ended: dict[str, bool]

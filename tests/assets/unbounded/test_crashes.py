@@ -167,6 +167,7 @@ def check(world: World, case: Case, allowed: list[dict[str, int]], expected: dic
     assert outcome(world, case) == expected, where
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long) if name in AT_LENGTH else name for name in CASES]
@@ -202,6 +203,7 @@ def test_what_dies_at_any_request_is_taken_up(name: str) -> None:
         check(copy, case, allowed, expected, where)
 
 
+@pytest.mark.lengthy
 def test_dead_letters_are_sent_once_though_more_has_come_since_the_crash() -> None:
     """Who takes over must send the letters of the very changes that the other one has sent, and no others with them."""
     case = CASES["a commit with dead letters"]
@@ -227,6 +229,7 @@ def test_dead_letters_are_sent_once_though_more_has_come_since_the_crash() -> No
     assert outcomes == {0, 4}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("name", "part"), [(name, part) for name, case in CASES.items() for part in case.kill_at])
 def test_what_is_killed_is_taken_up(name: str, part: float, tmp_path: Path) -> None:
     case = CASES[name]

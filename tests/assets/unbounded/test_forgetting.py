@@ -330,6 +330,7 @@ def test_an_open_batch_is_run_again_with_the_version_it_was_begun_with(quick: Wo
 # -- interruptions
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 def test_an_erasure_that_dies_at_any_request_is_finished_by_the_next(quick: World) -> None:
     spec = grown(quick)

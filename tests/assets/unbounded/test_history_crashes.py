@@ -42,6 +42,7 @@ def copy_of(world: World, store: ObjectStore) -> World:
     return World(Lake(store, world.lake.id), IN_PROCESS, dict(world.sequences))
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize("name", CASES)
 def test_what_dies_at_any_request_leaves_a_whole_history_and_is_taken_up(name: str) -> None:

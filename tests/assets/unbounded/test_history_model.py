@@ -52,6 +52,7 @@ def world_of_prices() -> World:
     return prices_in(World(lake_in(InMemoryStore()), IN_PROCESS))
 
 
+@pytest.mark.lengthy
 @given(first=CHANGES, steps=STEPS, length=LENGTHS, broadcast=st.booleans(), chunk=st.sampled_from([2, 1000]))
 @example([("a", 1, None)], [[("b", 40, 1)], "major", [("a", 1, 2)], "major"], 4, False, 1000)
 @settings(

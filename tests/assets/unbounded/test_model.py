@@ -397,6 +397,7 @@ def histories(default: int, steps: int) -> settings:
     )
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 def test_any_history_is_what_a_dictionary_says() -> None:
     class Plain(ToTheEnd):

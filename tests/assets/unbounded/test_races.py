@@ -71,6 +71,7 @@ def read_in_all(world: World) -> int:
 # -- somebody else at any request of ours
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("before", [[], [FIRST]], ids=["bootstrap", "commit"])
 def test_of_two_writers_at_any_moment_one_counts(before: list[list[Fact]]) -> None:
     conflicts, nth, requests = 0, 0, 1
@@ -90,6 +91,7 @@ def test_of_two_writers_at_any_moment_one_counts(before: list[list[Fact]]) -> No
     assert conflicts > 2
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("level", ["minor", "major"])
 def test_a_commit_at_any_moment_of_a_compaction_is_not_lost(level: str) -> None:
     nth, requests = 0, 1
@@ -107,6 +109,7 @@ def test_a_commit_at_any_moment_of_a_compaction_is_not_lost(level: str) -> None:
         assert now(world) == {"a": 7, "b": 5, "c": 9}, nth
 
 
+@pytest.mark.lengthy
 def test_a_compaction_and_a_discard_at_any_moment_of_a_commit_cost_it_nothing() -> None:
     nth, requests = 0, 1
     refused: list[str] = []
@@ -134,6 +137,7 @@ def test_a_compaction_and_a_discard_at_any_moment_of_a_commit_cost_it_nothing() 
     assert all("another writer committed first" in problem for problem in refused)
 
 
+@pytest.mark.lengthy
 def test_a_late_change_at_any_moment_of_a_compaction_restores_no_deleted_row() -> None:
     """The deletion of "a" at 4 goes with the compaction; "a" at 3 comes while it runs, or after it."""
     spec = table_of(order_by="at", keep_tombstones=5)
@@ -151,6 +155,7 @@ def test_a_late_change_at_any_moment_of_a_compaction_restores_no_deleted_row() -
         assert now(world) == {"b": 5, "c": 20, "d": 6, "e": 1}, nth
 
 
+@pytest.mark.lengthy
 def test_two_writers_in_processes_of_their_own(tmp_path: Path) -> None:
     url = str(tmp_path / "lake")
     world = facts_in(open_lake(url), IN_PROCESS)
@@ -183,6 +188,7 @@ def test_two_writers_in_processes_of_their_own(tmp_path: Path) -> None:
 # -- readers in processes of their own
 
 
+@pytest.mark.lengthy
 def test_readers_meet_whole_states_during_commits_compactions_and_discards(tmp_path: Path) -> None:
     """Each commit sets every key to its number, so a mix, a missing key and an older state are all seen."""
     url = str(tmp_path / "lake")

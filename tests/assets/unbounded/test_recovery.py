@@ -489,6 +489,7 @@ def test_a_first_bootstrap_of_a_stream_that_lost_its_front_is_refused(world: Wor
 # -- a damaged manifest
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("data", [b"{", b"", b'{"format":1}'], ids=["cut", "empty", "other"])
 def test_a_table_with_a_damaged_manifest_is_rebuilt_next_to_the_readable_one(world: World, data: bytes) -> None:
     table = table_in(world)

@@ -141,6 +141,7 @@ step = st.one_of(
 )
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("by_position", [False, True])
 @settings(max_examples=15, deadline=None)
 @given(st.lists(step, min_size=2, max_size=8))
@@ -162,6 +163,7 @@ def test_a_table_that_is_rewritten_between_is_the_one_that_is_not(by_position: b
         assert check(world, log) == partitions
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after", "lost-after"])
 def test_a_fault_at_any_request_leaves_the_old_table_or_the_new_one(kind: str) -> None:

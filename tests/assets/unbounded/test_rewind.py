@@ -469,6 +469,7 @@ CASES: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize("name", CASES)
 def test_a_crash_at_any_request_leaves_it_applied_once_or_not_at_all(name: str) -> None:

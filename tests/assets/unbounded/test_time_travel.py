@@ -45,6 +45,7 @@ def commits(world: World, name: str) -> dict[str, Commit]:
     return commit_of
 
 
+@pytest.mark.lengthy
 def test_a_table_is_read_as_of_a_time_a_commit_number_or_a_commit_id(quick: World) -> None:
     spec = table(quick)
     history = [send(quick, spec, {"a": number}) for number in range(5)]
@@ -146,6 +147,7 @@ def test_an_attempt_that_lost_under_the_same_number_is_never_read(quick: World) 
         store.version(as_of=lost.rsplit("/", 1)[1].partition("-")[2].removesuffix(".json"))
 
 
+@pytest.mark.lengthy
 def test_a_commit_among_many_is_found_by_few_requests(quick: World) -> None:
     spec = table(quick)
     version, _ = send(quick, spec, {"a": 1})

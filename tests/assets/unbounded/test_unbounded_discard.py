@@ -133,6 +133,7 @@ def test_what_was_retired_after_the_lake_was_looked_at_is_young() -> None:
 # -- in a lake
 
 
+@pytest.mark.lengthy
 def test_what_a_compaction_replaced_goes_after_the_grace_and_its_versions_with_it(quick: World) -> None:
     spec, history = four_versions(quick)
     store = StoredVersions(quick.lake, spec.name)
@@ -189,6 +190,7 @@ def test_commits_without_a_version_do_not_count_as_versions(quick: World) -> Non
     assert entries(quick, spec, history[2][0]) == history[2][1]
 
 
+@pytest.mark.lengthy
 def test_a_discard_asks_no_more_where_more_versions_are_kept(quick: World) -> None:
     spec = table(quick)
     asked = []
@@ -206,6 +208,7 @@ def test_a_discard_asks_no_more_where_more_versions_are_kept(quick: World) -> No
     assert asked[0] == asked[1]
 
 
+@pytest.mark.lengthy
 def test_the_oldest_version_that_is_kept_is_the_one_that_reading_every_commit_finds(quick: World) -> None:
     spec, _ = four_versions(quick)
     store = StoredVersions(quick.lake, spec.name)
@@ -273,6 +276,7 @@ def test_what_a_crashed_compaction_left_is_garbage_and_a_bootstrap_that_runs_is_
 # -- readers
 
 
+@pytest.mark.lengthy
 def test_a_reader_keeps_reading_through_a_major_compaction_and_a_discard(quick: World) -> None:
     spec = table(quick)
     _, first = send(quick, spec, {"a": 1, "b": 1})
@@ -296,6 +300,7 @@ def test_a_reader_keeps_reading_through_a_major_compaction_and_a_discard(quick: 
     assert first == {"a": 1, "b": 1}
 
 
+@pytest.mark.lengthy
 def test_a_reader_without_a_lease_moves_to_what_is_served_then(quick: World) -> None:
     spec, history = four_versions(quick)
     view: VersionReader = StoredVersions(quick.lake, spec.name).version(history[0][0])
@@ -308,6 +313,7 @@ def test_a_reader_without_a_lease_moves_to_what_is_served_then(quick: World) -> 
         view.get("a")
 
 
+@pytest.mark.lengthy
 def test_of_a_reader_and_a_discard_one_always_sees_the_other(quick: World, tmp_path: Path) -> None:
     """A lease is taken at each moment of a discard: it is refused, or what it holds is still there."""
     spec, history = four_versions(quick)
@@ -359,6 +365,7 @@ def test_a_version_that_an_open_batch_was_begun_with_stays(quick: World) -> None
 # -- the history
 
 
+@pytest.mark.lengthy
 def test_commits_stay_as_long_as_their_versions_can_be_read(quick: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discard_module, "COMMITS_KEPT", 2)
     spec = table(quick)
@@ -387,6 +394,7 @@ def test_commits_stay_as_long_as_their_versions_can_be_read(quick: World, monkey
 # -- sudden ends
 
 
+@pytest.mark.lengthy
 def test_a_compaction_that_dies_at_any_request_is_ended_by_the_next_one(quick: World, tmp_path: Path) -> None:
     spec = table(quick)
     history = [send(quick, spec, {"a": 1, "b": 1}), send(quick, spec, {"a": 2}), send(quick, spec, {"b": None})]
@@ -418,6 +426,7 @@ def test_a_compaction_that_dies_at_any_request_is_ended_by_the_next_one(quick: W
     assert nth > 10
 
 
+@pytest.mark.lengthy
 def test_a_discard_that_dies_at_any_request_is_ended_by_the_next_one(quick: World, tmp_path: Path) -> None:
     spec, history = four_versions(quick)
     make_older(quick.lake, timedelta(hours=1))

@@ -98,6 +98,7 @@ def in_iceberg(catalog: Any, snapshot: int | None = None) -> Content:
 # -- engines
 
 
+@pytest.mark.lengthy
 def test_a_compacted_table_is_handed_over_and_one_with_deltas_is_not(quick: World) -> None:
     spec = table(quick, NAME)
     entries = compacted(quick, spec, {"a": 1, "b": 2, "c": 3}, {"a": 4, "b": None})
@@ -107,6 +108,7 @@ def test_a_compacted_table_is_handed_over_and_one_with_deltas_is_not(quick: Worl
         parquet_files(StoredVersions(quick.lake, NAME).require_current())
 
 
+@pytest.mark.lengthy
 def test_files_from_before_a_column_was_added_are_read_as_they_are_now(quick: World, catalog: Any) -> None:
     narrow = table(quick, NAME, columns=["k"])
     quick.send(NAME, [("a", 1), ("b", 1)])
@@ -128,6 +130,7 @@ def test_files_from_before_a_column_was_added_are_read_as_they_are_now(quick: Wo
 # -- Iceberg
 
 
+@pytest.mark.lengthy
 def test_versions_follow_each_other_and_nobody_sees_adjunct_s_own_columns(quick: World, catalog: Any) -> None:
     spec = table(quick, NAME)
     _, before = send(quick, spec, {"a": 1, "b": 2})
@@ -146,6 +149,7 @@ def test_versions_follow_each_other_and_nobody_sees_adjunct_s_own_columns(quick:
         assert set(dict(file["lower_bounds"] or {})) <= known, "there are no statistics of the hidden columns"
 
 
+@pytest.mark.lengthy
 def test_what_is_registered_already_is_neither_compacted_nor_registered_again(quick: World, catalog: Any) -> None:
     spec = table(quick, NAME)
     send(quick, spec, {"a": 1})
@@ -157,6 +161,7 @@ def test_what_is_registered_already_is_neither_compacted_nor_registered_again(qu
     assert StoredVersions(quick.lake, NAME).read()[0] == commit
 
 
+@pytest.mark.lengthy
 def test_a_change_that_is_committed_meanwhile_is_compacted_too(quick: World, catalog: Any) -> None:
     spec = table(quick, NAME)
     send(quick, spec, {"a": 1})
@@ -166,6 +171,7 @@ def test_a_change_that_is_committed_meanwhile_is_compacted_too(quick: World, cat
     assert in_iceberg(catalog) == {"a": 2, "b": 3}
 
 
+@pytest.mark.lengthy
 def test_what_a_snapshot_refers_to_outlives_compactions_until_it_is_let_go(quick: World, catalog: Any) -> None:
     spec = table(quick, NAME)
     before = compacted(quick, spec, {"a": 1}, {"b": 2})
@@ -179,6 +185,7 @@ def test_what_a_snapshot_refers_to_outlives_compactions_until_it_is_let_go(quick
     assert content(StoredVersions(quick.lake, NAME).require_current()) == {"a": 3, "b": 2}
 
 
+@pytest.mark.lengthy
 def test_an_erasure_waits_for_the_snapshots_that_hold_a_key(quick: World, catalog: Any) -> None:
     spec = table(quick, NAME)
     compacted(quick, spec, {"a": 1, "b": 2}, {"b": 3})

@@ -244,6 +244,7 @@ def check(world: World, examples: int, steps: int) -> None:
     )
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("world", QUICK, indirect=True)
 def test_any_history_answers_as_a_dictionary_does(world):
     check(world, 4, 25)

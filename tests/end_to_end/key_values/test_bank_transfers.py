@@ -51,6 +51,7 @@ def look(world: World, table: Table) -> int:
         return 0
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("world", BACKENDS, indirect=True)
 def test_the_sum_never_changes(world):
     check_bank(world, 3, 15)

@@ -42,6 +42,7 @@ def everything(blocking: BlockingKeyValueTable[str, str]) -> list[TableEntry[str
     return [entry for page in blocking.all_entries(page_size=4) for entry in page.items]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("world", BACKENDS, indirect=True)
 def test_a_seal_refuses_all_later_writes_and_keeps_exactly_what_was_acknowledged(world):
     table, seen = world.table(), {}
@@ -69,6 +70,7 @@ def test_a_seal_refuses_all_later_writes_and_keeps_exactly_what_was_acknowledged
         assert everything(blocking) == held
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("world", BACKENDS, indirect=True)
 def test_a_table_that_is_made_again_never_takes_what_handles_of_the_old_one_write(world):
     table = world.table()
@@ -91,6 +93,7 @@ def test_a_table_that_is_made_again_never_takes_what_handles_of_the_old_one_writ
         assert [(entry.value, entry.version) for entry in everything(new)] == [("new", version)]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("world", BACKENDS, indirect=True)
 def test_a_table_that_is_made_again_at_once_stays_empty_though_writers_go_on(world):
     """They are in the middle of their writes when one call deletes the table and the next one makes it."""

@@ -73,6 +73,7 @@ def wait_for_acknowledged(paths) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("world", QUICK, indirect=True)
 def test_no_half_batch_of_a_killed_writer_is_seen_and_nothing_acknowledged_is_lost(world):
     check_kills(world, 2)

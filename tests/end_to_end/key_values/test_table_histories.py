@@ -36,6 +36,7 @@ def check(operations: list[Operation]) -> None:
     assert sum(after.began < before.ended for before, after in pairwise(ordered)) > 20
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("world", QUICK, indirect=True)
 def test_what_eight_processes_saw_can_have_happened_one_at_a_time(world):
     check(history(world, 40))

@@ -114,6 +114,7 @@ def test_what_can_not_be_advanced_so_is_refused_with_the_next_step(world: World)
     assert "'rates' is unbounded" in refused(world, *advance, "rates", "shop:full", *partition)
 
 
+@pytest.mark.lengthy
 def test_a_run_of_an_application_with_datasets_only_advances_them(world: World) -> None:
     for stream in ("items", "fees", "stock"):
         world.send(stream, [("a", 1)], version="v1")
@@ -127,6 +128,7 @@ def test_a_run_of_an_application_with_datasets_only_advances_them(world: World) 
     assert "declares only datasets" in text
 
 
+@pytest.mark.lengthy
 def test_a_rejected_version_has_its_own_exit_code_and_no_stage_of_a_switch(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

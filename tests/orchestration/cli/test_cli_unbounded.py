@@ -90,6 +90,7 @@ def test_show_tells_the_lag_and_stays_readable_without_the_stream(
     assert "there is no stream system 'lake'" in refused(world, "dataset", "lag", "rates")
 
 
+@pytest.mark.lengthy
 def test_a_rebuild_says_why_and_keeps_what_was_served_until_it_is_done(world: World) -> None:
     advanced(world)
     before = StoredVersions(world.lake, "rates").require_current().version
@@ -133,6 +134,7 @@ def test_what_is_bounded_follows_no_stream(world: World) -> None:
     assert "'stock' is bounded: only unbounded datasets are rebuilt" in refused(world, *command)
 
 
+@pytest.mark.lengthy
 def test_a_startpoint_on_its_stream_is_applied_before_the_dataset_advances(world: World) -> None:
     advanced(world)
     why = ("--oldest", "--reason", "built anew", "--by", "ada")

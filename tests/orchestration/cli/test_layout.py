@@ -116,6 +116,7 @@ def test_a_time_without_its_zone_is_answered_with_what_to_type(world: World, arg
     assert "tzinfo" not in str(error)
 
 
+@pytest.mark.lengthy
 def test_a_used_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -153,6 +153,7 @@ def test_a_request_says_what_it_replaces(world: OffsetsWorld) -> None:
 # -- list and clear
 
 
+@pytest.mark.lengthy
 def test_a_startpoint_is_listed_from_its_request_to_its_end(world: OffsetsWorld, app: Application) -> None:
     assert "no startpoint waits, and none was applied" in printed(world, "startpoint", "list", "shop:app")
     app.max_batch_records = 2

@@ -110,6 +110,7 @@ def test_pin_rollback_and_unpin_are_in_the_history_with_who_and_why(world: World
     assert "ticket 7" in printed(world, "history", "planes")
 
 
+@pytest.mark.lengthy
 def test_a_change_says_which_members_of_the_version_set_moved_with_it(world: World) -> None:
     seats, crews = version_set(
         "fleet",
@@ -195,6 +196,7 @@ def test_diff_counts_and_samples_what_changed(world: World) -> None:
     assert document(world, "diff", "planes", "v2", "v3", "--sample", "1")["removed_sample"] == [{"tailnum": "N2"}]
 
 
+@pytest.mark.lengthy
 def test_items_and_get_read_any_version(world: World) -> None:
     entries = document(world, "items", "planes")["entries"]
     assert [entry["tailnum"] for entry in entries] == ["N1", "N2", "N3"]
@@ -249,6 +251,7 @@ def test_verify_says_so_where_nothing_is_sealed_that_it_could_check(tmp_path: Pa
     assert "dataset 'planes' has no version to read yet" in refused(world, "verify", "planes")
 
 
+@pytest.mark.lengthy
 def test_forget_erases_keys_from_every_version_after_asking(world: World, tmp_path: Path) -> None:
     asked = CliRunner().invoke(
         root, ["dataset", "erase", "planes", "N2", *WHY, "--lake", world.lake.url], input="n\n", env={"COLUMNS": "220"}

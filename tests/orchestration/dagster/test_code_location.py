@@ -48,6 +48,7 @@ def loaded(folder: Path, **env: str) -> tuple[list[str], list[str]]:
     return assets, heavy
 
 
+@pytest.mark.lengthy
 def test_loading_the_code_location_imports_nothing_heavy_and_opens_no_lake(tmp_path: Path) -> None:
     assets, heavy = loaded(tmp_path, ADJUNCT_LAKE=str(tmp_path / "lake"))
     assert heavy == []
@@ -61,6 +62,7 @@ def test_loading_the_code_location_imports_nothing_heavy_and_opens_no_lake(tmp_p
     ]  # fmt: skip
 
 
+@pytest.mark.lengthy
 def test_loading_an_application_on_an_s3_lake_touches_no_network(tmp_path: Path) -> None:
     assets, heavy = loaded(
         tmp_path, ADJUNCT_APP="tests.orchestration.dagster.small:app", ADJUNCT_LAKE="s3://nowhere/lake"

@@ -42,6 +42,7 @@ def facts(finished: FinishedRun, check: str) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.lengthy
 def test_validators_are_checks_with_their_facts_and_the_version_that_they_judged(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     finished = lab.advance(ITEMS)
@@ -67,6 +68,7 @@ def test_a_validator_may_have_the_name_of_the_check_of_tables(lab: Lab) -> None:
     assert finished.passed == {"items adjunct_accepted": True, "items bootstrapped": True}
 
 
+@pytest.mark.lengthy
 def test_a_rejected_version_fails_its_check_and_the_previous_one_stays_in_use(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     first = lab.advance(ITEMS).made["items"]["adjunct/version"]
@@ -96,6 +98,7 @@ def test_a_rejected_version_fails_its_check_and_the_previous_one_stays_in_use(la
     assert "report" in finished.made
 
 
+@pytest.mark.lengthy
 def test_a_rejected_version_fails_its_check_until_it_is_removed_or_replaced(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     lab.deliver("items", APPLES[:1], "v2")
@@ -109,6 +112,7 @@ def test_a_rejected_version_fails_its_check_until_it_is_removed_or_replaced(lab:
     assert set(lab.advance(ITEMS).passed.values()) == {True}
 
 
+@pytest.mark.lengthy
 def test_each_rejected_version_has_its_own_event_even_if_a_better_one_follows(lab: Lab) -> None:
     lab.deliver("items", APPLES[:1], "v1")
     lab.deliver("items", APPLES[1:], "v2")
@@ -118,6 +122,7 @@ def test_each_rejected_version_has_its_own_event_even_if_a_better_one_follows(la
     assert finished.made["items"]["adjunct/name"] == "v3"
 
 
+@pytest.mark.lengthy
 def test_an_unchanged_dataset_is_observed_and_downstream_assets_still_run(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     first = lab.advance(ITEMS)
@@ -137,6 +142,7 @@ def test_an_unchanged_dataset_is_observed_and_downstream_assets_still_run(lab: L
         assert tags["dagster/input_data_version/datasets/items_dataset"] == first.made["items"]["data version"]
 
 
+@pytest.mark.lengthy
 def test_what_a_validator_warns_of_is_in_the_runs_log(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     lab.deliver("items", [*APPLES, *[(str(number), "", 1) for number in range(9)]], "v2")
@@ -145,6 +151,7 @@ def test_what_a_validator_warns_of_is_in_the_runs_log(lab: Lab) -> None:
     assert finished.made["items"]["adjunct/name"] == "v2"
 
 
+@pytest.mark.lengthy
 def test_a_rejected_first_version_materializes_nothing_and_skips_downstream_assets(lab: Lab) -> None:
     lab.deliver("items", APPLES[:1], "v1")
     finished = lab.advance(ITEMS)
@@ -155,6 +162,7 @@ def test_a_rejected_first_version_materializes_nothing_and_skips_downstream_asse
     assert finished.observed["items"]["adjunct/version"] == "none"
 
 
+@pytest.mark.lengthy
 def test_a_version_rejected_before_any_validator_fails_the_check_of_acceptance(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     lab.advance(ITEMS)
@@ -165,6 +173,7 @@ def test_a_version_rejected_before_any_validator_fails_the_check_of_acceptance(l
     assert "expects 5 records" in finished.checks["items adjunct_accepted"].description
 
 
+@pytest.mark.lengthy
 def test_waiting_names_the_markers_and_since_when(lab: Lab) -> None:
     lab.deliver("items", APPLES, None)
     finished = lab.advance(ITEMS)
@@ -176,6 +185,7 @@ def test_waiting_names_the_markers_and_since_when(lab: Lab) -> None:
     assert "did not yield" not in finished.log
 
 
+@pytest.mark.lengthy
 def test_each_stage_is_logged_with_its_duration(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     finished = lab.advance(ITEMS)
@@ -184,6 +194,7 @@ def test_each_stage_is_logged_with_its_duration(lab: Lab) -> None:
     assert set(finished.made["items"]["adjunct/seconds"]) >= {"collect", "build", "validate", "seal", "switch"}
 
 
+@pytest.mark.lengthy
 def test_what_an_operator_did_is_reported_by_the_next_run(lab: Lab) -> None:
     versions = []
     for number in (1, 2):
@@ -200,6 +211,7 @@ def test_what_an_operator_did_is_reported_by_the_next_run(lab: Lab) -> None:
     assert pinned["adjunct/head"].startswith("v000003-")
 
 
+@pytest.mark.lengthy
 def test_a_run_of_the_outputs_alone_reports_a_rollback_once(lab: Lab) -> None:
     defs = lab.definitions(ITEMS)
     copy = AssetKey(["lake", "copy"])
@@ -213,6 +225,7 @@ def test_a_run_of_the_outputs_alone_reports_a_rollback_once(lab: Lab) -> None:
     assert "items" not in lab.run(defs, copy).made
 
 
+@pytest.mark.lengthy
 def test_checks_selected_alone_are_reported_again_and_nothing_advances(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     defs = lab.definitions(ITEMS)
@@ -226,6 +239,7 @@ def test_checks_selected_alone_are_reported_again_and_nothing_advances(lab: Lab)
     assert len(lab.store("items").versions()) == 1
 
 
+@pytest.mark.lengthy
 def test_the_members_of_a_version_set_are_one_op_and_published_together(lab: Lab) -> None:
     items, prices = version_set("catalogue", ITEMS, PRICES)
     lab.deliver("items", APPLES, "v1")
@@ -246,6 +260,7 @@ def test_the_members_of_a_version_set_are_one_op_and_published_together(lab: Lab
     assert [alone.made[name]["adjunct/name"] for name in ("items", "prices")] == ["v2", "v2"]
 
 
+@pytest.mark.lengthy
 def test_the_applications_job_evaluates_the_checks_and_runs_on(lab: Lab) -> None:
     items, prices = version_set("catalogue", ITEMS, PRICES)
     lab.deliver("items", APPLES, "v1")
@@ -264,6 +279,7 @@ def test_a_version_set_of_which_one_member_is_declared_is_refused_by_name(lab: L
         lab.definitions(items)
 
 
+@pytest.mark.lengthy
 def test_a_dataset_with_another_validator_is_another_declaration(lab: Lab) -> None:
     first, second = ITEMS, replace(ITEMS, validators=(min_rows(5),))
     lab.deliver("items", APPLES, "v1")

@@ -56,6 +56,7 @@ def test_a_version_launches_its_dataset_alone_once_every_partition_has_its_marke
     assert "attempt 1 did not change that" in sensor.skipped()
 
 
+@pytest.mark.lengthy
 def test_the_run_it_asks_for_publishes_the_version_and_then_there_is_nothing_new(lab: Lab) -> None:
     sensor = sensor_of(lab, "items_delivered", items)
     for number in (1, 2):
@@ -87,6 +88,7 @@ def test_a_version_set_has_one_sensor_that_waits_for_all_its_members(lab: Lab) -
     assert sensor.asked().asset_selection == [key_of(member) for member in members]
 
 
+@pytest.mark.lengthy
 def test_a_member_that_had_the_version_before_it_joined_the_set_is_not_waited_for(lab: Lab) -> None:
     prices = bounded_dataset("prices", input="lake.prices", key="item", partitions=2)
     lab.deliver("items", APPLES, "v1")

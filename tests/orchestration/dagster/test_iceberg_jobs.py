@@ -65,6 +65,7 @@ def in_table(catalog: Any) -> list[tuple[Any, ...]]:
     return rows
 
 
+@pytest.mark.lengthy
 def test_what_is_new_is_compacted_and_registered_and_what_is_there_is_left_alone(lab: Lab, catalog: Any) -> None:
     lab.deliver("prices", APPLES, None)
     lab.advance(PRICES)
@@ -85,6 +86,7 @@ def test_what_is_new_is_compacted_and_registered_and_what_is_there_is_left_alone
     assert lab.store("prices").require_current().version == served.version
 
 
+@pytest.mark.lengthy
 def test_the_job_continues_after_a_failing_dataset_and_skips_one_without_a_version(lab: Lab, catalog: Any) -> None:
     lab.deliver("prices", APPLES, None)
     lab.advance(PRICES)

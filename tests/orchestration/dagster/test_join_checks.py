@@ -84,6 +84,7 @@ def no_batches(context: StepContext) -> StepReport:
     raise AssertionError("no batch is to run")
 
 
+@pytest.mark.lengthy
 def test_a_join_has_a_check_of_its_match_rate_which_fails_below_what_is_declared(lab: Lab) -> None:
     counts = {"rows": 200, "unmatched": 20}
     finished = run(lab, {"join-2-items": counts, "join-3-other": {"rows": 200, "unmatched": 190}})
@@ -107,6 +108,7 @@ def test_a_join_has_a_check_of_its_match_rate_which_fails_below_what_is_declared
     assert "did not yield" not in quiet.log
 
 
+@pytest.mark.lengthy
 def test_outputs_can_be_asked_for_without_their_checks_and_checks_without_a_batch(lab: Lab) -> None:
     assert run(lab, {"join-2-items": {"rows": 2, "unmatched": 0}}).success
     one = StepReport(1, True, {}, {}, {}, ApplicationState(batch=1))
@@ -138,6 +140,7 @@ def test_a_match_rate_that_can_not_be_held_is_refused() -> None:
         orders.join(items, on="item", how="left", min_match_rate=95)
 
 
+@pytest.mark.lengthy
 def test_a_check_has_its_rule_and_threshold_before_and_after_it_is_evaluated(lab: Lab) -> None:
     lab.deliver("items", APPLES, "v1")
     finished = lab.advance(ITEMS)

@@ -35,6 +35,7 @@ def runs_of(resource: KeyValueTableResource, instance: DagsterInstance | None = 
     return int(str(event.metadata["n"].value))
 
 
+@pytest.mark.lengthy
 def test_an_asset_counts_in_a_table_that_is_made_where_it_is_not_there(tmp_path: Path) -> None:
     url = str(tmp_path / "lake")
     resource = KeyValueTableResource(scope="plant", table="counters", lake=url, partitions=2)
@@ -114,6 +115,7 @@ def test_no_secret_of_a_table_is_stored_by_a_run_or_in_the_lake(
     assert GUARDED_PASSWORD not in whole
 
 
+@pytest.mark.lengthy
 def test_the_resource_imports_no_store_before_it_is_used() -> None:
     heavy = "psycopg", "boto3", "pyspark"
     code = f"import sys, dagster_adjunct.code_location; print([m for m in {heavy!r} if m in sys.modules])"

@@ -227,6 +227,7 @@ def test_a_tick_on_a_lake_that_is_not_there_says_so_and_makes_none(tmp_path: Pat
     assert not (tmp_path / "mistyped").exists()
 
 
+@pytest.mark.lengthy
 def test_ticks_follow_the_lake_and_never_ask_twice_for_one_position(lake: Lake, tmp_path: Path) -> None:
     app = small.order_totals(tmp_path / "t.sqlite")
     with DagsterInstance.ephemeral() as instance:

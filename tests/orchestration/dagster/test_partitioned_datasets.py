@@ -109,6 +109,7 @@ def test_materialising_a_partition_builds_its_version(lab: Lab, answers: Answers
     assert answers.asked == [DAYS[1]]
 
 
+@pytest.mark.lengthy
 def test_an_older_partition_never_becomes_current_unless_the_run_asks_for_it(lab: Lab) -> None:
     build(lab, DAYS[3])
     older = build(lab, DAYS[0]).made[f"items/{DAYS[0]}"]
@@ -118,6 +119,7 @@ def test_an_older_partition_never_becomes_current_unless_the_run_asks_for_it(lab
     assert served(lab) == DAYS[1]
 
 
+@pytest.mark.lengthy
 def test_a_backfill_is_one_run_that_builds_its_partitions_in_order(lab: Lab, answers: Answers) -> None:
     finished = backfill(lab, DAYS[0], DAYS[2])
     assert finished.success
@@ -129,6 +131,7 @@ def test_a_backfill_is_one_run_that_builds_its_partitions_in_order(lab: Lab, ans
     assert "did not yield" not in finished.log
 
 
+@pytest.mark.lengthy
 def test_a_backfill_that_fails_half_way_keeps_what_it_finished(lab: Lab, answers: Answers) -> None:
     del answers.rows[DAYS[2]]
     finished = backfill(lab, DAYS[0], DAYS[4])
@@ -142,6 +145,7 @@ def test_a_backfill_that_fails_half_way_keeps_what_it_finished(lab: Lab, answers
     assert len(lab.store("items").versions()) == 5, "what was finished was not built anew"
 
 
+@pytest.mark.lengthy
 def test_a_partition_that_is_rejected_is_not_materialised_and_the_others_are(lab: Lab, answers: Answers) -> None:
     answers.rows[DAYS[1]] = APPLES[:1]
     finished = backfill(lab, DAYS[0], DAYS[2])
@@ -153,6 +157,7 @@ def test_a_partition_that_is_rejected_is_not_materialised_and_the_others_are(lab
     assert served(lab) == DAYS[2]
 
 
+@pytest.mark.lengthy
 def test_a_partition_built_anew_with_the_same_content_keeps_its_version(lab: Lab, answers: Answers) -> None:
     first = build(lab, DAYS[0]).made[f"items/{DAYS[0]}"]
     again = build(lab, DAYS[0]).made[f"items/{DAYS[0]}"]
@@ -201,6 +206,7 @@ def tick(lab: Lab, cursor: str | None = None) -> tuple[RunRequest | SkipReason, 
         return answer, context.cursor
 
 
+@pytest.mark.lengthy
 def test_versions_on_a_stream_become_partitions_as_they_are_delivered(lab: Lab) -> None:
     nothing, _ = tick(lab)
     assert isinstance(nothing, SkipReason)
@@ -226,6 +232,7 @@ def test_versions_on_a_stream_become_partitions_as_they_are_delivered(lab: Lab) 
     assert isinstance(idle, SkipReason)
 
 
+@pytest.mark.lengthy
 def test_the_applications_job_says_loudly_which_delivered_version_it_leaves_out(lab: Lab) -> None:
     ran = StepReport(1, True, {}, {}, {}, ApplicationState(batch=1))
     defs = lab.definitions(ON_STREAM)

@@ -77,6 +77,7 @@ def failure(result: ExecuteInProcessResult) -> Any:
     return event.step_failure_data.user_failure_data
 
 
+@pytest.mark.lengthy
 def test_a_dataset_without_a_version_is_not_materialized_and_markers_are_named(lake: Lake, tmp_path: Path) -> None:
     small.append(lake, "orders", 1, FIRST)
     small.append(lake, "items", 1, small.ITEMS)
@@ -161,6 +162,7 @@ def test_a_failure_says_what_to_do_and_the_next_run_goes_on_from_the_same_place(
     assert made(mended)["lake/priced"]["dagster/row_count"] == 21
 
 
+@pytest.mark.lengthy
 def test_a_missing_stream_is_a_failure_that_is_not_retried(tmp_path: Path) -> None:
     result = run(open_lake(tmp_path / "lake"), small.order_totals(tmp_path / "t.sqlite"), Unwanted())
     assert not result.success

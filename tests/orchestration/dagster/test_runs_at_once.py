@@ -30,6 +30,7 @@ def run(lake: Lake, instance: DagsterInstance, config: Mapping[str, Any] = {}) -
     return job.execute_in_process(run_config=run_config, instance=instance, raise_on_error=False)
 
 
+@pytest.mark.lengthy
 def test_a_second_run_fails_and_says_who_runs_and_takes_over_when_told(lake: Lake, instance: DagsterInstance) -> None:
     with RunLease(lake, "copy", "by-hand", Claim()):
         (refused,) = [event for event in run(lake, instance, {"wait_seconds": 0}).all_events if event.is_step_failure]

@@ -124,6 +124,7 @@ def run(lab: Lab, folder: Path, **options: Any) -> dict[str, Any]:
     return {materialization.asset_key.path[-1]: materialization.metadata for materialization in materializations}
 
 
+@pytest.mark.lengthy
 def test_materialisations_have_column_lineage_descriptions_and_masked_rows(lab: Lab, tmp_path: Path) -> None:
     made = run(lab, tmp_path, preview_rows=5)
     lineage = made["copy"]["dagster/column_lineage"].value
@@ -148,6 +149,7 @@ def test_materialisations_have_column_lineage_descriptions_and_masked_rows(lab: 
     assert len(str(record.data["loud"])) == 100
 
 
+@pytest.mark.lengthy
 def test_nothing_is_shown_of_the_data_unless_it_is_asked_for(lab: Lab, tmp_path: Path) -> None:
     made = run(lab, tmp_path)
     assert all("adjunct/preview" not in metadata for metadata in made.values())

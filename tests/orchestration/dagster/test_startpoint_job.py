@@ -96,6 +96,7 @@ def test_a_dry_run_shows_all_that_and_writes_nothing(
     assert shown["written"] is False
 
 
+@pytest.mark.lengthy
 def test_what_waits_is_taken_back(lake: Lake, instance: DagsterInstance, startpoints: StartpointManager) -> None:
     launch(lake, instance, partitions=["lake.orders"], position="oldest")
     finished = launch(lake, instance, action="clear", partitions=["lake.orders.0"])

@@ -82,6 +82,7 @@ def test_requests_are_fanned_out_and_launch_one_run_that_names_them(lake: Lake, 
     assert "attempt 1 did not change that" in again
 
 
+@pytest.mark.lengthy
 def test_what_a_failed_run_left_is_asked_for_again_under_the_next_attempt(
     lake: Lake, instance: DagsterInstance
 ) -> None:
@@ -203,6 +204,7 @@ def test_a_startpoint_on_a_datasets_stream_launches_an_application_of_datasets(
     assert sensor.asked().tags["adjunct/startpoints"] == wanted
 
 
+@pytest.mark.lengthy
 def test_thousands_of_startpoints_make_one_run_with_tags_that_a_database_can_index(
     lake: Lake, instance: DagsterInstance
 ) -> None:

@@ -51,6 +51,7 @@ def lose_the_front(lab: Lab, stream: str) -> None:
     lab.streams.maintain(stream)
 
 
+@pytest.mark.lengthy
 def test_a_bootstrap_passes_its_check_with_what_it_read_and_what_was_decided(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
     finished = lab.advance(PRICES)
@@ -68,6 +69,7 @@ def test_a_bootstrap_passes_its_check_with_what_it_read_and_what_was_decided(lab
     assert again["adjunct/decision"]["action"] == "continue"
 
 
+@pytest.mark.lengthy
 def test_the_progress_of_a_bootstrap_is_in_the_runs_log(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
     finished = lab.advance(PRICES)
@@ -77,6 +79,7 @@ def test_the_progress_of_a_bootstrap_is_in_the_runs_log(lab: Lab) -> None:
     assert lines[-1].endswith("100% (4 of 4 offsets)")
 
 
+@pytest.mark.lengthy
 def test_a_bootstrap_that_ends_early_fails_its_check_and_blocks_downstream_assets(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
     rows = [dict(zip(SCHEMA.names, row, strict=True)) for row in APPLES]
@@ -114,6 +117,7 @@ def test_a_bootstrap_that_never_began_says_so(lab: Lab) -> None:
     assert finished.checks["prices bootstrapped"].description.startswith("The bootstrap has not begun. It ended with: ")
 
 
+@pytest.mark.lengthy
 def test_an_error_after_the_bootstrap_is_not_one_of_the_bootstrap(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
     lab.advance(PRICES)
@@ -123,6 +127,7 @@ def test_an_error_after_the_bootstrap_is_not_one_of_the_bootstrap(lab: Lab) -> N
     assert finished.checks == {}
 
 
+@pytest.mark.lengthy
 def test_a_table_that_is_served_stale_as_declared_fails_its_check_as_a_warning(lab: Lab) -> None:
     stale = replace(PRICES, following=ChangeStreamOptions(on_lost_offset="serve_stale"))
     lab.deliver("prices", APPLES, None)
@@ -142,6 +147,7 @@ def test_a_table_that_is_served_stale_as_declared_fails_its_check_as_a_warning(l
     assert "report" in finished.made
 
 
+@pytest.mark.lengthy
 def test_the_check_alone_is_reported_again_and_nothing_advances(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
     lab.advance(PRICES)
@@ -154,6 +160,7 @@ def test_the_check_alone_is_reported_again_and_nothing_advances(lab: Lab) -> Non
     assert len(StoredVersions(lab.lake, "prices").history()) == 3
 
 
+@pytest.mark.lengthy
 def test_a_table_that_is_not_marked_for_bootstrap_has_no_check(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
     finished = lab.advance(replace(PRICES, bootstrap=False))
@@ -162,6 +169,7 @@ def test_a_table_that_is_not_marked_for_bootstrap_has_no_check(lab: Lab) -> None
     assert finished.made["prices"]["adjunct/action"] == "applied"
 
 
+@pytest.mark.lengthy
 def test_a_materialisation_says_how_far_the_table_is_behind(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
     made = lab.advance(PRICES).made["prices"]
@@ -188,6 +196,7 @@ def test_declared_freshness_is_dagsters_freshness_policy() -> None:
         build_definitions(short)
 
 
+@pytest.mark.lengthy
 def test_each_check_of_the_stream_materializes_a_table_with_a_freshness_policy(lab: Lab) -> None:
     fresh = replace(PRICES, following=ChangeStreamOptions(freshness=timedelta(minutes=30)))
     lab.deliver("prices", MORE, None)
@@ -216,6 +225,7 @@ def compaction(lab: Lab, *datasets: AdjunctDataset, level: str | None = None) ->
     return FinishedRun(result, lab.instance)
 
 
+@pytest.mark.lengthy
 def test_the_compaction_job_follows_policies_and_continues_after_a_failing_dataset(lab: Lab) -> None:
     policy = DeltaCompaction(deltas=2, inside_commit=False)
     prices = replace(PRICES, following=ChangeStreamOptions(compaction=policy))
@@ -244,6 +254,7 @@ def test_the_compaction_schedule_is_off_until_somebody_switches_it_on(lab: Lab) 
     assert LakeStreams(lab.lake).list_streams() == ["orders"], "loading definitions looks at nothing"
 
 
+@pytest.mark.lengthy
 def test_startpoints_on_its_stream_are_applied_by_its_asset_once(lab: Lab) -> None:
     lab.deliver("prices", MORE, None)
     assert lab.advance(PRICES).success

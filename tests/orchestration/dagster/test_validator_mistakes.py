@@ -25,6 +25,7 @@ def items(*validators: Validator, versions: VersionPartitions | None = None) -> 
     )
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("versions", [None, VersionPartitions(names=("v1",))], ids=["one by one", "as partitions"])
 def test_a_mistake_fails_the_run_and_the_check_of_its_validator(lab: Lab, versions: VersionPartitions | None) -> None:
     options = {} if versions is None else {"partition_key": "v1"}

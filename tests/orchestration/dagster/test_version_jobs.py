@@ -50,6 +50,7 @@ def deliver(lab: Lab, defs: Definitions, count: int) -> list[str]:
     return versions
 
 
+@pytest.mark.lengthy
 def test_a_version_is_rolled_back_pinned_and_revoked_from_the_launchpad(lab: Lab) -> None:
     defs = lab.definitions(ITEMS)
     versions = deliver(lab, defs, 3)
@@ -80,6 +81,7 @@ def test_an_older_forced_version_is_served_only_on_request(lab: Lab) -> None:
     assert act(lab, defs, action="accept", version="v3", make_current=True).made["items"]["adjunct/name"] == "v3"
 
 
+@pytest.mark.lengthy
 def test_an_action_that_lacks_something_fails_and_says_what(lab: Lab) -> None:
     defs = lab.definitions(ITEMS)
     deliver(lab, defs, 1)
@@ -90,6 +92,7 @@ def test_an_action_that_lacks_something_fails_and_says_what(lab: Lab) -> None:
     assert "adjunct dataset versions items" in failure.metadata["next step"].value
 
 
+@pytest.mark.lengthy
 def test_an_action_on_a_member_of_a_version_set_is_reported_for_all_members(lab: Lab) -> None:
     items, prices = version_set("catalogue", ITEMS, PRICES)
     defs = lab.definitions(items, prices)
@@ -101,6 +104,7 @@ def test_an_action_on_a_member_of_a_version_set_is_reported_for_all_members(lab:
     assert {name: facts["adjunct/name"] for name, facts in back.made.items()} == {"items": "v1", "prices": "v1"}
 
 
+@pytest.mark.lengthy
 def test_discarding_follows_each_datasets_policy_and_a_dry_run_only_lists(lab: Lab) -> None:
     deliver(lab, lab.definitions(ITEMS), 3)
     defs = lab.definitions(NEWEST_ONLY, PRICES)  # prices was never delivered: there is nothing to discard in it
@@ -115,6 +119,7 @@ def test_discarding_follows_each_datasets_policy_and_a_dry_run_only_lists(lab: L
     assert report(job(lab, kept, "shop_discard", "discard_shop"))["discarded"] == []
 
 
+@pytest.mark.lengthy
 def test_what_a_new_version_makes_needless_is_discarded_in_the_same_run(lab: Lab) -> None:
     defs = lab.definitions(NEWEST_ONLY)
     deliver(lab, defs, 2)

@@ -291,5 +291,5 @@ class OffsetMachine(RuleBasedStateMachine):
         self.worlds = list(possible.values())
 
 
-TestOffsets = pytest.mark.rounds(OffsetMachine.TestCase)
+TestOffsets = pytest.mark.lengthy(pytest.mark.rounds(OffsetMachine.TestCase))
 TestOffsets.settings = settings(max_examples=rounds(40, 160), stateful_step_count=40, deadline=None)

@@ -194,6 +194,7 @@ def check_that_it_was_read_once(world: OffsetsWorld, app: Application) -> None:
     assert world.startpoints(app).read().waiting == []
 
 
+@pytest.mark.lengthy
 def test_a_crash_at_any_request_neither_repeats_nor_forgets_a_replay() -> None:
     nth, died = 0, True
     while died:
@@ -203,6 +204,7 @@ def test_a_crash_at_any_request_neither_repeats_nor_forgets_a_replay() -> None:
     assert nth > 20
 
 
+@pytest.mark.lengthy
 def test_another_crash_after_one_that_left_it_fanned_out_does_not_begin_it_again() -> None:
     left = [nth for nth in range(1, 25) if is_left(*begun_in(4, nth)[:2])]
     assert left

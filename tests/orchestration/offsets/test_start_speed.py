@@ -42,6 +42,7 @@ def requests_of_a_start(partitions: int, streams: int, until: Startpoint | None 
     return made
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("until", [None, UNTIL], ids=["", "bounded"])
 def test_a_start_makes_no_more_requests_for_more_partitions(until: Startpoint | None) -> None:
     few = requests_of_a_start(6, 1, until)

@@ -262,5 +262,5 @@ class StartpointMachine(RuleBasedStateMachine):
         return result if whole else None
 
 
-TestStartpoints = pytest.mark.rounds(StartpointMachine.TestCase)
+TestStartpoints = pytest.mark.lengthy(pytest.mark.rounds(StartpointMachine.TestCase))
 TestStartpoints.settings = settings(max_examples=rounds(50, 200), stateful_step_count=40, deadline=None)

@@ -361,6 +361,7 @@ def test_writing_the_same_request_again_changes_nothing(manager: StartpointManag
     assert MetadataStore(lake).namespace("startpoints", "app").read().version == 1
 
 
+@pytest.mark.lengthy
 def test_ten_thousand_partitions_of_a_thousand_tasks_take_few_requests(tmp_path: Path) -> None:
     lake = open_lake(tmp_path / "lake")
     tasks = {

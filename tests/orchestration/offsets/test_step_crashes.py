@@ -56,6 +56,7 @@ def test_some_crash_comes_between_the_commit_and_the_removal(world: OffsetsWorld
     assert world.fanned_out(app)
 
 
+@pytest.mark.lengthy
 def test_after_a_crash_every_record_is_read_once_from_the_startpoint() -> None:
     for nth in range(1, 200):
         world = OffsetsWorld()
@@ -121,6 +122,7 @@ def test_one_applied_and_not_removed_does_not_hide_a_newer_one(world: OffsetsWor
     assert (batch.read(), batch.epochs) == ({S0: ("@2", "@3")}, {S0: 2})
 
 
+@pytest.mark.lengthy
 def test_two_runs_at_once_apply_a_startpoint_once_and_one_of_them_gives_up(world: OffsetsWorld) -> None:
     """The second run comes between any two requests of the first."""
     app = reader()

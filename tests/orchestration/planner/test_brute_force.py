@@ -117,6 +117,7 @@ def searched(app: Application, counts: dict[str, int | None]) -> dict[str, int] 
     return {stream: min(possible) if len(possible) == 1 else DEFAULT for stream, possible in satisfying.items()}
 
 
+@pytest.mark.lengthy
 @settings(max_examples=60, deadline=None)
 @given(PROGRAMS)
 @example([(("input", None), 0, 0), (("move", None), 0, 0), (("meet", None), 0, 1), (("feed", "two"), 0, 0)])

@@ -53,6 +53,7 @@ def raised_places() -> Iterator[tuple[str, int, int]]:
                     yield str(path), node.lineno, node.end_lineno or 0
 
 
+@pytest.mark.lengthy
 def test_every_refusal_has_an_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made: set[tuple[str, int]] = set()
     checked = PlanningError.__post_init__

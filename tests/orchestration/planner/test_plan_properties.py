@@ -140,6 +140,7 @@ def brute_force(app: Application):
     return None, wanted
 
 
+@pytest.mark.lengthy
 @settings(max_examples=300, deadline=None)
 @given(PROGRAMS)
 def test_the_planner_agrees_with_brute_force_on_random_applications(program):
@@ -156,6 +157,7 @@ def test_the_planner_agrees_with_brute_force_on_random_applications(program):
     check_joins(app, planned)
 
 
+@pytest.mark.lengthy
 @settings(max_examples=300, deadline=None)
 @given(PROGRAMS)
 @example([(("move", ("k", None)), 0), (("feed", "t0"), 1), (("join", "t1"), 1)])

@@ -75,6 +75,7 @@ def test_streams_of_one_name_in_two_systems_are_two():
     assert failure.value.operator == "stream-join-3"
 
 
+@pytest.mark.lengthy
 def test_a_chain_of_ten_thousand_is_planned():
     app = application()
     stream = app.input_stream("lake.s")

@@ -172,6 +172,7 @@ def operations(draw, store):
     return draw(st.lists(step, min_size=1, max_size=7))
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 @settings(max_examples=rounds(12, 60), deadline=None, suppress_health_check=SLOW)
 @given(data=st.data())
@@ -307,6 +308,7 @@ def batches(draw):
 EACH = [NONE, Conditions("at"), Conditions(None, True), Conditions("at", True)]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("new_store", WHOLE_STORES, indirect=True)
 @pytest.mark.rounds
 @settings(max_examples=rounds(12, 80), deadline=None, suppress_health_check=SLOW)

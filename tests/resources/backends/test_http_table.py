@@ -178,6 +178,7 @@ def test_waits_are_read_as_seconds_and_as_dates():
     assert [parse_retry_after(text, NOW) for text in (None, "", "-1", "1.5", "now", "²")] == [None] * 6
 
 
+@pytest.mark.lengthy
 def test_a_request_has_its_time_and_its_turn_is_no_part_of_it(service):
     service.delay = 0.1
     table = new_table(service, connections=2, timeout=1.5)

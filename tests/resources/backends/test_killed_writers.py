@@ -57,6 +57,7 @@ class Writer:
         self.kills += 1
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_two_writers_that_are_killed_and_start_again_leave_the_tables_exact(reached, tmp_path, kills):
     seed, per_source, random = 41, 200 if kills == 1 else 3000, Random(kills)

@@ -223,11 +223,13 @@ def test_a_pickled_function_opens_the_same_file_from_another_folder(tmp_path, mo
     asyncio.run(copy.close())
 
 
+@pytest.mark.lengthy
 def test_eight_processes_that_write_one_file_lose_nothing(tmp_path):
     store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=hammer.columns(), create=True)
     hammer.check(*hammer.run_all(store))
 
 
+@pytest.mark.lengthy
 def test_forty_thousand_updates_are_applied_and_put_each_default_once(tmp_path):
     columns = {"id": "string", "n": "int", "at": "timestamp", "profile": "string"}
     at = datetime(2013, 7, 1, tzinfo=UTC)

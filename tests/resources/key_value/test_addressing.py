@@ -177,6 +177,7 @@ def test_these_lie_where_they_always_have(family: str | None, key: bytes, of_16:
     assert (partition(family, key, 16), partition(family, key, 1000)) == (of_16, of_1000)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", ["order-{:07d}", "{}"])
 def test_a_million_keys_are_spread_evenly(name: str) -> None:
     counts = Counter(partition_of(table_key(b"", name.format(n).encode()), 16) for n in range(1_000_000))

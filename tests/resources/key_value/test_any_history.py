@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ _STEPS = st.lists(
 )
 
 
+@pytest.mark.lengthy
 @given(_STEPS)
 def test_a_table_holds_what_a_dictionary_holds(steps: list[Any]) -> None:
     backend = ScriptedSegments()

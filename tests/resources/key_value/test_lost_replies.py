@@ -70,6 +70,7 @@ def test_and_meets_what_others_wrote_meanwhile(backend: Any, table: Any) -> None
     assert caught.value.failures[0].found == table.get("k").version
 
 
+@pytest.mark.lengthy
 def test_beyond_the_horizon_the_outcome_is_unknown(backend: Any, table: Any) -> None:
     backend.horizon = 1.0
     backend.repeat = Lose(LOST)
@@ -102,6 +103,7 @@ def test_nothing_is_asked_beyond_the_horizon_though_a_pause_was_too_long() -> No
     assert asked == [False]
 
 
+@pytest.mark.lengthy
 def test_so_it_is_where_the_table_is_out_of_reach_after_a_reply_was_lost(backend: Any, table: Any) -> None:
     backend.horizon = 1.0
     backend.script, backend.repeat = [Lose(LOST)], AWAY

@@ -71,6 +71,7 @@ def asked(manager: KeyValueTableManager, operation: str) -> object:
         return "missing"
 
 
+@pytest.mark.lengthy
 @given(
     st.lists(
         st.tuples(
@@ -112,6 +113,7 @@ def test_managers_that_die_leave_what_the_next_one_finishes(
     assert backend.tables == {}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after", "lost-after", "lost-before", "throttle"])
 def test_a_fault_at_any_request_for_metadata_leaves_each_step_done_or_not_done(kind: Any) -> None:
     story = ("create 1", "seal", "delete")

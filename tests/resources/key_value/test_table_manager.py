@@ -393,6 +393,7 @@ for step in range(8):
 """
 
 
+@pytest.mark.lengthy
 def test_of_processes_that_race_exactly_one_is_told_that_it_was_the_one(tmp_path: Path) -> None:
     lake = open_lake(tmp_path / "lake")
     KeyValueTableManager(lake, RememberedTables("here")).create_scope("first")

@@ -146,6 +146,7 @@ def test_after_a_refused_repeat_the_first_attempt_can_not_apply_any_more(inner, 
     assert inner.get(pointer_of(inner)).etag != before
 
 
+@pytest.mark.lengthy
 def test_under_any_faults_every_write_is_applied_once(inner, table, run):
     for seed in range(12):
         chosen = random.Random(seed)
@@ -175,6 +176,7 @@ def reading(handle: Handle, *keys: bytes) -> list:
 # Merges
 
 
+@pytest.mark.lengthy
 def test_what_was_flushed_and_merged_many_times_is_what_a_dictionary_has(inner, table, rival):
     chosen = random.Random(5)
     expected: dict[bytes, bytes] = {}
@@ -236,6 +238,7 @@ def test_a_reader_whose_run_was_merged_away_reads_what_stands_now(inner, table, 
 # Crashes
 
 
+@pytest.mark.lengthy
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the crash, in another thread
 def test_a_crash_at_any_request_leaves_whole_requests_and_a_table_that_goes_on(run):
     for nth in range(1, 200, 7):
@@ -333,6 +336,7 @@ def test_requests_that_wait_are_committed_together(inner, table, run):
     assert len(Handle(segment, run).stored()) == 200
 
 
+@pytest.mark.lengthy
 def test_inserts_of_new_keys_read_no_blocks(tmp_path, run):
     plain = LocalStore(tmp_path)
     table = new_table_id()
@@ -350,6 +354,7 @@ def test_inserts_of_new_keys_read_no_blocks(tmp_path, run):
     assert len([request for request, _ in store.requests if request == "get_range"]) - read < 20
 
 
+@pytest.mark.lengthy
 def test_merges_come_in_while_others_are_always_first(inner, table, rival, run):
     """Each swap of this process meets another one's, once, as under many writers."""
     plan = [

@@ -139,6 +139,7 @@ class SegmentMachine(RuleBasedStateMachine):
         assert None not in self.handle.get(*self.beside)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("often", [1, pytest.param(20, marks=pytest.mark.long)])
 def test_any_history_leaves_what_a_dictionary_has(handle, backend, often):
     examples = 5 if backend.waits else 30

@@ -133,6 +133,7 @@ def test_an_iteration_has_each_stable_entry_once_while_others_change(handle, at_
     assert [entry.key for entry in handle.entries()] == stay
 
 
+@pytest.mark.lengthy
 def test_no_write_is_applied_after_a_seal_has_returned(handle, at_once, backend, table):
     written, under_way = [], threading.Semaphore(0)
 

@@ -386,6 +386,7 @@ def test_a_full_database_refuses_the_request_and_keeps_what_it_has(handle, path)
 # Tokens
 
 
+@pytest.mark.lengthy
 def test_tokens_are_kept_over_the_horizon_and_not_for_ever(handle, path, table, monkeypatch):
     now = 1_000_000.0
     monkeypatch.setattr(sqlite_segment.time, "time", lambda: now)

@@ -198,6 +198,7 @@ KEYS = st.text(st.sampled_from("abcdefgh"), min_size=1, max_size=3)
 CHANGES = st.dictionaries(KEYS, st.one_of(st.none(), st.integers(0, 3), st.text(max_size=90)), max_size=12)
 
 
+@pytest.mark.lengthy
 @settings(max_examples=80, deadline=None)
 @given(st.lists(CHANGES, max_size=12))
 def test_any_changes_are_those_of_a_dictionary(all_changes: list[Contents]) -> None:

@@ -96,6 +96,7 @@ def test_a_rollback_to_an_equal_body_has_a_new_etag(log: CommitLog) -> None:
         log.commit(first, {"v": 3}, by="a")
 
 
+@pytest.mark.lengthy
 def test_two_committers_race_fifty_commits_and_lose_no_update(store: ObjectStore) -> None:
     def count(who: str) -> None:
         log = CommitLog(store, "streams/race", "stream")

@@ -51,6 +51,7 @@ def _count(root: str, who: str, turns: int) -> None:
         log.transact(add, by=who, attempts=500)
 
 
+@pytest.mark.lengthy
 def test_of_racing_processes_exactly_one_creates_and_no_replacement_is_lost(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put("counter", b"0")

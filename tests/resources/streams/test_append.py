@@ -199,6 +199,7 @@ def test_the_record_time_is_its_column_then_the_mark_then_the_append(streams: La
     assert [row[4] for row in everything(streams, "t")] == [day, mark, clock.now]
 
 
+@pytest.mark.lengthy
 def test_the_first_offset_at_a_time_is_found_across_segments(streams: LakeStreams, clock: Clock) -> None:
     streams.create("t", schema=Schema.of(v="bigint", at="timestamp"), partitions=1, timestamp="at")
     day = dt.datetime(2013, 1, 1, tzinfo=dt.UTC)

@@ -85,6 +85,7 @@ def test_what_came_to_be_there_meanwhile_is_not_replaced(s: LakeStreams, tmp_pat
     assert target.read_text() == "somebody's" if limit is None else [p.name for p in target.iterdir()] == ["somebody's"]
 
 
+@pytest.mark.lengthy
 def test_a_stream_much_larger_than_a_part_takes_the_memory_of_a_few_parts(local_lake: Lake, tmp_path: Path) -> None:
     streams = LakeStreams(local_lake)
     streams.create("s", schema=Schema.of(k="string", text="string"), key=[], partitions=1)

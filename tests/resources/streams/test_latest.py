@@ -104,6 +104,7 @@ def test_another_reader_s_results_of_the_same_source_are_its_own(world: World) -
     assert world.latest() == world.expected() == [*range(5, 17)]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("seed", range(12))
 def test_replays_bounded_and_overlapping_ones_and_compaction_agree_with_the_oracle(
     world: World, clock: Clock, seed: int
@@ -191,6 +192,7 @@ class Reader:
             self.run({partition: (start, chance.randrange(start, end + 1))}, {partition: self.opened}, least)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("seed", range(6))
 def test_along_a_chain_results_count_that_were_made_last_of_records_that_count(
     streams: LakeStreams, records: Callable[..., pa.Table], seed: int

@@ -99,6 +99,7 @@ def test_retention_moves_oldest_and_names_it_to_who_comes_late(
     assert streams.append("s", records(("a", 7)), producer="p", sequence=7).duplicate
 
 
+@pytest.mark.lengthy
 def test_compaction_changes_no_offset_marker_or_timestamp(streams: LakeStreams, records: Records, clock: Clock) -> None:
     streams.create("s", schema=SCHEMA, partitions=1, compaction=CompactionPolicy(min_segments=4))
     for i in range(3 * FAN_OUT):
@@ -145,6 +146,7 @@ def test_two_compactions_at_once_replace_their_inputs_once(
     assert [row[1] for row in rows(streams)] == list(range(8))
 
 
+@pytest.mark.lengthy
 def test_maintenance_that_crashes_anywhere_loses_nothing(records: Records) -> None:
     for nth in range(1, 60):
         clock, inner = Clock(), InMemoryStore()
@@ -176,6 +178,7 @@ def test_maintenance_that_crashes_anywhere_loses_nothing(records: Records) -> No
     pytest.fail("maintenance takes more than 59 requests")
 
 
+@pytest.mark.lengthy
 def test_a_commit_does_not_grow_with_the_number_of_appends(streams: LakeStreams, records: Records) -> None:
     streams.create("s", schema=SCHEMA, partitions=1)
     sizes = []

@@ -123,6 +123,7 @@ def test_a_missing_or_cut_file_is_an_error_that_names_it(s: LakeStreams, records
         values(s, 0, 1)
 
 
+@pytest.mark.lengthy
 def test_a_large_file_is_read_by_ranges(s: LakeStreams) -> None:
     import numpy as np
 

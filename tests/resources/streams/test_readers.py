@@ -222,6 +222,7 @@ def test_racing_and_dying_runs_commit_each_record_once(lake: Lake, s: LakeStream
     assert counted[:sent] == [1] * sent
 
 
+@pytest.mark.lengthy
 def test_old_positions_are_collected(lake: Lake, s: LakeStreams, records: Records, clock: Clock) -> None:
     for sequence in range(1, 125):
         s.append("s", records(("a", sequence)), producer="p", sequence=sequence)

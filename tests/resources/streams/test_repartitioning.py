@@ -80,6 +80,7 @@ step = st.one_of(
 )
 
 
+@pytest.mark.lengthy
 @settings(max_examples=30, deadline=None)
 @given(st.lists(step, max_size=10), st.integers(1, 4), st.integers(1, 6))
 def test_a_rewritten_stream_holds_the_same_of_each_key_and_version(steps: list, before: int, after: int) -> None:
@@ -125,6 +126,7 @@ def filled(lake: Lake, clock: Clock) -> LakeStreams:
     return streams
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
 def test_a_crash_leaves_the_old_stream_or_the_new_one(kind: str) -> None:

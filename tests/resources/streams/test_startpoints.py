@@ -231,6 +231,7 @@ def test_a_system_that_lacks_a_kind_says_so(streams: LakeStreams, clock: Clock) 
     assert resolve_startpoint_to_offset(timeless, SSP, StartpointOldest()) == "0"
 
 
+@pytest.mark.lengthy
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.lists(st.one_of(st.none(), st.integers(-5, 5)), min_size=1, max_size=4), max_size=4),

@@ -133,7 +133,7 @@ class StreamMachineWithSmallPages(StreamMachine):
         stream_index.FAN_OUT = getattr(self, "_fan", stream_index.FAN_OUT)
 
 
-TestStreamModel = StreamMachine.TestCase
-TestStreamModelWithSmallPages = StreamMachineWithSmallPages.TestCase
+TestStreamModel = pytest.mark.lengthy(StreamMachine.TestCase)
+TestStreamModelWithSmallPages = pytest.mark.lengthy(StreamMachineWithSmallPages.TestCase)
 TestStreamModel.settings = settings(max_examples=rounds(7, 15), stateful_step_count=40, deadline=None)
 TestStreamModelWithSmallPages.settings = settings(max_examples=rounds(10, 25), stateful_step_count=50, deadline=None)

@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -123,6 +124,7 @@ async def at_the_same_time(table: RemoteTable[Any, Any, Any], store: SlowStore, 
     return answers
 
 
+@pytest.mark.lengthy
 @settings(max_examples=250, deadline=None)
 @given(
     asked=st.lists(calls(updates=True) | PAUSES, max_size=14),
@@ -176,6 +178,7 @@ def test_compact_batches_leave_the_same_records_and_gets_see_the_same(asked, siz
     assert store.records == records
 
 
+@pytest.mark.lengthy
 @settings(max_examples=150, deadline=None)
 @given(
     asked=st.lists(st.tuples(calls(updates=True), st.none() | st.integers(0, 12)), max_size=12),

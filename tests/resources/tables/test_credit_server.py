@@ -96,6 +96,7 @@ class Spender:
             pipe.close()
 
 
+@pytest.mark.lengthy
 def test_two_runs_whose_tasks_are_killed_get_the_rate_in_every_ten_seconds(tmp_path: Path) -> None:
     servers = [
         CreditServer(lambda budget, run=run: BudgetLeases(open_lake(str(tmp_path)), budget, run)) for run in "ab"

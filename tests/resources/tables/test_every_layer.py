@@ -664,6 +664,7 @@ def test_the_newest_stays_whatever_fails_and_in_whatever_order_it_comes(made):
     assert run(two_writers()) == expected
 
 
+@pytest.mark.lengthy
 def test_a_request_that_hangs_is_given_up_and_sent_again():
     function = UserFunction()
     function.will("put", "a", 30)
@@ -680,6 +681,7 @@ def test_a_request_that_hangs_is_given_up_and_sent_again():
     assert table.metrics.timeouts == 2
 
 
+@pytest.mark.lengthy
 def test_a_request_that_hangs_every_time_is_an_error_that_keeps_no_other_waiting():
     function = UserFunction()
     function.will("put", "a", *[30] * 3)

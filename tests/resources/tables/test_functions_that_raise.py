@@ -150,6 +150,7 @@ def test_costs_that_are_none_are_refused_before_anything_is_sent(cost: Any) -> N
     assert function.counts == {}
 
 
+@pytest.mark.lengthy
 def test_a_cost_that_is_not_known_of_a_later_part_repeats_nothing() -> None:
     function = Counters(busy())
     limit = RateLimit(writes_per_second=200, credits=costs_nothing_of_bad)

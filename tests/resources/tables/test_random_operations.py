@@ -211,21 +211,25 @@ def twin() -> MemoryTable:
 EXAMPLES = [pytest.param(12, id="some"), pytest.param(300, id="many", marks=pytest.mark.long)]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_requests_over_a_function_that_fails_by_chance_leave_what_a_dict_holds(examples):
     run_it(lambda seed, chance: TroubledFunction(twin(), seed, chance, forgets=False), examples)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_retried_requests_with_lost_answers_leave_what_a_dict_holds(examples):
     run_it(lambda seed, chance: TroubledFunction(twin(), seed, chance), examples, REPEATABLE)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_defaults_put_in_requests_of_their_own_leave_what_a_dict_holds(examples):
     run_it(lambda seed, chance: OneStepEach(twin(), seed, chance, forgets=False), examples)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_requests_over_sqlite_leave_what_a_dict_holds(tmp_path, examples):
     columns = {"id": "string", "x": "bigint", "y": "bigint"}

@@ -297,6 +297,7 @@ def test_a_request_without_an_answer_is_of_unknown_outcome_and_named():
     )
 
 
+@pytest.mark.lengthy
 def test_a_function_of_single_requests_has_the_time_for_each_of_them():
     class OneHangs(TableReadFunction[int, int]):
         def __init__(self) -> None:

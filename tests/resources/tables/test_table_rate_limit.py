@@ -38,6 +38,7 @@ def test_unused_credits_expire_after_half_a_second():
     assert clock.slept == [pytest.approx(1.0)]
 
 
+@pytest.mark.lengthy
 @settings(deadline=None)
 @given(
     rate=st.floats(0.5, 1000),

@@ -187,6 +187,7 @@ _ROWS = st.fixed_dictionaries(
 _SPARSE = st.lists(st.tuples(_ROWS, st.sets(st.sampled_from(EVERY_TYPE.names))), min_size=1, max_size=5)
 
 
+@pytest.mark.lengthy
 @settings(max_examples=60, deadline=None)
 @given(_SPARSE)
 def test_what_is_written_as_json_is_read_as_it_was(made: list[tuple[dict[str, Any], set[str]]]) -> None:

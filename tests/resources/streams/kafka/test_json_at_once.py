@@ -88,6 +88,7 @@ def _refused(text: str) -> Any:
     raise ValueError(text)
 
 
+@pytest.mark.lengthy
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(st.none(), objects, objects, odd), min_size=1, max_size=3))
 def test_what_is_read_at_once_is_what_is_read_one_by_one(data: list[bytes | None]) -> None:

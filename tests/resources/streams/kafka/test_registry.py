@@ -189,6 +189,7 @@ def test_protobuf_with_a_registry_has_the_id_and_the_place_of_its_type(
         read(topic, struct.pack(">bI", 0, avro) + b"\0")
 
 
+@pytest.mark.lengthy
 def test_a_registry_that_is_down_is_a_passing_trouble_and_says_which() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     topic = KafkaTopic(value=Avro(NEW, registry=SchemaRegistry(url), malformed="bad"))
@@ -256,6 +257,7 @@ def guarded(*troubles: int) -> Iterator[tuple[str, list[str]]]:
         listening.shutdown()
 
 
+@pytest.mark.lengthy
 def test_writing_needs_no_right_to_register_a_schema_that_is_there() -> None:
     with guarded() as (url, asked):
         topic = KafkaTopic("planes", Avro(avro_schema(("seats", "int")), registry=SchemaRegistry(url)))
@@ -263,6 +265,7 @@ def test_writing_needs_no_right_to_register_a_schema_that_is_there() -> None:
         assert asked == ["/subjects/planes-value"]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     ("given", "value"),
     [({"login": "env:REGISTRY_LOGIN"}, "me:pass:word"), ({"token": "env:REGISTRY_LOGIN"}, "a-token")],
