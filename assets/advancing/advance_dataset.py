@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.bounded.advance import advance_bounded, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
-from dagster_adjunct.assets.sources.opened_stream import OpenedStream
+from dagster_adjunct.assets.sources.entries import OpenedStream
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.commit import inspect_table
 from dagster_adjunct.assets.unbounded.local_table import advance_local

@@ -29,8 +29,8 @@ from dagster_adjunct.assets.bounded.candidate import (
 from dagster_adjunct.assets.bounded.publish import commit_waiting, commit_waits, publish_candidates
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
+from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery
 from dagster_adjunct.assets.sources.stream_source import open_source
-from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions.actions import expire_pins, require_audit_fields
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, member_bodies, redirect_target, version_set_log
 from dagster_adjunct.assets.versions.manifest import Abandoned, BoundedManifest, Change, as_bounded

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.candidate import AdvanceGroup, CandidateVersion, Member
-from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
-from dagster_adjunct.assets.versions.actions import insert_unserved_version, with_served_version
+from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery
+from dagster_adjunct.assets.versions.actions import insert_unserved_version, version_order, with_served_version
 from dagster_adjunct.assets.versions.dataset_log import Members
 from dagster_adjunct.assets.versions.manifest import (
     MAX_DELIVERIES,
@@ -25,7 +25,6 @@ from dagster_adjunct.assets.versions.manifest import (
     as_bounded,
 )
 from dagster_adjunct.assets.versions.reports import REJECT
-from dagster_adjunct.assets.versions.selection import version_order
 from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.assets.writing.generation import sum_counters
 from dagster_adjunct.resources.errors import AdjunctError, CommitConflictError

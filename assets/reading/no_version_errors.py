@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import QuerySource
-from dagster_adjunct.assets.sources.version_source import Awaiting
+from dagster_adjunct.assets.sources.deliveries import Awaiting
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.resources.errors import NoSealedVersionError
 

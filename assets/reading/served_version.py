@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar
 from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.versions.actions import find_previous_version
 from dagster_adjunct.assets.versions.dataset_log import redirect_target
 from dagster_adjunct.assets.versions.leases import Lease, check_retained
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded
-from dagster_adjunct.assets.versions.selection import find_previous_version
 from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import (
     AdjunctError,

@@ -26,12 +26,15 @@ from dagster_adjunct.assets.reading.no_version_errors import (
     no_version_error,
 )
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.sources.version_source import Awaiting
+from dagster_adjunct.assets.sources.deliveries import Awaiting
 from dagster_adjunct.assets.versions.actions import (
+    ID_PREFIX,
     HistoryEntry,
     accept_version,
     pin_version,
     remove_version,
+    require_readable_version,
+    require_version,
     revoke_version,
     roll_back,
     unpin_version,
@@ -50,7 +53,6 @@ from dagster_adjunct.assets.versions.manifest import (
     as_bounded,
     parse_manifest,
 )
-from dagster_adjunct.assets.versions.selection import ID_PREFIX, require_readable_version, require_version
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, check_declaration, version_number
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import (
@@ -457,8 +459,8 @@ class StoredVersions(VersionOperations):
 
         `manifest` is the dataset's. Builds and commits nothing. Needs the declaration, not only the name.
         """
+        from dagster_adjunct.assets.sources.deliveries import Awaiting
         from dagster_adjunct.assets.sources.stream_source import open_source
-        from dagster_adjunct.assets.sources.version_source import Awaiting
 
         assert self.spec is not None
         source = open_source(systems, self.spec, self._lake)

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any
 
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.versions.actions import expire_pin, expire_pins
+from dagster_adjunct.assets.versions.actions import expire_pin, expire_pins, version_order
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, no_commit_error, redirect_target, version_set_log
 from dagster_adjunct.assets.versions.leases import (
     RUNNING_WITHIN,
@@ -38,7 +38,6 @@ from dagster_adjunct.assets.versions.manifest import (
     UnboundedManifest,
     as_unbounded,
 )
-from dagster_adjunct.assets.versions.selection import version_order
 from dagster_adjunct.assets.versions.version import VersionRef, version_number
 from dagster_adjunct.resources.common import subtract_span
 from dagster_adjunct.resources.errors import DatasetError, ObjectNotFoundError

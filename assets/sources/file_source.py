@@ -26,6 +26,7 @@ import pyarrow as pa
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import MARKER, natural_sort_key
 from dagster_adjunct.assets.declaration.sources import FileSource
+from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.sources.entries import (
     derive_entry_schema,
     entries_from_arrow,
@@ -33,7 +34,6 @@ from dagster_adjunct.assets.sources.entries import (
     list_extractor_spark_needs,
     raise_if_spark_needed,
 )
-from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import Computation, QuerySource
+from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.sources.entries import (
     derive_entry_schema,
     entries_from_arrow,
@@ -18,7 +19,6 @@ from dagster_adjunct.assets.sources.entries import (
     list_extractor_spark_needs,
     raise_if_spark_needed,
 )
-from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.errors import DatasetError

@@ -11,16 +11,13 @@ import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
-from dagster_adjunct.assets.sources.entries import (
-    entries_from_arrow,
-    entries_from_frame,
-    list_spark_needs,
-    raise_if_spark_needed,
-)
-from dagster_adjunct.assets.sources.markers import (
+from dagster_adjunct.assets.sources.deliveries import (
+    Awaiting,
     CompleteVersion,
+    Delivery,
     LossUnknown,
     MarkedSegment,
+    VersionSource,
     check_counts,
     check_repeats,
     describe_redeliveries,
@@ -29,13 +26,16 @@ from dagster_adjunct.assets.sources.markers import (
     resume_after_truncation,
     settled_from_manifest,
 )
-from dagster_adjunct.assets.sources.opened_stream import (
+from dagster_adjunct.assets.sources.entries import (
     Offsets,
     OpenedStream,
+    entries_from_arrow,
+    entries_from_frame,
     has_one_partition_per_key,
+    list_spark_needs,
     offsets_to_json,
+    raise_if_spark_needed,
 )
-from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.versions.input_partitions import follow_added_partitions, follow_repartition
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, Lost, resume_bounded_manifest
 from dagster_adjunct.resources.common import split_stream_name

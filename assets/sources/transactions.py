@@ -14,9 +14,9 @@ from functools import cmp_to_key
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.envelope_parser import read_transactions
-from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges, resolve_stream
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
+from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, resolve_stream
 from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.streams.system import (

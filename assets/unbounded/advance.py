@@ -27,7 +27,7 @@ from dagster_adjunct.assets.declaration.change_values import LOWEST, Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.snapshots import Snapshot, offset_error, resolve_position
 from dagster_adjunct.assets.sources.changes import add_order
-from dagster_adjunct.assets.sources.opened_stream import Offsets, OpenedStream, offsets_by_partition, offsets_to_json
+from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, offsets_by_partition, offsets_to_json
 from dagster_adjunct.assets.unbounded.changes import apply_changes
 from dagster_adjunct.assets.unbounded.commit import (
     Advance,

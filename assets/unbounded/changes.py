@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.sources.opened_stream import Ranges, offsets_to_json, resolve_stream
+from dagster_adjunct.assets.sources.entries import Ranges, offsets_to_json, resolve_stream
 from dagster_adjunct.assets.unbounded.commit import (
     Advance,
     AdvanceProgress,

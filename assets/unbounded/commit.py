@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.sources.opened_stream import (
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
+from dagster_adjunct.assets.sources.entries import (
     Offsets,
     OpenedStream,
     Ranges,

@@ -27,16 +27,17 @@ from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.reading.stored_file import StoredFile, read_stored_file
-from dagster_adjunct.assets.sources.arrow_changes import add_problems, decode_arrow_changes, supports_json
 from dagster_adjunct.assets.sources.changes import (
     RAW,
+    add_problems,
     bad_change_error,
+    decode_arrow_changes,
     decode_changes,
     fail_on_problems,
     late_change_reason,
+    supports_json,
 )
-from dagster_adjunct.assets.sources.entries import list_spark_needs, raise_if_spark_needed
-from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges
+from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, list_spark_needs, raise_if_spark_needed
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.generation import ARROW, SPARK
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, bucketed_frame

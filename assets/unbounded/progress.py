@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.sources.opened_stream import offsets_by_partition, resolve_stream
+from dagster_adjunct.assets.sources.entries import offsets_by_partition, resolve_stream
 from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport

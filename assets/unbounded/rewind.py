@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges, offsets_by_partition
+from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, offsets_by_partition
 from dagster_adjunct.assets.unbounded.advance import compact_if_due, execute_plan, resume_table
 from dagster_adjunct.assets.unbounded.changes import apply_changes, apply_ranges
 from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress, TableSnapshot, inspect_table

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.declaration.change_formats import KEPT
 from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.changes import decode_changes, fail_on_problems
-from dagster_adjunct.assets.sources.opened_stream import OpenedStream, Ranges, offsets_to_json
+from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, offsets_to_json
 from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion, complete_frame
 from dagster_adjunct.assets.unbounded.progress import StreamPosition

@@ -9,7 +9,7 @@ from operator import and_
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.sources.changes import derive_stored_schema
+from dagster_adjunct.assets.sources.entries import derive_stored_schema
 from dagster_adjunct.orchestration.operators.batch_context import (
     BatchContext,
     LookupColumn,

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection, is_assignable
-from dagster_adjunct.assets.sources.changes import derive_row_schema, derive_stored_schema
-from dagster_adjunct.assets.sources.opened_stream import check_changes_ordered
+from dagster_adjunct.assets.sources.entries import check_changes_ordered, derive_row_schema, derive_stored_schema
 from dagster_adjunct.assets.validation.validators import check_validator_columns, is_left_to_spark, iterate_sql_rules
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.columns import Types

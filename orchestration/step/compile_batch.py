@@ -12,7 +12,7 @@ from uuid import uuid4
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.sources.changes import derive_stored_schema
+from dagster_adjunct.assets.sources.entries import derive_stored_schema
 from dagster_adjunct.assets.unbounded.state_table import StateSpec
 from dagster_adjunct.assets.versions.version import build_layout
 from dagster_adjunct.orchestration.batch_log.batch_log import TimeState

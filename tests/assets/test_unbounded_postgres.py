@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions

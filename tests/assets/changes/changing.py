@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.sources.opened_stream import OpenedStream
+from dagster_adjunct.assets.sources.entries import OpenedStream
 from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World

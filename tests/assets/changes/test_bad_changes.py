@@ -10,7 +10,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.unbounded.changes import send_dead_letters
 from dagster_adjunct.assets.unbounded.engine import DEAD_LETTERS, select_engine

@@ -11,9 +11,9 @@ import pytest
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, DebeziumUnwrapped, OperationColumn, Upserts
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
-from dagster_adjunct.assets.sources.opened_stream import OpenedStream
+from dagster_adjunct.assets.sources.entries import OpenedStream
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped, OperationColumn
 from dagster_adjunct.assets.declaration.change_values import ordering_pattern, sortable_array, sortable_column
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.reading.diff import read_entries
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions

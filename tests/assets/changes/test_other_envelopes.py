@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.maxwell import MaxwellEnvelope
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope, MaxwellEnvelope
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema

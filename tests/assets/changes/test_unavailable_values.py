@@ -14,8 +14,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped
 from dagster_adjunct.assets.declaration.change_values import PLACEHOLDER
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.declaration.maxwell import MaxwellEnvelope
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope, MaxwellEnvelope
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import changes_of, dataset, envelopes, problems, rows_of, stream

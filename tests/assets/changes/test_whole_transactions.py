@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
-from dagster_adjunct.assets.sources.opened_stream import OpenedStream
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
+from dagster_adjunct.assets.sources.entries import OpenedStream
 from dagster_adjunct.assets.sources.transactions import (
     TransactionPart,
     cut_at_incomplete,

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.policies import DeadLetters, OnLostOffset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset

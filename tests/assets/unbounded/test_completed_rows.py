@@ -21,7 +21,7 @@ import pytest
 from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped, OperationColumn
 from dagster_adjunct.assets.declaration.change_values import PLACEHOLDER
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DiscardPolicy
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot

@@ -12,7 +12,7 @@ import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.exchange.handover import pyarrow_dataset

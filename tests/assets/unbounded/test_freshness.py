@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.policies import ChangeStreamOptions
-from dagster_adjunct.assets.sources.opened_stream import offsets_to_json
+from dagster_adjunct.assets.sources.entries import offsets_to_json
 from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress, raise_if_stale
 from dagster_adjunct.resources.errors import DatasetError, StaleDatasetError
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams

@@ -23,7 +23,7 @@ from dagster_adjunct.assets.declaration.snapshots import (
     resolve_position,
 )
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.sources.opened_stream import offsets_to_json
+from dagster_adjunct.assets.sources.entries import offsets_to_json
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,

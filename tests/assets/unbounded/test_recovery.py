@@ -15,7 +15,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
 from dagster_adjunct.assets.retention.discard import delete_dataset_objects
-from dagster_adjunct.assets.sources.opened_stream import offsets_by_partition
+from dagster_adjunct.assets.sources.entries import offsets_by_partition
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.versions.reports import AdvanceReport, StageEvent
 from dagster_adjunct.orchestration.application.application import Application

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.debezium import DebeziumEnvelope
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.validation.validators import custom, no_nulls, sql_check, unique_keys, values_in
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts

@@ -1,5 +1,5 @@
-"""The declaration of Debezium's envelopes (the row before and after a change, the operation, and its position in the
-source), and the conversion of their values.
+"""The declarations of Debezium's and Maxwell's envelopes (the row before and after a change, the operation, and its
+position in the source), and the conversion of their values.
 
 `envelope_parser.py` parses records by this declaration.
 """
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
 
-    from dagster_adjunct.assets.declaration.envelope_json import Envelope
 
 Schemas = Mapping[int | None, str]
 _ANY_SCALE = "VariableScaleDecimal"  # Debezium's record
@@ -163,7 +162,7 @@ class EnvelopeFormat:
     marks_snapshots: ClassVar[bool] = True
 
     def schema(self, records: Schema, what: str) -> Schema:
-        envelope = cast("Envelope", self)
+        envelope = cast(Envelope, self)
         value, kind = envelope.value, "string" if envelope.format == "json" else "binary"
         field = records.field(value, f"{what}: the record")
         if field.type != kind:
@@ -201,7 +200,7 @@ class EnvelopeFormat:
         from dagster_adjunct.assets.declaration.envelope_parser import decode_envelopes
 
         return decode_envelopes(
-            cast("Envelope", self), records, schema, what, key=key, order_by=order_by, comparable=comparable
+            cast(Envelope, self), records, schema, what, key=key, order_by=order_by, comparable=comparable
         )
 
 
@@ -438,3 +437,56 @@ def decimal_from_unscaled(text: str, scale: int) -> str | None:
     digits = str(abs(number)).zfill(scale + 1)
     sign = "-" if number < 0 else ""
     return f"{sign}{digits[:-scale]}.{digits[-scale:]}" if scale else f"{sign}{digits}"
+
+
+_MAXWELL = "a Maxwell envelope"
+_MAXWELL_PATHS = ("source.position", "source.gtid", "source.ts")
+
+
+@validated
+@dataclass(frozen=True, slots=True)
+class MaxwellEnvelope(EnvelopeFormat):
+    """Maxwell's JSON in the STRING column `value`: the row in `data`, and earlier values of changed columns in `old`.
+
+    `columns` are those of the rows ("id BIGINT, name STRING"); others are ignored. `table` selects one ("shop.items")
+    if the stream has several. `timestamps` is the unit of numbers in TIMESTAMP columns, None for ISO strings with a
+    zone. With `on_missing="keep"` an update changes only the columns in `data`, with "null" the others become null.
+    Rows of a bootstrap never replace streamed changes, unless `order_by` is declared: `source.position` (Maxwell's
+    output_binlog_position), `source.gtid` or `source.ts`.
+    """
+
+    columns: str
+    value: str = "value"
+    table: str | None = None
+    timestamps: Literal["millis", "micros"] | None = None
+    on_missing: Literal["null", "keep"] = "null"
+
+    layout: ClassVar[Literal["maxwell"]] = "maxwell"
+    format: ClassVar[Literal["json"]] = "json"
+    decimals: ClassVar[Literal["string"]] = "string"
+    unavailable: ClassVar[None] = None
+    on_unavailable: ClassVar[Literal["refuse"]] = "refuse"
+    schemas: ClassVar[Mapping[int | None, str]] = {}
+    name: ClassVar[str] = _MAXWELL
+
+    def __post_init__(self) -> None:
+        Schema.from_ddl(self.columns, _MAXWELL)
+        if self.table is not None and "." not in self.table:
+            problem = f"{_MAXWELL} has table={self.table!r}: expected DATABASE.TABLE."
+            step = 'Write, for example, table="shop.items", or leave it out if the stream has one table.'
+            raise ConfigurationError(problem, step, argument="table")
+
+    @property
+    def completes(self) -> bool:
+        """Whether changes may leave out columns, which keep their stored values."""
+        return self.on_missing == "keep"
+
+    def orders(self, path: str) -> bool:
+        return path in _MAXWELL_PATHS
+
+    def describe(self) -> str:
+        table = "" if self.table is None else f" of {self.table}"
+        return f"Maxwell envelopes{table} ({self.columns})" + (", on_missing='keep'" if self.completes else "")
+
+
+Envelope = DebeziumEnvelope | MaxwellEnvelope
