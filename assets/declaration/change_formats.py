@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -123,6 +123,14 @@ def distinguishes_snapshots(changes: ChangeFormat) -> bool:
     return bool(getattr(changes, "marks_snapshots", False))
 
 
+class DecodeOptions(TypedDict):
+    """The keywords of `ChangeFormat.decode`."""
+
+    key: tuple[str, ...]
+    order_by: tuple[str, ...]
+    comparable: bool
+
+
 class _RecordIsRow:
     """A format in which a record is a row itself."""
 
@@ -142,16 +150,7 @@ class Upserts(_RecordIsRow):
     def schema(self, records: Schema, what: str) -> Schema:
         return records
 
-    def decode(
-        self,
-        records: DataFrame,
-        schema: Schema,
-        what: str,
-        *,
-        key: tuple[str, ...],
-        order_by: tuple[str, ...],
-        comparable: bool,
-    ) -> DataFrame:
+    def decode(self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]) -> DataFrame:
         return records.withColumn(PROBLEM, F.lit(None).cast("string"))
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
@@ -216,16 +215,7 @@ class OperationColumn(_RecordIsRow):
         suffix = self.missing
         return {} if suffix is None else {name: name + suffix for name in names if name + suffix in names}
 
-    def decode(
-        self,
-        records: DataFrame,
-        schema: Schema,
-        what: str,
-        *,
-        key: tuple[str, ...],
-        order_by: tuple[str, ...],
-        comparable: bool,
-    ) -> DataFrame:
+    def decode(self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]) -> DataFrame:
         operation = F.lower(named_column(self.column))
         if self.ignore:
             records = records.where(F.coalesce(~operation.isin(*self.ignore), F.lit(True)) | F.col(TOMBSTONE))
@@ -309,16 +299,7 @@ class DebeziumUnwrapped(_RecordIsRow):
             _check_type(records, self.op, ("string",), f"{what}: the record", "the operation")
         return _without(records, {self.deleted, self.op}, what)
 
-    def decode(
-        self,
-        records: DataFrame,
-        schema: Schema,
-        what: str,
-        *,
-        key: tuple[str, ...],
-        order_by: tuple[str, ...],
-        comparable: bool,
-    ) -> DataFrame:
+    def decode(self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]) -> DataFrame:
         mark, deleted, problem = F.col(TOMBSTONE), F.lit(False), F.lit(None).cast("string")
         if self.deleted is not None:
             mark_text = F.lower(named_column(self.deleted).cast("string"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict, Unpack
 
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts
 from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor
@@ -59,6 +59,21 @@ def bucket_columns(
 def to_name_tuple(value: str | Collection[str]) -> tuple[str, ...]:
     """Return one name or several as a tuple."""
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+class DescriptionOptions(TypedDict, total=False):
+    """What Dagster shows about a dataset: see AdjunctDataset."""
+
+    description: str
+    owners: str | Collection[str]
+    group: str | None
+    column_descriptions: Mapping[str, str] | None
+    sensitive: str | Collection[str]
+
+
+def _description_fields(shown: DescriptionOptions) -> dict[str, Any]:
+    names: dict[str, Any] = {name: to_name_tuple(shown[name]) for name in ("owners", "sensitive") if name in shown}
+    return {**shown, **names, "column_descriptions": tuple((shown.get("column_descriptions") or {}).items())}
 
 
 DatasetKind = Literal["bounded", "unbounded"]
@@ -266,11 +281,7 @@ def bounded_dataset(
     discard: DiscardPolicy | None = None,
     on_damage: Literal["fail", "previous"] = "fail",
     valid_from: str | None = None,
-    description: str = "",
-    owners: str | Collection[str] = (),
-    group: str | None = None,
-    column_descriptions: Mapping[str, str] | None = None,
-    sensitive: str | Collection[str] = (),
+    **shown: Unpack[DescriptionOptions],
 ) -> AdjunctDataset:
     """Return a dataset that arrives in versions: on a stream ("lake.planes"), as files, or from a query.
 
@@ -291,9 +302,6 @@ def bounded_dataset(
         partitions,
         bootstrap,
         None if columns is None else to_name_tuple(columns),
-        description,
-        to_name_tuple(owners),
-        group,
         extractor=extractor,
         duplicates=duplicates,
         validators=tuple(validators),
@@ -301,8 +309,7 @@ def bounded_dataset(
         discard=policy,
         on_damage=on_damage,
         valid_from=valid_from,
-        column_descriptions=tuple((column_descriptions or {}).items()),
-        sensitive=to_name_tuple(sensitive),
+        **_description_fields(shown),
     )
 
 
@@ -332,11 +339,7 @@ def unbounded_dataset(
     history: History | None = None,
     valid_from: str | None = None,
     discard: DiscardPolicy | None = None,
-    description: str = "",
-    owners: str | Collection[str] = (),
-    group: str | None = None,
-    column_descriptions: Mapping[str, str] | None = None,
-    sensitive: str | Collection[str] = (),
+    **shown: Unpack[DescriptionOptions],
 ) -> AdjunctDataset:
     """Return a dataset that follows the change stream `input`: the last change of a key wins.
 
@@ -366,9 +369,9 @@ def unbounded_dataset(
         raise error.reworded(f"dataset {name!r}: {error.problem}", error.next_step, dataset=name) from error
     return AdjunctDataset(
         name, "unbounded", input, to_name_tuple(key), spread, partitions, bootstrap,
-        None if columns is None else to_name_tuple(columns), description, to_name_tuple(owners), group,
+        None if columns is None else to_name_tuple(columns),
         extractor=extractor, discard=DiscardPolicy() if discard is None else discard, following=following,
-        column_descriptions=tuple((column_descriptions or {}).items()), sensitive=to_name_tuple(sensitive),
+        **_description_fields(shown),
     )  # fmt: skip
 
 
@@ -395,16 +398,11 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ..
     return tuple(replace(member, version_set=name) for member in members)
 
 
-class LocalTableOptions(TypedDict, total=False):
+class LocalTableOptions(DescriptionOptions, total=False):
     """The options of a local table that every unbounded dataset has."""
 
     compaction: DeltaCompaction
     discard: DiscardPolicy
-    description: str
-    owners: str | Collection[str]
-    group: str
-    column_descriptions: Mapping[str, str]
-    sensitive: str | Collection[str]
 
 
 def local_table(
@@ -417,13 +415,9 @@ def local_table(
     partition_by: tuple[str, ...] = (),
     compaction: DeltaCompaction | None = None,
     discard: DiscardPolicy | None = None,
-    description: str = "",
-    owners: str | Collection[str] = (),
-    group: str | None = None,
-    column_descriptions: Mapping[str, str] | None = None,
-    sensitive: str | Collection[str] = (),
     expires: str | None = None,
     kept_for: str = "",
+    **shown: Unpack[DescriptionOptions],
 ) -> AdjunctDataset:
     """Return the local table `name` of an application, with these columns; see `Application.local_table`.
 
@@ -443,11 +437,7 @@ def local_table(
         partition_by or key,
         partitions,
         bootstrap=False,
-        description=description,
-        owners=to_name_tuple(owners),
-        group=group,
         discard=DiscardPolicy() if discard is None else discard,
         following=ChangeStreamOptions(compaction=DeltaCompaction() if compaction is None else compaction),
-        column_descriptions=tuple((column_descriptions or {}).items()),
-        sensitive=to_name_tuple(sensitive),
+        **_description_fields(shown),
     )

@@ -14,11 +14,12 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, cast
 from uuid import UUID
 
 import pyarrow as pa
 
+from dagster_adjunct.assets.declaration.change_formats import DecodeOptions
 from dagster_adjunct.assets.declaration.change_values import PATH, PLACEHOLDER, check_placeholder
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
@@ -187,21 +188,10 @@ class EnvelopeFormat:
         """Return False: an update that changes the key deletes a row of another partition."""
         return False
 
-    def decode(
-        self,
-        records: DataFrame,
-        schema: Schema,
-        what: str,
-        *,
-        key: tuple[str, ...],
-        order_by: tuple[str, ...],
-        comparable: bool,
-    ) -> DataFrame:
+    def decode(self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]) -> DataFrame:
         from dagster_adjunct.assets.declaration.envelope_parser import decode_envelopes
 
-        return decode_envelopes(
-            cast(Envelope, self), records, schema, what, key=key, order_by=order_by, comparable=comparable
-        )
+        return decode_envelopes(cast(Envelope, self), records, schema, what, **asked)
 
 
 @validated

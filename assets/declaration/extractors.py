@@ -414,14 +414,6 @@ def _entries(
         yield _entries_batch(table, taken, entries, schema, extractor, places)
 
 
-def _table_from_batch(batch: pa.RecordBatch, names: list[str]) -> pa.Table:
-    return pa.Table.from_batches([batch]).rename_columns(names)
-
-
-def _with_tombstones(table: pa.Table, tombstones: list[bool]) -> pa.Table:
-    return table.set_column(table.column_names.index(TOMBSTONE), TOMBSTONE, pa.array(tombstones, pa.bool_()))
-
-
 def _call_function(
     function: Function, record: dict[str, Any], extractor: PythonExtractor, schema: Schema, where: str
 ) -> list[dict[str, Any]]:
@@ -478,10 +470,6 @@ def _entries_batch(
         pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type) for column in marks.columns
     ]
     return pa.RecordBatch.from_arrays(columns, [f"c{index}" for index in range(len(columns))])
-
-
-def _single_chunk(column: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def _column(values: list[Any], field: Field, extractor: PythonExtractor, places: list[str]) -> pa.Array:
