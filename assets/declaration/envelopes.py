@@ -48,11 +48,23 @@ def with_avro_as_json(records: DataFrame, value: str, schemas: Schemas, names: t
     """
     avro_readers(schemas, what)  # fail here instead of in every task
     given = records.columns
+    index = given.index(value)
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+        return encode_task_errors(_read(batches, index, schemas, what))
+
     types = [field.dataType.simpleString() for field in records.schema.fields] + ["string", "string"]
     ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(types))
     plain = records.toDF(*[f"c{index}" for index in range(len(given))])
-    read = plain.mapInArrow(_task(given.index(value), dict(schemas), what), ddl)
-    return read.select(*[F.col(f"c{index}").alias(name) for index, name in enumerate((*given, *names))])
+    return plain.mapInArrow(task, ddl).toDF(*given, *names)
+
+
+def _read(batches: Iterator[pa.RecordBatch], index: int, schemas: Schemas, what: str) -> Iterator[pa.RecordBatch]:
+    by_id = avro_readers(schemas, what)
+    for batch in batches:
+        converted = [json_from_avro(data, by_id) for data in batch.column(index).to_pylist()]
+        columns = [*batch.columns, *(pa.array([pair[side] for pair in converted], pa.string()) for side in (0, 1))]
+        yield pa.RecordBatch.from_arrays(columns, [f"c{place}" for place in range(len(columns))])
 
 
 def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[bytes], Any]]:
@@ -132,23 +144,6 @@ def _json_default(value: Any) -> str:
     if isinstance(value, UUID):
         return str(value)
     raise TypeError(f"a {type(value).__name__} has no form in JSON")
-
-
-def _task(index: int, schemas: Schemas, what: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
-        return encode_task_errors(_read(batches, index, schemas, what))
-
-    return run
-
-
-def _read(batches: Iterator[pa.RecordBatch], index: int, schemas: Schemas, what: str) -> Iterator[pa.RecordBatch]:
-    by_id = avro_readers(schemas, what)
-    for batch in batches:
-        converted = [json_from_avro(data, by_id) for data in batch.column(index).to_pylist()]
-        columns = [*batch.columns, *(pa.array(list(side), pa.string()) for side in zip(*converted, strict=True))]
-        if not converted:
-            columns = [*batch.columns, pa.array([], pa.string()), pa.array([], pa.string())]
-        yield pa.RecordBatch.from_arrays(columns, [f"c{index}" for index in range(len(columns))])
 
 
 _ENVELOPE = "a Debezium envelope"

@@ -21,7 +21,7 @@ from decimal import Decimal
 from functools import reduce
 from importlib import import_module
 from operator import and_
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
@@ -208,6 +208,8 @@ class PythonExtractor:
     unchanged: tuple[str, ...] = ()
     sensitive: tuple[str, ...] = ()
 
+    needs_spark: ClassVar[bool] = False  # the function can be called in this process
+
     def __post_init__(self) -> None:
         if not _FACTORY.fullmatch(self.factory):
             problem = f"a Python extractor has the factory {self.factory!r}: expected package.module:name."
@@ -233,29 +235,35 @@ class PythonExtractor:
         return set(columns) <= set(self.unchanged)
 
     def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
-        return self._entries(records, schema, what, ())
+        return self.apply_to_changes(records, schema, what, ())
 
     def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
         """Return what `apply` returns, and a tombstone for each record with a key and without entries."""
-        return self._entries(records, schema, what, tuple(key))
+        load_function(self, what)  # fail here instead of in every task
+        declared, marks = Schema.from_ddl(self.columns, what), metadata_columns(records.columns)
+        types = [field.type for field in declared.fields]
+        types += [records.schema[name].dataType.simpleString() for name in marks]
+        ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(types))
+        names, extractor = records.columns, self
 
-    @property
-    def needs_spark(self) -> bool:
-        """False: the function can be called in this process."""
-        return False
+        def task(batches: Iterator[Any]) -> Iterator[Any]:
+            return encode_task_errors(_entries(batches, extractor, names, declared, what, tuple(key)))
+
+        entries = records.toDF(*[f"c{index}" for index in range(len(names))]).mapInArrow(task, ddl)
+        return entries.toDF(*declared.names, *marks).select(*[quote_name(name) for name in schema.names], *marks)
 
     def apply_arrow(self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()) -> pa.Table:
         """Return what `apply` returns, for records in Arrow.
 
         A record without entries becomes a tombstone if it has all columns of the key `deleting`.
         """
-        entries = extract_arrow_entries(records, self, Schema.from_ddl(self.columns, what), what, deleting)
-        return entries.select([*schema.names, *metadata_columns(entries.column_names)])
-
-    def _entries(self, records: DataFrame, schema: Schema, what: str, key: tuple[str, ...]) -> DataFrame:
-        return extract_entries(records, self, Schema.from_ddl(self.columns, what), what, key).select(
-            *[quote_name(name) for name in schema.names], *metadata_columns(records.columns)
-        )
+        declared, names = Schema.from_ddl(self.columns, what), records.column_names
+        batches = records.combine_chunks().to_batches(max_chunksize=_BATCH) or [
+            pa.RecordBatch.from_pylist([], schema=records.schema)
+        ]
+        entries = pa.Table.from_batches(list(_entries(iter(batches), self, names, declared, what, deleting)))
+        marks = metadata_columns(names)
+        return entries.rename_columns([*declared.names, *marks]).select([*schema.names, *marks])
 
     def describe(self) -> str:
         return f"{self.factory} ({self.columns})"
@@ -318,36 +326,6 @@ _BATCH = 65_536
 _DECIMAL, _INTEGER = (Decimal, int), (int,)
 
 
-def extract_entries(
-    records: DataFrame, extractor: PythonExtractor, schema: Schema, what: str, deleting: tuple[str, ...] = ()
-) -> DataFrame:
-    """Return the entries of these records, with all columns of `schema` and the metadata columns.
-
-    A record without entries becomes a tombstone if it has all columns of the key `deleting`.
-    """
-    load_function(extractor, what)  # fail here instead of in every task
-    names = records.columns
-    by_position = records.toDF(*[f"c{index}" for index in range(len(names))])
-    marks = metadata_columns(names)
-    given = [*schema.names, *marks]
-    types = [field.type for field in schema.fields] + [records.schema[name].dataType.simpleString() for name in marks]
-    ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(types))
-    frame = by_position.mapInArrow(_task(extractor, names, schema, what, deleting), ddl)
-    return frame.select(*[F.col(f"c{index}").alias(name) for index, name in enumerate(given)])
-
-
-def extract_arrow_entries(
-    records: pa.Table, extractor: PythonExtractor, schema: Schema, what: str, deleting: tuple[str, ...] = ()
-) -> pa.Table:
-    """Return what `extract_entries` returns, for records in Arrow."""
-    names = records.column_names
-    batches = records.combine_chunks().to_batches(max_chunksize=_BATCH) or [
-        pa.RecordBatch.from_pylist([], schema=records.schema)
-    ]
-    entries = list(_entries(iter(batches), extractor, names, schema, what, deleting))
-    return pa.Table.from_batches(entries).rename_columns([*schema.names, *metadata_columns(names)])
-
-
 def load_function(extractor: PythonExtractor, what: str) -> Function:
     """Import the factory and return its function. Raises ConfigurationError."""
     module, _, path = extractor.factory.partition(":")
@@ -368,23 +346,18 @@ def load_function(extractor: PythonExtractor, what: str) -> Function:
     return cast(Function, function)
 
 
-def _task(
-    extractor: PythonExtractor, names: list[str], schema: Schema, what: str, deleting: tuple[str, ...]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
-        return encode_task_errors(_entries(batches, extractor, names, schema, what, deleting))
-
-    return run
-
-
 def _entries(
     batches: Iterator[pa.RecordBatch],
     extractor: PythonExtractor,
     names: list[str],
     schema: Schema,
     what: str,
-    deleting: tuple[str, ...] = (),
+    deleting: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the entries of these records, `names` by position: columns of `schema`, then the metadata columns.
+
+    A record without entries becomes a tombstone if it has all columns of the key `deleting`.
+    """
     function = load_function(extractor, what)
     data = [name for name in names if not name.startswith("__")]
     for batch in batches:
@@ -397,9 +370,8 @@ def _entries(
         for row, record in enumerate(table.select(data).to_pylist()):
             extracted: list[dict[str, Any]] = []
             if not marks[row][TOMBSTONE]:
-                extracted = _call_function(
-                    function, record, extractor, schema, f"{what}: {_describe_record(marks[row])}"
-                )
+                where = f"{what}: {_describe_record(marks[row])}"
+                extracted = _call_function(function, record, extractor, schema, where)
                 marks[row][TOMBSTONE] = (
                     not extracted and deleting and all(record[name] is not None for name in deleting)
                 )
@@ -411,7 +383,12 @@ def _entries(
         if deleting:
             tombstones = pa.array([bool(mark[TOMBSTONE]) for mark in marks], pa.bool_())
             table = table.set_column(table.column_names.index(TOMBSTONE), TOMBSTONE, tombstones)
-        yield _entries_batch(table, taken, entries, schema, extractor, places)
+        columns = [
+            _column([entry[field.name] for entry in entries], field, extractor, places) for field in schema.fields
+        ]
+        rest = table.select(metadata_columns(names)).take(pa.array(taken, pa.int64()))
+        columns += [column.combine_chunks() for column in rest.columns]
+        yield pa.RecordBatch.from_arrays(columns, [f"c{index}" for index in range(len(columns))])
 
 
 def _call_function(
@@ -429,12 +406,8 @@ def _call_function(
         step = "Fix the function or the record, and run it again: nothing was published."
         raise DatasetError(problem, step, function=extractor.factory) from error
     if not iterable:
-        raise _function_error(
-            extractor.factory,
-            where,
-            f"returned {_describe_value(returned, bool(extractor.sensitive))}",
-            f"an iterable of dicts with {_describe_columns(schema)}",
-        )
+        shown = _describe_value(returned, bool(extractor.sensitive))
+        raise _function_error(extractor, where, shown, f"an iterable of dicts with {_describe_columns(schema)}")
     for entry in entries:
         _check_entry(entry, kept, extractor, schema, where)
     return entries
@@ -453,23 +426,7 @@ def _check_entry(entry: Any, kept: dict[str, Any], extractor: PythonExtractor, s
         returned = f"column {other[0]!r} as {_describe_value(entry[other[0]], hidden)}"
         declared = f"it unchanged, as {_describe_value(kept[other[0]], hidden)}"
     if returned:
-        raise _function_error(extractor.factory, where, f"returned {returned}", declared)
-
-
-def _entries_batch(
-    table: pa.Table,
-    taken: list[int],
-    entries: list[dict[str, Any]],
-    schema: Schema,
-    extractor: PythonExtractor,
-    places: list[str],
-) -> pa.RecordBatch:
-    columns = [_column([entry[field.name] for entry in entries], field, extractor, places) for field in schema.fields]
-    marks = table.select(metadata_columns(table.column_names)).take(pa.array(taken, pa.int64())).combine_chunks()
-    columns += [
-        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type) for column in marks.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, [f"c{index}" for index in range(len(columns))])
+        raise _function_error(extractor, where, returned, declared)
 
 
 def _column(values: list[Any], field: Field, extractor: PythonExtractor, places: list[str]) -> pa.Array:
@@ -499,19 +456,18 @@ def _has_type(kind: str, value: Any) -> bool:
 
 def _misfit_error(place: str, field: Field, extractor: PythonExtractor, value: Any) -> DatasetError:
     shown = _describe_value(value, _is_hidden(field.name, extractor))
-    return _function_error(
-        extractor.factory, place, f"returned column {field.name!r} as {shown}", f"it as {field.type}"
-    )
+    return _function_error(extractor, place, f"column {field.name!r} as {shown}", f"it as {field.type}")
 
 
 def _is_hidden(column: str, extractor: PythonExtractor) -> bool:
     return column.lower() in {name.lower() for name in extractor.sensitive}
 
 
-def _function_error(factory: str, where: str, what_it_does: str, declared: str) -> DatasetError:
+def _function_error(extractor: PythonExtractor, where: str, returned: str, declared: str) -> DatasetError:
     """Return the error for a function that violates its declaration, which does not reject the version."""
+    problem = f"{where}: extractor {extractor.factory} returned {returned}: expected {declared}."
     step = "Fix the function or its declaration, and run it again: nothing was published or rejected."
-    return DatasetError(f"{where}: extractor {factory} {what_it_does}: expected {declared}.", step, function=factory)
+    return DatasetError(problem, step, function=extractor.factory)
 
 
 def _describe_value(value: Any, hidden: bool) -> str:
