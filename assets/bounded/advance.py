@@ -66,12 +66,11 @@ def build_bounded_report(member: Member) -> AdvanceReport:
     newest = max(manifest.versions, key=lambda ref: ref.number, default=None)
     if newest is not None and newest.state == "rejected" and not member.rejected:
         notes.append(f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}")
-    awaited, asked = member.others or manifest.awaited, member.others or member.awaiting
-    waiting = () if idle or asked is None else asked.missing
-    if waiting:
-        begun = awaited.version if awaited else None
+    awaiting = None if idle or member.awaiting is None or not member.awaiting.missing else member.awaiting
+    if awaiting is not None:
+        begun = awaiting.version
         wanted = f"version {begun!r}" if begun else "the first version" if version is None else "the next version"
-        notes.append(f"{wanted} waits for the markers of {', '.join(waiting)}")
+        notes.append(f"{wanted} waits for the markers of {', '.join(awaiting.missing)}")
     if manifest.pin is not None:
         notes.append(f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}")
     evaluated = member.last_built or version
@@ -89,8 +88,8 @@ def build_bounded_report(member: Member) -> AdvanceReport:
         rows=None if version is None else version.rows,
         counters=member.counters,
         offsets=manifest.offsets,
-        waiting=waiting,
-        waiting_since=awaited.since if awaited and waiting else None,
+        waiting=() if awaiting is None else awaiting.missing,
+        waiting_since=None if awaiting is None else awaiting.since,
         seconds=member.stages.seconds,
         schema=member.source.schema if version is None else version.columns,
         note="; ".join(notes),

@@ -29,7 +29,7 @@ from dagster_adjunct.assets.versions.leases import (
     read_finished_build,
     renew_attempt,
 )
-from dagster_adjunct.assets.versions.manifest import Awaited, BoundedManifest, Lost
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, Lost
 from dagster_adjunct.assets.versions.reports import Stages
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, build_layout, version_id
 from dagster_adjunct.assets.writing.generation import (
@@ -61,7 +61,7 @@ class Member:
     """One dataset during an advance, and the outcome so far.
 
     `manifest` is the state that decisions are based on, `committed` the one in the lake, None before the first commit.
-    `others` is what other members of the version set lack of the version that this one has. `sealed`, `rejected` and
+    `awaiting` is what its next version waits for, also in other members of the version set. `sealed`, `rejected` and
     `unchanged` are ids of versions, `unserved` are the sealed ones that come before the current one;
     `last_built` is the version built last.
     """
@@ -73,7 +73,6 @@ class Member:
     manifest: BoundedManifest
     committed: BoundedManifest | None = None
     awaiting: Awaiting | None = None
-    others: Awaited | None = None
     sealed: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()

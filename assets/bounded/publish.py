@@ -143,30 +143,24 @@ def commit_reason(answer: Delivery | Awaiting, *more: str) -> str:
     return "; ".join(filter(None, (*more, lost, *answer.notes)))
 
 
-Wait = tuple[Awaiting, Awaited | None]
-"""A source's answer, and what is recorded of it: the awaited version, and since when."""
-
-
 def commit_waiting(group: AdvanceGroup, polled: PollResult) -> AdvanceGroup:
     """Commit what the group waits for, if that has changed; return the group, with each member's part of this wait."""
     begun = next((delivery.version for delivery in polled.complete.values()), None)
-    waiting = [(member, polled.waiting[member.name]) for member in group.members if member.name in polled.waiting]
-    waits = {member.name: (answer, _awaited_version(member, answer, begun)) for member, answer in waiting}
-    members = []
-    for member in (group := commit_waits(group, waits)).members:
-        answer = polled.waiting.get(member.name)
-        if answer is None:  # it has a complete version and waits for the others
-            missing = tuple(marker for waiting in polled.waiting.values() for marker in waiting.missing)
-            since = [awaited.since for _, awaited in waits.values() if awaited is not None]
-            others = Awaited(version=begun, missing=missing, since=min(since, default=member.context.now()))
-            members.append(replace(member, others=others))
-        else:
-            awaiting = replace(answer, idle=answer.idle and not polled.complete)
-            members.append(replace(member.with_source_report(answer), awaiting=awaiting))
+    waits = {name: _begin_waiting(group.member(name), answer, begun) for name, answer in polled.waiting.items()}
+    missing = tuple(marker for answer in waits.values() for marker in answer.missing)
+    since = min((answer.since for answer in waits.values() if answer.since is not None), default=None)
+    others = Awaiting(begun, missing, since=since)  # for members that have a complete version
+    group = commit_waits(group, waits)
+    members = [
+        replace(member.with_source_report(polled.waiting[member.name]), awaiting=waits[member.name])
+        if member.name in waits
+        else replace(member, awaiting=others)
+        for member in group.members
+    ]
     return replace(group, members=tuple(members))
 
 
-def commit_waits(group: AdvanceGroup, waits: Mapping[str, Wait]) -> AdvanceGroup:
+def commit_waits(group: AdvanceGroup, waits: Mapping[str, Awaiting]) -> AdvanceGroup:
     """Commit these waits, and the start offsets of members without a commit; return the group after it.
 
     A version can only be abandoned in a dataset that has a commit.
@@ -175,20 +169,20 @@ def commit_waits(group: AdvanceGroup, waits: Mapping[str, Wait]) -> AdvanceGroup
     def commit(group: AdvanceGroup) -> AdvanceGroup:
         members = []
         for member in group.members:
-            answer, awaited = waits.get(member.name, (None, member.manifest.awaited))
-            if answer is None and member.committed is None:
-                answer = Awaiting(None, (), offsets=member.manifest.offsets)
-            after = None if answer is None else _waiting_manifest(member, answer, awaited)
-            if after is not None:
+            start = Awaiting(None, (), offsets=member.manifest.offsets) if member.committed is None else None
+            answer = waits.get(member.name, start)
+            if answer is not None and (after := _waiting_manifest(member, answer)) is not None:
                 members.append(member.after_commit(after))
         return group.commit_members(members) if members else group
 
     return commit_with_rebase(group, commit, rebase_waiting)
 
 
-def _waiting_manifest(member: Member, awaiting: Awaiting, awaited: Awaited | None) -> BoundedManifest | None:
+def _waiting_manifest(member: Member, awaiting: Awaiting) -> BoundedManifest | None:
     """Return the manifest with what is awaited, None if nothing changes."""
-    manifest = member.manifest
+    manifest, awaited = member.manifest, None
+    if awaiting.since is not None:
+        awaited = Awaited(version=awaiting.version, missing=awaiting.missing, since=awaiting.since)
     now, before = (each and (each.version, each.missing) for each in (awaited, manifest.awaited))
     same = now == before
     if dict(awaiting.offsets) == manifest.offsets and same and not awaiting.copies and member.committed == manifest:
@@ -197,13 +191,13 @@ def _waiting_manifest(member: Member, awaiting: Awaiting, awaited: Awaited | Non
     return manifest.after(awaited=awaited, **input_position(manifest, awaiting), change=change)
 
 
-def _awaited_version(member: Member, awaiting: Awaiting, others: str | None) -> Awaited | None:
-    """Return what to record of a wait: the version, and since when. `others` is the version that other members have."""
+def _begin_waiting(member: Member, awaiting: Awaiting, others: str | None) -> Awaiting:
+    """Return a source's answer with the version awaited, and since when. `others` is one that other members have."""
     if awaiting.idle and others is None:
-        return None
+        return awaiting
     before, version = member.manifest.awaited, awaiting.version or others
     since = before.since if before is not None and before.version == version else member.context.now()
-    return Awaited(version=version, missing=awaiting.missing, since=since)
+    return replace(awaiting, version=version, idle=False, since=since)
 
 
 def apply_delivery(

@@ -81,12 +81,14 @@ class Delivery(_Answer):
 class Awaiting(_Answer):
     """No version is complete. `version` is the one that has begun, if any; `missing` names its missing markers.
 
-    `idle` means that nothing at all has arrived.
+    `idle` means that nothing at all has arrived. `since` is the time since when the version is awaited, once that is
+    recorded.
     """
 
     version: str | None
     missing: tuple[str, ...]
     idle: bool = False
+    since: datetime | None = None
 
 
 class VersionSource(ABC):
@@ -162,20 +164,15 @@ class MarkedSegment:
 
 @dataclass(frozen=True, slots=True)
 class CompleteVersion:
-    """A version delivered by its partitions: its records, and the segments to drop before them.
+    """A version delivered by its partitions: its records, and the re-deliveries to drop before them.
 
-    `position` is the offset of each partition before it.
+    `offsets` are those of all partitions after it.
     """
 
     version: str
     segments: tuple[MarkedSegment, ...]
     dropped: tuple[MarkedSegment, ...]
-    position: Mapping[SystemStreamPartition, int]
-
-    @property
-    def offsets(self) -> dict[SystemStreamPartition, int]:
-        """The offset of each partition after this version."""
-        return {**self.position, **{segment.ssp: segment.next for segment in self.segments}}
+    offsets: dict[SystemStreamPartition, int]
 
     def delivery(self, records: Mapping[SystemStreamPartition, int]) -> Delivery:
         """Return the version as a Delivery with these numbers of records."""
@@ -200,13 +197,14 @@ class CompleteVersion:
 class IncompleteVersion:
     """No version is complete. `version` is the one that some partitions have delivered, if any.
 
-    `missing` are the partitions without its marker. `offsets` are those after the re-deliveries in `dropped`.
+    `missing` are the partitions without its marker. `offsets` are those after the re-deliveries in `dropped`; {} if
+    only the missing markers tell where to resume after truncated records.
     """
 
     version: str | None
     missing: tuple[SystemStreamPartition, ...]
-    dropped: tuple[MarkedSegment, ...]
-    offsets: dict[SystemStreamPartition, int]
+    dropped: tuple[MarkedSegment, ...] = ()
+    offsets: dict[SystemStreamPartition, int] = field(default_factory=dict)
 
 
 def find_next_delivery(
@@ -244,9 +242,9 @@ def find_next_delivery(
     version = resolve_next_version(dataset, marked, spans)
     wanted = [ssp for ssp in by_partition if has_partition(ssp, version, spans)]
     next_segments = {ssp: next_segments[ssp] for ssp in wanted if ssp in next_segments}
+    after = {**position, **{ssp: segment.next for ssp, segment in next_segments.items()}}
     repeated = bool(next_segments) and all(segment.marker.version in reusable for segment in next_segments.values())
     if repeated and len(next_segments) == len(wanted) and is_bare(cut.marker for cut in next_segments.values()):
-        after = {**position, **{ssp: segment.next for ssp, segment in next_segments.items()}}
         behind = find_next_delivery(dataset, after, markers, settled, reusable)
         return replace(behind, dropped=(*dropped, *behind.dropped))
     for ssp, segment in next_segments.items():
@@ -256,7 +254,7 @@ def find_next_delivery(
     missing = tuple(ssp for ssp in wanted if ssp not in next_segments)
     if version is None or missing:
         return IncompleteVersion(version, missing, tuple(dropped), position)
-    return CompleteVersion(version, tuple(next_segments[ssp] for ssp in wanted), tuple(dropped), position)
+    return CompleteVersion(version, tuple(next_segments[ssp] for ssp in wanted), tuple(dropped), after)
 
 
 def is_bare(markers: Iterable[Marker]) -> bool:
@@ -422,22 +420,6 @@ def settled_from_manifest(
 Offsets = Mapping[SystemStreamPartition, int]
 
 
-@dataclass(frozen=True, slots=True)
-class ResumePoint:
-    """The `offsets` to resume at, and the `versions` lost before them, in order."""
-
-    offsets: dict[SystemStreamPartition, int]
-    versions: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LossUnknown:
-    """The lost versions are unknown until the `missing` partitions have a marker of `version` (None: any next one)."""
-
-    version: str | None
-    missing: tuple[SystemStreamPartition, ...]
-
-
 def find_truncated_partitions(offsets: Offsets, oldest: Offsets) -> dict[SystemStreamPartition, tuple[int, int]]:
     """Return the unread offsets that retention has removed: [first, oldest) by partition."""
     return {ssp: (offset, oldest[ssp]) for ssp, offset in sorted(offsets.items()) if offset < oldest[ssp]}
@@ -450,15 +432,17 @@ def resume_after_truncation(
     markers: Sequence[Marker],
     settled: Settled,
     count: Callable[[MarkedSegment], int],
-) -> ResumePoint | LossUnknown:
-    """Return where a dataset resumes, and the lost versions: at its offsets, unless retention has removed records.
+) -> tuple[dict[SystemStreamPartition, int], tuple[str, ...]] | IncompleteVersion:
+    """Return the offsets where a dataset resumes, and the lost versions: its own, unless retention has removed records.
+
+    The lost versions are unknown until all partitions have the marker of one next version.
 
     `count` returns the number of records that a segment still has. Markers of settled versions end re-deliveries, as
     usual. Raises MarkerConflictError if the orders of partitions contradict each other.
     """
     cut = find_truncated_partitions(offsets, oldest)
     if not cut:
-        return ResumePoint(dict(offsets), ())
+        return dict(offsets), ()
     start = {ssp: max(offset, oldest[ssp]) for ssp, offset in sorted(offsets.items())}
     in_order = sorted(markers, key=lambda marker: int(marker.offset))
     seen = {ssp: [mark for mark in in_order if mark.ssp == ssp and int(mark.offset) >= start[ssp]] for ssp in start}
@@ -472,12 +456,12 @@ def resume_after_truncation(
     }
     silent = tuple(ssp for ssp, marked in names.items() if not marked)
     if silent and not common:
-        return LossUnknown(None, silent)
+        return IncompleteVersion(None, silent)
     if not common:
         # A truncated partition is ahead: the others have yet to deliver the version that it has.
         ahead = {names[ssp][0] for ssp in cut}
         version = ahead.pop() if len(ahead) == 1 else None
-        return LossUnknown(version, tuple(ssp for ssp, marked in names.items() if version not in marked))
+        return IncompleteVersion(version, tuple(ssp for ssp, marked in names.items() if version not in marked))
     nexts = {ssp: next((marker for marker in fresh[ssp] if marker.version in common), None) for ssp in names}
     version = resolve_next_version(dataset, {ssp: marker.version for ssp, marker in nexts.items() if marker}, spans)
     assert version is not None, "there is a common version"
@@ -491,13 +475,11 @@ def resume_after_truncation(
             segment = MarkedSegment(ssp, oldest[ssp], int(marker.offset), marker)
             partial = marker.rows is None or marker.rows != count(segment)
     if partial:
-        return ResumePoint(
-            {**start, **{ssp: int(marker.offset) + 1 for ssp, marker in first.items()}}, (*lost, version)
-        )
+        return {**start, **{ssp: int(marker.offset) + 1 for ssp, marker in first.items()}}, (*lost, version)
     for ssp, marker in first.items():  # after the last marker of an earlier version
         earlier = [int(other.offset) + 1 for other in seen[ssp] if int(other.offset) < int(marker.offset)]
         start[ssp] = max([start[ssp], *earlier])
-    return ResumePoint(start, lost)
+    return start, lost
 
 
 def _lost_before(

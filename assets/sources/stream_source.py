@@ -15,7 +15,7 @@ from dagster_adjunct.assets.sources.deliveries import (
     Awaiting,
     CompleteVersion,
     Delivery,
-    LossUnknown,
+    IncompleteVersion,
     MarkedSegment,
     VersionSource,
     check_counts,
@@ -133,16 +133,17 @@ class StreamSource(VersionSource):
         ranges = {str(ssp): (str(start), str(end)) for ssp, (start, end) in truncated.items()}
         unread = Lost(versions=(), ranges=ranges, at=self._now())
         ahead = resume_after_truncation(name, offsets, oldest, markers, settled, self._count)
-        if isinstance(ahead, LossUnknown):
+        if isinstance(ahead, IncompleteVersion):
             # The offsets stay: only the next markers tell which versions are lost.
             notes = (unread.summary(),) if manifest.change else ()
             missing = tuple(map(str, ahead.missing))
             idle = self._ends_at({ssp: max(offset, oldest[ssp]) for ssp, offset in offsets.items()})
             return Awaiting(ahead.version, missing, offsets=manifest.offsets, idle=idle, notes=notes, stream=identity)
+        start, versions = ahead
         # A dataset without a commit only reports losses of versions that it can name.
-        names_loss = bool(truncated) and bool(ahead.versions or manifest.change)
-        lost = unread.model_copy(update={"versions": ahead.versions}) if names_loss else None
-        upcoming = find_next_delivery(name, ahead.offsets, markers, settled, reusable | set(ahead.versions))
+        names_loss = bool(truncated) and bool(versions or manifest.change)
+        lost = unread.model_copy(update={"versions": versions}) if names_loss else None
+        upcoming = find_next_delivery(name, start, markers, settled, reusable | set(versions))
 
         dropped = {cut: self._count(cut) for cut in upcoming.dropped}
         answer: Delivery | Awaiting

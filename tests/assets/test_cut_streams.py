@@ -15,9 +15,8 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.deliveries import (
     CompleteVersion,
-    LossUnknown,
+    IncompleteVersion,
     MarkedSegment,
-    ResumePoint,
     find_next_delivery,
     resume_after_truncation,
 )
@@ -44,7 +43,7 @@ def resumed(
     oldest: Mapping[SystemStreamPartition, int],
     markers: list[Marker],
     counts: Mapping[SystemStreamPartition, int],
-) -> ResumePoint | LossUnknown:
+) -> tuple[dict[SystemStreamPartition, int], tuple[str, ...]] | IncompleteVersion:
     """Return where a dataset resumes whose partitions still have these numbers of records up to their first marker."""
     return resume_after_truncation("planes", offsets, oldest, markers, {}, lambda cut: counts[cut.ssp])
 
@@ -55,7 +54,7 @@ def resumed(
 def test_a_version_truncated_in_one_partition_is_lost_and_the_next_one_is_taken() -> None:
     markers = [marker(P0, 5, "v1", 5), marker(P0, 9, "v2", 3), marker(P1, 5, "v1", 5), marker(P1, 9, "v2", 3)]
     answer = resumed({P0: 0, P1: 0}, {P0: 2, P1: 0}, markers, {P0: 3})
-    assert answer == ResumePoint({P0: 6, P1: 6}, ("v1",))
+    assert answer == ({P0: 6, P1: 6}, ("v1",))
 
 
 def test_a_version_whose_markers_count_what_is_left_is_whole() -> None:
@@ -64,28 +63,28 @@ def test_a_version_whose_markers_count_what_is_left_is_whole() -> None:
     asked: list[MarkedSegment] = []
     resume_after_truncation("planes", offsets, oldest, markers, {}, lambda cut: asked.append(cut) or 3)
     assert [(cut.ssp, cut.start, cut.end) for cut in asked] == [(P0, 6, 9)]
-    assert resumed(offsets, oldest, markers, {P0: 3}) == ResumePoint({P0: 6, P1: 6}, ("v1",))
-    assert resumed(offsets, oldest, markers, {P0: 2}) == ResumePoint({P0: 10, P1: 10}, ("v1", "v2"))
+    assert resumed(offsets, oldest, markers, {P0: 3}) == ({P0: 6, P1: 6}, ("v1",))
+    assert resumed(offsets, oldest, markers, {P0: 2}) == ({P0: 10, P1: 10}, ("v1", "v2"))
 
 
 def test_a_truncated_version_whose_marker_states_no_count_is_never_complete() -> None:
     markers = [marker(P0, 9, "v2"), marker(P0, 12, "v3"), marker(P1, 9, "v2"), marker(P1, 12, "v3")]
     answer = resumed({P0: 0, P1: 0}, {P0: 6, P1: 6}, markers, {})
-    assert answer == ResumePoint({P0: 10, P1: 10}, ("v2",))
+    assert answer == ({P0: 10, P1: 10}, ("v2",))
 
 
 def test_what_is_lost_is_not_told_before_every_partition_says_what_it_has_next() -> None:
     offsets, oldest = {P0: 0, P1: 0}, {P0: 6, P1: 0}
-    assert resumed(offsets, oldest, [marker(P1, 5, "v1")], {}) == LossUnknown(None, (P0,))
+    assert resumed(offsets, oldest, [marker(P1, 5, "v1")], {}) == IncompleteVersion(None, (P0,))
     ahead = [marker(P0, 9, "v2", 3), marker(P1, 5, "v1")]
-    assert resumed(offsets, oldest, ahead, {P0: 3}) == LossUnknown("v2", (P1,))
+    assert resumed(offsets, oldest, ahead, {P0: 3}) == IncompleteVersion("v2", (P1,))
 
 
 def test_a_version_that_comes_again_whole_after_it_was_cut_is_taken() -> None:
     markers = [marker(P0, 5, "v1", 5), marker(P0, 11, "v1", 5), marker(P1, 5, "v1", 5), marker(P1, 11, "v1", 5)]
     answer = resumed({P0: 0, P1: 0}, {P0: 2, P1: 2}, markers, {P0: 3, P1: 3})
-    assert answer == ResumePoint({P0: 6, P1: 6}, ("v1",))
-    again = find_next_delivery("planes", answer.offsets, markers, {})
+    assert answer == ({P0: 6, P1: 6}, ("v1",))
+    again = find_next_delivery("planes", answer[0], markers, {})
     assert isinstance(again, CompleteVersion)
     assert [(cut.start, cut.end) for cut in again.segments] == [(6, 11), (6, 11)]
 
@@ -95,13 +94,13 @@ def test_a_truncated_and_grown_stream_resumes_with_what_is_complete() -> None:
     places = ((P0, 9, "v2"), (P0, 12, "v3"), (P1, 5, "v1"), (P1, 9, "v2"), (P1, 12, "v3"), (P2, 3, "v2"), (P2, 6, "v3"))
     markers = [replace(marker(*place, 3), partitions=counts[place[2]]) for place in places]
     offsets, oldest = {P0: 0, P1: 0, P2: 0}, {P0: 6, P1: 0, P2: 0}
-    assert resumed(offsets, oldest, markers, {P0: 3}) == ResumePoint({P0: 6, P1: 6, P2: 0}, ("v1",))
+    assert resumed(offsets, oldest, markers, {P0: 3}) == ({P0: 6, P1: 6, P2: 0}, ("v1",))
     answer = resumed(offsets, oldest, markers, {P0: 2})
-    assert answer == ResumePoint({P0: 10, P1: 10, P2: 4}, ("v1", "v2"))
+    assert answer == ({P0: 10, P1: 10, P2: 4}, ("v1", "v2"))
     whole = [m for m in markers if m.version != "v1"] + [replace(marker(P0, 7, "v1", 1), partitions=2), markers[2]]
-    assert resumed(offsets, oldest, whole, {P0: 1}) == ResumePoint({P0: 6, P1: 0, P2: 0}, ())
+    assert resumed(offsets, oldest, whole, {P0: 1}) == ({P0: 6, P1: 0, P2: 0}, ())
     silent = [replace(marker(ssp, 7, "v1", 1), partitions=2) for ssp in (P0, P1)]
-    assert resumed(offsets, oldest, silent, {P0: 1}) == ResumePoint({P0: 6, P1: 0, P2: 0}, ())
+    assert resumed(offsets, oldest, silent, {P0: 1}) == ({P0: 6, P1: 0, P2: 0}, ())
 
 
 def test_partitions_that_disagree_on_what_was_lost_are_refused_and_named() -> None:
@@ -173,7 +172,7 @@ def test_exactly_the_whole_versions_are_taken_in_order_wherever_retention_cuts(h
     taken = []
     if any(offsets[ssp] < oldest[ssp] for ssp in ssps):
         answer = resume_after_truncation("planes", offsets, oldest, markers, settled, lambda cut: cut.end - cut.start)
-        offsets, lost = (answer.offsets, answer.versions) if isinstance(answer, ResumePoint) else ({}, ())
+        offsets, lost = ({}, ()) if isinstance(answer, IncompleteVersion) else answer
     while offsets and isinstance(complete := find_next_delivery("planes", offsets, markers, settled), CompleteVersion):
         number = int(complete.version[1:])
         assert {cut.ssp: (cut.start, cut.end) for cut in complete.segments} == {
