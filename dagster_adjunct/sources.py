@@ -1,10 +1,10 @@
 """Where a dataset's contents come from besides streams: files, queries, and snapshots to begin with."""
 
+from dagster_adjunct.assets.declaration.dataset import Computation as Computation
+from dagster_adjunct.assets.declaration.dataset import FileSource as FileSource
+from dagster_adjunct.assets.declaration.dataset import QuerySource as QuerySource
 from dagster_adjunct.assets.declaration.snapshots import InitialLoad as InitialLoad
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot as ParquetSnapshot
 from dagster_adjunct.assets.declaration.snapshots import PostgresSnapshot as PostgresSnapshot
 from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot as QuerySnapshot
 from dagster_adjunct.assets.declaration.snapshots import Snapshot as Snapshot
-from dagster_adjunct.assets.declaration.sources import Computation as Computation
-from dagster_adjunct.assets.declaration.sources import FileSource as FileSource
-from dagster_adjunct.assets.declaration.sources import QuerySource as QuerySource

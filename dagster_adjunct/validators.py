@@ -1,8 +1,8 @@
 """Rules that a version is held to before anybody reads it: those that ship, and what a rule of your own is made of."""
 
 from dagster_adjunct.assets.declaration.policies import Validator as Validator
-from dagster_adjunct.assets.validation.checks import Finding as Finding
 from dagster_adjunct.assets.validation.validators import Candidate as Candidate
+from dagster_adjunct.assets.validation.validators import Finding as Finding
 from dagster_adjunct.assets.validation.validators import custom as custom
 from dagster_adjunct.assets.validation.validators import evaluate as evaluate
 from dagster_adjunct.assets.validation.validators import min_rows as min_rows

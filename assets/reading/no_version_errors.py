@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.sources import QuerySource
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
 from dagster_adjunct.assets.sources.deliveries import Awaiting
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.resources.errors import NoSealedVersionError

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource
 from dagster_adjunct.assets.declaration.policies import MARKER, natural_sort_key
-from dagster_adjunct.assets.declaration.sources import FileSource
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.sources.entries import (
     derive_entry_schema,

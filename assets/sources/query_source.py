@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.sources import Computation, QuerySource
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Computation, QuerySource
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.sources.entries import (
     derive_entry_schema,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
 from dagster_adjunct.assets.sources.deliveries import (
     Awaiting,
     CompleteVersion,

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.sources import OwnedBy
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
 from dagster_adjunct.assets.reading.stored_versions import read_committed_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version

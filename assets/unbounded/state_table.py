@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, local_table
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy, local_table
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
-from dagster_adjunct.assets.declaration.sources import OwnedBy
 from dagster_adjunct.assets.unbounded.compaction import compact_due
 from dagster_adjunct.assets.unbounded.local_table import empty_manifest, require_local_manifest
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog

@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from numbers import Number
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import VALIDATOR_NAME, Severity, Validator
+from dagster_adjunct.assets.reading.stored_file import count_nulls, list_stored_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.validation import checks
-from dagster_adjunct.assets.validation.checks import Finding, Rule, to_json_value
 from dagster_adjunct.assets.versions.version import Verdict
 from dagster_adjunct.resources.common import argument_error, check_choice, check_whole_number
 from dagster_adjunct.resources.errors import (
@@ -35,6 +36,7 @@ from dagster_adjunct.resources.errors import (
     TransientError,
     ValidatorError,
 )
+from dagster_adjunct.resources.schemas.column_sql import F, quote_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import first_message_line
 from dagster_adjunct.resources.sql.checking import check_expression, check_select, needs_spark_analysis
@@ -44,7 +46,27 @@ from dagster_adjunct.resources.user_code import check_plain_function
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+
+Rule = Literal["exact", "additive", "any"]
+SAMPLE_SIZE = 5
+_SELECT = re.compile(r"\(*\s*(select|with)\b", re.IGNORECASE)
+VERSION, CURRENT = "version", "current"
+"""The tables that a validator's SELECT reads: the candidate, and the served version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of a check: whether it passed, a message, and the counts behind it.
+
+    `without_values` is the message without any values, for sensitive columns.
+    """
+
+    passed: bool
+    message: str = ""
+    facts: Mapping[str, Any] | None = None
+    without_values: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +189,159 @@ def describe_rule(validator: Validator) -> str:
     if not isinstance(validator, Check):
         return type(validator).__name__
     name = getattr(validator.function, "__name__", type(validator.function).__name__)
-    if getattr(validator.function, "__module__", "") == checks.__name__:
+    if getattr(validator.function, "__module__", "") == __name__:
         name = name.removeprefix("check_")
     given = ", ".join(f"{argument}={value!r}" for argument, value in validator_arguments(validator).items())
     return f"{name}({given})"
+
+
+def check_unique_keys(candidate: Candidate) -> Finding:
+    counters = candidate.view.sealed.counters
+    superseded, read = counters.get("superseded", 0), counters.get("read", 0)
+    facts = {"superseded": superseded, "read": read}
+    if superseded:
+        key = ", ".join(candidate.view.sealed.key)
+        return Finding(
+            False, f"{superseded:,} of {read:,} records have a key ({key}) that a later record has too", facts
+        )
+    return Finding(True, f"{read:,} records, each with a key of its own", facts)
+
+
+def check_no_null_keys(candidate: Candidate) -> Finding:
+    return check_no_nulls(candidate, *candidate.view.sealed.key)
+
+
+def check_no_nulls(candidate: Candidate, *columns: str) -> Finding:
+    view = candidate.view
+    for column in columns:
+        view.schema.field(column, f"dataset {view.dataset!r}")
+    nulls = count_nulls(list_stored_files(view.store, view.dataset, view.sealed), columns)
+    broken = [f"{count:,} of {view.rows:,} rows have no {column!r}" for column, count in nulls.items() if count]
+    facts = {"nulls": nulls, "rows": view.rows}
+    return Finding(not broken, "; ".join(broken) or f"{view.rows:,} rows have {', '.join(map(repr, columns))}", facts)
+
+
+def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
+    if candidate.current is None:
+        return Finding(True, "the first version")
+    old, new = candidate.current.schema, candidate.view.schema
+    removed, retyped, added = _differences(old, new)
+    facts = {"removed": removed, "retyped": retyped, "added": added, "served": candidate.current.version}
+    parts = [f"{what} {', '.join(names)}" for what, names in facts.items() if isinstance(names, list) and names]
+    if not parts and old.names != new.names:
+        parts = [f"the order is {', '.join(new.names)}, was {', '.join(old.names)}"]
+    passed = {"exact": not parts, "additive": not removed and not retyped, "any": True}[rule]
+    if not parts:
+        return Finding(True, f"the same {len(new.names)} columns as version {candidate.current.version}", facts)
+    return Finding(passed, f"against version {candidate.current.version}: {'; '.join(parts)}", facts)
+
+
+def _differences(old: Schema, new: Schema) -> tuple[list[str], list[str], list[str]]:
+    before, after = ({field.name: field.type for field in schema.fields} for schema in (old, new))
+    removed = [name for name in before if name not in after]
+    retyped = [f"{n} ({before[n]} to {after[n]})" for n in before if n in after and before[n] != after[n]]
+    return removed, retyped, [f"{name} ({after[name]})" for name in after if name not in before]
+
+
+def check_row_count_within(candidate: Candidate, fraction: float, minimum_rows: int) -> Finding:
+    rows = candidate.view.rows or 0
+    if candidate.current is None:
+        return Finding(True, f"the first version, with {rows:,} rows", {"rows": rows})
+    served = candidate.current.rows or 0
+    facts: dict[str, Any] = {"rows": rows, "served_rows": served, "served": candidate.current.version}
+    if not served or served < minimum_rows:
+        return Finding(True, f"{rows:,} rows; version {candidate.current.version} has only {served:,}", facts)
+    change = (rows - served) / served
+    facts["change"] = round(change, 6)
+    change_in_rows = f"{rows:,} rows, {change:+.1%} of the {served:,} of version {candidate.current.version}"
+    passed = abs(rows - served) <= fraction * served
+    return Finding(passed, change_in_rows if passed else f"{change_in_rows}: at most {fraction:.1%} is allowed", facts)
+
+
+def check_min_rows(candidate: Candidate, n: int) -> Finding:
+    rows = candidate.view.rows or 0
+    return Finding(rows >= n, f"{rows:,} rows" + ("" if rows >= n else f", expected {n:,} or more"), {"rows": rows})
+
+
+def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Finding:
+    from pyspark.errors import DateTimeException, NumberFormatException
+
+    field = candidate.view.schema.field(column, f"dataset {candidate.view.dataset!r}")
+    name = quote_name(column)
+    others = candidate.view.frame(candidate.spark()).where(~F.col(name).isin(*values))
+    try:
+        counted = others.groupBy(F.col(name).alias("value")).count().orderBy(F.desc("count"), "value").collect()
+    except (NumberFormatException, DateTimeException) as error:
+        # Spark only casts to compare with values of another type, so the data is not the cause.
+        problem = (
+            f"values_in({column!r}) has values that can't be compared with the column's type, {field.type}: "
+            f"{first_message_line(error)}"
+        )
+        raise ConfigurationError(problem, "List values of that type.", argument="values") from error
+    violations = sum(row["count"] for row in counted)
+    if not violations:
+        return Finding(True, f"{column!r} holds nothing but the {len(values):,} allowed values", {"violations": 0})
+    listed = ", ".join(f"{row['value']!r} ({row['count']:,})" for row in counted[:SAMPLE_SIZE])
+    facts = {
+        "violations": violations,
+        "values": len(counted),
+        "sample_of": column,
+        "sample": [[to_json_value(row["value"]), row["count"]] for row in counted[:SAMPLE_SIZE]],
+    }
+    more = f" and {len(counted) - SAMPLE_SIZE:,} more" if len(counted) > SAMPLE_SIZE else ""
+    counted_only = f"{violations:,} rows have other values of {column!r}"
+    return Finding(False, f"{counted_only}: {listed}{more}", facts, counted_only)
+
+
+def check_sql(candidate: Candidate, sql: str) -> Finding:
+    broken = _broken_rows(candidate, sql)
+    violations = broken.count()
+    if not violations:
+        return Finding(True, "no row breaks it", {"violations": 0})
+    # A SELECT may not return the key columns: then the sample is of its own rows.
+    key = [name for name in candidate.view.sealed.key if name in broken.columns]
+    wanted = [quote_name(name) for name in key] or ["*"]
+    sample = [[to_json_value(value) for value in row] for row in broken.select(*wanted).limit(SAMPLE_SIZE).collect()]
+    what = ", ".join(key) or "rows"
+    listed = ", ".join(str(tuple(values)) if len(values) > 1 else repr(values[0]) for values in sample)
+    more = " …" if violations > len(sample) else ""
+    facts = {"violations": violations, "sample_of": what, "sample": sample}
+    counted_only = f"{violations:,} rows break it"
+    return Finding(False, f"{counted_only}: {what} {listed}{more}", facts, counted_only)
+
+
+def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:
+    spark = candidate.spark()
+    version = candidate.view.frame(spark)
+    if not _SELECT.match(sql):
+        return version.where(~F.coalesce(F.expr(sql), F.lit(False)))
+    current = candidate.current.frame(spark) if candidate.current is not None else version.limit(0)
+    names = {VERSION: version, CURRENT: current}
+    mark = uuid.uuid4().hex
+    try:
+        for name, frame in names.items():
+            frame.createOrReplaceTempView(f"{name}_{mark}")
+        # As common table expressions, so that views of the user's session neither conflict nor are overwritten.
+        tables = ", ".join(f"{name} AS (SELECT * FROM {name}_{mark})" for name in names)
+        return spark.sql(f"WITH {tables} SELECT * FROM (\n{sql}\n)")
+    finally:
+        for name in names:
+            spark.catalog.dropTempView(f"{name}_{mark}")
+
+
+def to_json_value(value: Any) -> Any:
+    """Return a value as JSON stores it; values that JSON does not know become text."""
+    if isinstance(value, Mapping):
+        return {str(key): to_json_value(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_json_value(inner) for inner in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        return to_json_value(value.item())
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return str(value)
 
 
 # -- declared on a dataset: validators=[unique_keys(), row_count_within(0.2), …]
@@ -179,7 +350,7 @@ def describe_rule(validator: Validator) -> str:
 @validated
 def unique_keys(*, severity: Severity = "error") -> Check:
     """Require that every key was delivered once: no record was replaced by a later one of the same key."""
-    return Check("unique_keys", checks.check_unique_keys, severity=severity)
+    return Check("unique_keys", check_unique_keys, severity=severity)
 
 
 @validated
@@ -188,7 +359,7 @@ def no_null_keys(*, severity: Severity = "error") -> Check:
 
     Null keys already fail the build; this confirms it for the stored files.
     """
-    return Check("no_null_keys", checks.check_no_null_keys, severity=severity)
+    return Check("no_null_keys", check_no_null_keys, severity=severity)
 
 
 @validated
@@ -196,7 +367,7 @@ def no_nulls(*columns: str, severity: Severity = "error") -> Check:
     """Require that no entry has a null in these columns, by the counts in the files' footers."""
     if not columns:
         raise argument_error("no_nulls() names no columns", "those that must have values", argument="columns")
-    return Check(f"no_nulls_{_name_part(columns)}", checks.check_no_nulls, tuple(columns), severity)
+    return Check(f"no_nulls_{_name_part(columns)}", check_no_nulls, tuple(columns), severity)
 
 
 @validated
@@ -207,7 +378,7 @@ def schema_compatible(rule: Rule = "additive", *, severity: Severity = "error") 
     or changed in type. "any": every difference passes and is reported.
     """
     check_choice(rule, f"schema_compatible has the rule {rule!r}", ("exact", "additive", "any"), argument="rule")
-    return Check("schema_compatible", checks.check_schema_compatible, (rule,), severity)
+    return Check("schema_compatible", check_schema_compatible, (rule,), severity)
 
 
 @validated
@@ -220,14 +391,14 @@ def row_count_within(fraction: float, minimum_rows: int = 0, *, severity: Severi
         step = "It is no percentage: 0.2 is 20 %. For a wider limit, write your own rule: custom(NAME, …)."
         raise argument_error(f"row_count_within has the fraction {fraction!r}", "0 to 1", step, argument="fraction")
     _check_row_limit("row_count_within", "minimum_rows", minimum_rows)
-    return Check("row_count_within", checks.check_row_count_within, (float(fraction), minimum_rows), severity)
+    return Check("row_count_within", check_row_count_within, (float(fraction), minimum_rows), severity)
 
 
 @validated
 def min_rows(n: int, *, severity: Severity = "error") -> Check:
     """Require at least `n` rows."""
     _check_row_limit("min_rows", "n", n)
-    return Check("min_rows", checks.check_min_rows, (n,), severity)
+    return Check("min_rows", check_min_rows, (n,), severity)
 
 
 @validated
@@ -236,7 +407,7 @@ def values_in(column: str, values: Iterable[Any], *, severity: Severity = "error
     allowed = tuple(values)
     if not allowed:
         raise argument_error(f"values_in({column!r}) has no values", "at least one", argument="values")
-    return Check(f"values_in_{_name_part((column,))}", checks.check_values_in, (column, allowed), severity)
+    return Check(f"values_in_{_name_part((column,))}", check_values_in, (column, allowed), severity)
 
 
 @validated
@@ -250,7 +421,7 @@ def sql_check(name: str, sql: str, *, severity: Severity = "error") -> Check:
     """
     if not isinstance(sql, str) or not sql.strip():
         raise ConfigurationError(f"sql_check({name!r}) has no SQL.", "Write a condition or a SELECT.", argument="sql")
-    return Check(name, checks.check_sql, (sql.strip().rstrip(";"),), severity)
+    return Check(name, check_sql, (sql.strip().rstrip(";"),), severity)
 
 
 @validated
@@ -366,9 +537,6 @@ def _name_part(columns: Sequence[str]) -> str:
     return "_".join(re.sub(r"[^A-Za-z0-9_]", lambda letter: f"x{ord(letter[0]):x}", column) for column in columns)
 
 
-_SELECT = re.compile(r"\(*\s*(select|with)\b", re.IGNORECASE)
-
-
 def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
     """Raise PlanningError for the first validator that names a column which the dataset will not have.
 
@@ -380,14 +548,14 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
         what = f"validator {validator.name!r} of dataset {dataset.name!r}"
         function = validator.function if isinstance(validator, Check) else None
         columns = validator.arguments if isinstance(validator, Check) else ()
-        if function is not checks.check_no_nulls:
-            columns = columns[:1] if function is checks.check_values_in else ()
+        if function is not check_no_nulls:
+            columns = columns[:1] if function is check_values_in else ()
         for name in columns:
             if name not in types:
                 problem = f"{what}: the dataset has no column {name!r}; its columns are {', '.join(types)}."
                 step = f"{did_you_mean(name, types)}Correct the validator."
                 raise PlanningError(problem, step, dataset=dataset.name, column=name)
-        if isinstance(validator, Check) and function is checks.check_values_in:
+        if isinstance(validator, Check) and function is check_values_in:
             column, values = validator.arguments
             kind = types[column]
             wrong = [] if kind is None else find_impossible_values(values, kind)
@@ -397,7 +565,7 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
     for name, text, is_select in iterate_sql_rules(dataset):
         what = f"validator {name!r} of dataset {dataset.name!r}"
         if is_select:
-            check_select(what, text, checks.VERSION, types, side="the dataset", next_step="Correct the validator.")
+            check_select(what, text, VERSION, types, side="the dataset", next_step="Correct the validator.")
         elif not any(column.name.startswith("__") for column in parse_expression(text).columns):
             _check_condition(what, dataset, text, types)
 
@@ -405,14 +573,14 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
 def iterate_sql_rules(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
     """Yield the name and SQL of each SQL validator, and whether it is a SELECT rather than a condition."""
     for validator in dataset.validators:
-        if isinstance(validator, Check) and validator.function is checks.check_sql:
+        if isinstance(validator, Check) and validator.function is check_sql:
             (text,) = validator.arguments
             yield validator.name, text, _SELECT.match(text) is not None
 
 
 def is_left_to_spark(select: str) -> bool:
     """Whether some names of a validator's SELECT are only checked by Spark, even if all columns are known."""
-    return needs_spark_analysis(select, checks.VERSION)
+    return needs_spark_analysis(select, VERSION)
 
 
 def _check_condition(what: str, dataset: AdjunctDataset, condition: str, types: dict[str, str | None]) -> None:

@@ -303,3 +303,61 @@ def member_manifests(commit: Commit) -> dict[str, DatasetManifest]:
 
 def _member_body(commit: Commit, name: str) -> Any:
     return member_bodies(commit).get(name)
+
+
+# A version set publishes, pins and rolls back the versions of several datasets in one commit.
+#
+#     version-sets/{set}/CURRENT      the one pointer: the manifests of all members
+#     datasets/{member}/CURRENT       a redirect to it, and the manifest that the member joined with
+#
+# Joining fences a member's own pointer first, so that a writer that read it before can no longer commit there.
+
+_FORMAT = 1
+
+
+def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str) -> None:
+    """Make these datasets the members of the set. Safe to repeat; writes nothing if all are members already.
+
+    Raises DatasetError if a dataset is in another set, or the set has members that are not named.
+    """
+    current = version_set_log(lake, name).current()
+    known = set(member_bodies(current)) if current else set()
+    missing = sorted(known - set(datasets))
+    if missing:
+        raise DatasetError(
+            f"version set {name!r} has the members {', '.join(sorted(known))}, and {', '.join(missing)} is not "
+            "declared in it any more.",
+            "Declare it in the set again; to take a dataset out, declare it under a new name.",
+            dataset=missing[0],
+        )
+    joined = {dataset: _fence(lake, name, dataset, by) for dataset in datasets if dataset not in known}
+    if not joined:
+        return
+
+    def add(commit: Commit | None) -> dict[str, object] | None:
+        members = member_bodies(commit) if commit else {}
+        new = {dataset: body for dataset, body in joined.items() if dataset not in members}
+        return {"format": _FORMAT, "members": members | new} if new else None
+
+    version_set_log(lake, name).transact(add, by=by)
+
+
+def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | None:
+    """Turn a dataset's own pointer into a redirect; return its previous manifest, None without one."""
+    log = DatasetLog(lake, dataset)
+
+    def fence() -> dict[str, object] | None:
+        own = log.log.current()
+        there = redirect_target(own) if own else None
+        if there not in (None, name):
+            problem = f"dataset {dataset!r} is a member of the version set {there!r} and can't join {name!r} as well."
+            step = "A dataset is in one version set; declare it under a new name for the other."
+            raise DatasetError(problem, step, dataset=dataset)
+        if own is not None and there == name:
+            kept: dict[str, object] | None = own.body["manifest"]
+            return kept
+        manifest = own.body if own and not is_deletion_commit(own) else None
+        log.redirect(own, name, manifest, by=by)
+        return manifest
+
+    return retry_conflicts(lambda: fence)

@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from dagster_adjunct.assets.declaration.change_values import PositionType
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, DatasetKind
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, DatasetKind, OwnedBy, QuerySource
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
-from dagster_adjunct.assets.declaration.sources import OwnedBy, QuerySource
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.bucketing.timeline import HAS_ENDS, IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import StoredDocument

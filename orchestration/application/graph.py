@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, is_dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
 from dagster_adjunct.orchestration.operators.operator import KeyedTable, Operator, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.common import find_calling_line

@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_adjunct.assets.declaration.sources import FileSource
+from dagster_adjunct.assets.declaration.dataset import FileSource
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application

@@ -13,8 +13,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.sources import QuerySource
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.batch_log.batch_log import (

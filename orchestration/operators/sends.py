@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.sources import OwnedBy
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
 from dagster_adjunct.orchestration.operators.batch_context import BatchContext, SinkFunction
 from dagster_adjunct.orchestration.operators.columns import (
     OnNullKey,

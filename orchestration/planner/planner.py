@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot
-from dagster_adjunct.assets.declaration.sources import QuerySource
 from dagster_adjunct.assets.validation.validators import iterate_sql_rules
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import describe_partitions

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.assets.declaration.sources import OwnedBy
+from dagster_adjunct.assets.declaration.dataset import OwnedBy
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.columns import function_label
 from dagster_adjunct.orchestration.operators.operator import Operator

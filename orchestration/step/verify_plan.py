@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.sources import OwnedBy
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.state_table import StateSpec, declare_state_dataset, validate_state

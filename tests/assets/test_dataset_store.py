@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.declaration.dataset import QuerySource, bounded_dataset
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
-from dagster_adjunct.assets.declaration.sources import QuerySource
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.key_lookup import coerce_key, decode_key, key_from_text
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.bounded import publish as place_in_input
+from dagster_adjunct.assets.bounded import advance as place_in_input
 from dagster_adjunct.assets.bounded.advance import advance_version_set
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
-from dagster_adjunct.assets.declaration.sources import FileSource
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, bounded_dataset, version_set
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.version import Verdict
 from dagster_adjunct.resources.errors import MarkerConflictError

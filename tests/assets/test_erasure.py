@@ -22,8 +22,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.retention.erasure import ErasureReport, erase_keys, find_keys
 from dagster_adjunct.assets.retention.key_search import CLEARED
-from dagster_adjunct.assets.validation.checks import Finding
-from dagster_adjunct.assets.validation.validators import Candidate, custom
+from dagster_adjunct.assets.validation.validators import Candidate, Finding, custom
 from dagster_adjunct.assets.versions.leases import Lease, attempt_key
 from dagster_adjunct.resources.bucketing.files import unpack_footer
 from dagster_adjunct.resources.errors import (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource, bounded_dataset
 from dagster_adjunct.assets.declaration.extractors import (
     KeyValueExtractor,
     Projection,
@@ -19,7 +19,6 @@ from dagster_adjunct.assets.declaration.extractors import (
     is_assignable,
     mask_columns,
 )
-from dagster_adjunct.assets.declaration.sources import QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, bounded_dataset
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
-from dagster_adjunct.assets.declaration.sources import FileSource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery
 from dagster_adjunct.assets.sources.file_source import FileVersions

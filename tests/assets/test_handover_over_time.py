@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.sources import FileSource
+from dagster_adjunct.assets.declaration.dataset import FileSource, bounded_dataset
 from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
 from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg
 from dagster_adjunct.assets.reading.dataset import open_dataset

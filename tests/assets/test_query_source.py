@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Computation, QuerySource, bounded_dataset
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
-from dagster_adjunct.assets.declaration.sources import Computation, QuerySource
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery
 from dagster_adjunct.assets.sources.query_source import QueryVersions, _fill_placeholders, _generate_version_name
 from dagster_adjunct.assets.sources.stream_source import open_source

@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    BY_OFFSET,
+    AdjunctDataset,
+    FileSource,
+    QuerySource,
+    bounded_dataset,
+)
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
-from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.sources.stream_source import open_source

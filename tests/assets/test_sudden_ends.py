@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.assets.declaration.sources import FileSource
+from dagster_adjunct.assets.declaration.dataset import FileSource, bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.resources.objects.lake import Lake, open_lake

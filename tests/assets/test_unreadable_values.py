@@ -10,11 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    Computation,
+    FileSource,
+    QuerySource,
+    bounded_dataset,
+)
 from dagster_adjunct.assets.declaration.extractors import PythonExtractor
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
-from dagster_adjunct.assets.declaration.sources import Computation, FileSource, QuerySource
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS

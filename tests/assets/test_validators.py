@@ -24,10 +24,10 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy, Validator
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.validation.checks import Finding
 from dagster_adjunct.assets.validation.validators import (
     Candidate,
     Check,
+    Finding,
     custom,
     evaluate,
     min_rows,

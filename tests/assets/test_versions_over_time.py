@@ -13,9 +13,8 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy, VersionPartitions
-from dagster_adjunct.assets.declaration.sources import FileSource
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions

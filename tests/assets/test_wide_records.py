@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
+from dagster_adjunct.assets.declaration.dataset import FileSource, QuerySource, bounded_dataset, unbounded_dataset
 from dagster_adjunct.resources.bucketing.writer import check_readable
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema, fit_to_schema

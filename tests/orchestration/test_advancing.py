@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset, version_set
+from dagster_adjunct.assets.declaration.dataset import (
+    FileSource,
+    QuerySource,
+    bounded_dataset,
+    unbounded_dataset,
+    version_set,
+)
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
-from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import group_datasets

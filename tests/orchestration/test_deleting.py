@@ -8,10 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.bounded.advance import join_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog, join_version_set
 from dagster_adjunct.assets.versions.leases import Lease, release_versions, retain_version
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
 from dagster_adjunct.orchestration.maintenance.delete import DeletionReport, delete_dataset, delete_stream

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import AdjunctDatasetManager
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset, version_set
-from dagster_adjunct.assets.declaration.sources import FileSource
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    FileSource,
+    bounded_dataset,
+    unbounded_dataset,
+    version_set,
+)
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.leases import list_leases

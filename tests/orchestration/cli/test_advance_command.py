@@ -12,9 +12,14 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset, version_set
+from dagster_adjunct.assets.declaration.dataset import (
+    Computation,
+    QuerySource,
+    bounded_dataset,
+    unbounded_dataset,
+    version_set,
+)
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
-from dagster_adjunct.assets.declaration.sources import Computation, QuerySource
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.validation.validators import min_rows, row_count_within
 from dagster_adjunct.assets.versions.reports import StageEvent

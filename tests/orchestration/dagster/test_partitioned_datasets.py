@@ -19,8 +19,8 @@ from dagster import (
 )
 
 from dagster_adjunct import AdjunctDataset, LakeResource, bounded_dataset
+from dagster_adjunct.assets.declaration.dataset import Computation, QuerySource
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
-from dagster_adjunct.assets.declaration.sources import Computation, QuerySource
 from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
 from dagster_adjunct.orchestration.step.progress import StepReport

@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    BY_OFFSET,
+    AdjunctDataset,
+    FileSource,
+    QuerySource,
+    bounded_dataset,
+    unbounded_dataset,
+)
 from dagster_adjunct.assets.declaration.extractors import Projection
-from dagster_adjunct.assets.declaration.sources import FileSource, QuerySource
 from dagster_adjunct.orchestration.application.graph import dataset_source, find_sources
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, LineageNode, StreamFacts
 from dagster_adjunct.orchestration.planner.planner import build_plan
