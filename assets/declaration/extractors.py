@@ -352,7 +352,7 @@ def _entries(
     names: list[str],
     schema: Schema,
     what: str,
-    deleting: tuple[str, ...],
+    deleting: tuple[str, ...] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Yield the entries of these records, `names` by position: columns of `schema`, then the metadata columns.
 
