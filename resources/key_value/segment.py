@@ -11,6 +11,8 @@ import random
 import struct
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -268,11 +270,10 @@ class TableSegment(Protocol):
     Every method is linearizable: what has returned is visible to everything that starts later, in any process. Methods
     raise `TableUnavailableError` if nothing happened and the same call may succeed later, `KeyValueTableNotFoundError`
     if the table was deleted, and `TableError` or `TableAccessError` if a retry does not help. They may be awaited from
-    any event loop. If `waits` is False they never suspend and need none.
+    any event loop, and by `run_without_loop`, in which they never suspend: where they wait, they block the thread.
     """
 
     limits: SegmentLimits
-    waits: bool
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
         """Apply all changes or none. There is at least one, their keys differ, and together they are within `limits`.
@@ -304,7 +305,8 @@ class TableSegment(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release what the running event loop uses (connections, files); a later call opens it again."""
+        """Release what the running event loop uses (connections, files), or what all threads without one do; a later
+        call opens it again."""
         ...
 
 
@@ -312,7 +314,7 @@ class SegmentBackend(Protocol):
     """A store of key-value tables. Picklable, without secrets, and described by plain values.
 
     `create`, `seal` and `delete` block. They may run concurrently and repeatedly, also after a crash of an earlier
-    call, and lead to the same state.
+    call, and lead to the same state. If `waits` is False, segments never suspend, also in an event loop.
     """
 
     limits: SegmentLimits
@@ -375,15 +377,6 @@ class PrefetchingSegment(Protocol):
         From the third call on, a page may have been read right after the previous call, and then does not contain what
         was written since.
         """
-        ...
-
-
-@runtime_checkable
-class BlockingBackend(Protocol):
-    """A backend that waits, and whose segments can also be used without an event loop."""
-
-    def open_blocking(self, table: TableId, partition: int) -> TableSegment:
-        """Return a segment like that of `open` that never suspends: it blocks the calling thread instead."""
         ...
 
 
@@ -470,28 +463,100 @@ class KeyVersion:
         return self._bytes.hex()
 
 
+# Waiting: in an event loop, or, for callers without one, in the calling thread. What a segment and a table await is
+# made of these functions.
+
+S = TypeVar("S")
 T = TypeVar("T")
-Pause = Callable[[float], Awaitable[None]]
+_blocking: ContextVar[bool] = ContextVar("adjunct_key_value_blocking", default=False)
+
+
+def is_blocking() -> bool:
+    """Whether the running coroutine has no event loop, and blocks its thread where it waits."""
+    return _blocking.get()
+
+
+def run_without_loop(operation: Coroutine[Any, Any, T]) -> T:
+    """Return the result of an operation of a table or segment, which blocks this thread where it waits."""
+    before = _blocking.set(True)
+    try:
+        operation.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    finally:
+        _blocking.reset(before)
+    operation.close()
+    raise AssertionError("an operation without an event loop has suspended")
+
+
+async def pause(seconds: float) -> None:
+    """Wait."""
+    if _blocking.get():
+        time.sleep(seconds)
+    else:
+        await asyncio.sleep(seconds)
+
+
+async def in_thread(executor: Callable[[], Executor], work: Callable[[], T]) -> T:
+    """Return what `work`, which blocks, returns: in one of these threads if an event loop waits for it."""
+    return work() if _blocking.get() else await asyncio.get_running_loop().run_in_executor(executor(), work)
+
+
+async def result_of(pending: Future[T]) -> T:
+    """Return the result of work in a thread, or raise its error."""
+    if not _blocking.get():
+        return await asyncio.wrap_future(pending)
+    try:
+        return pending.result()
+    except BaseException:
+        pending.cancel()  # Ctrl-C must not leave the request running behind the caller's back
+        raise
+
+
+async def at_once(executor: Callable[[], Executor], operations: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of operations that run at once, in their order: in these threads if there is no event loop.
+
+    When this raises the error of one, none is running any more.
+    """
+    given = list(operations)
+    if len(given) == 1:
+        return [await given[0]]
+    if not _blocking.get():
+        tasks = [asyncio.ensure_future(operation) for operation in given]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)  # so that none still uses a connection when this returns
+            raise
+    threads = executor()
+    pending = [threads.submit(run_without_loop, operation) for operation in given]
+    try:
+        return [future.result() for future in pending]
+    except BaseException as error:
+        for future, operation in zip(pending, given, strict=True):
+            if future.cancel():
+                operation.close()
+        if isinstance(error, Exception):  # Ctrl-C waits for nobody
+            wait(pending)
+        raise
+
+
+def threads(purpose: str, count: int) -> ThreadPoolExecutor:
+    """Return this process's threads for a purpose, at most `count`, which start on demand."""
+    return _threads(purpose, count, os.getpid())
+
+
+@lru_cache(maxsize=16)
+def _threads(purpose: str, count: int, _process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, f"adjunct-{purpose}")
+
 
 RETRY_SECONDS = 60.0
 """How long requests to an unreachable table are retried. A lost reply is looked for until the horizon."""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
-
-
-async def pause_blocking(seconds: float) -> None:
-    """Wait, for coroutines that no event loop runs."""
-    time.sleep(seconds)
-
-
-def run_without_loop(operation: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never suspends."""
-    try:
-        operation.send(None)
-    except StopIteration as done:
-        return done.value  # type: ignore[no-any-return]
-    operation.close()
-    raise AssertionError("a backend with waits=False has suspended")
 
 
 async def apply_until_settled(
@@ -501,7 +566,6 @@ async def apply_until_settled(
     token: bytes,
     *,
     horizon: float,
-    pause: Pause = asyncio.sleep,
     retried: type[TransientError] = TransientError,
 ) -> None:
     """Apply changes; repeat the request after a lost reply, and after an error of `retried`, until it is settled.
@@ -540,7 +604,7 @@ async def apply_until_settled(
         ) from failed
 
 
-async def read_with_retries(request: Callable[[], Awaitable[T]], pause: Pause = asyncio.sleep) -> T:
+async def read_with_retries(request: Callable[[], Awaitable[T]]) -> T:
     """Return the result of a read, which is repeated while the table is unreachable."""
     began = time.monotonic()
     try:

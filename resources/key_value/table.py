@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial, wraps
 from itertools import compress, repeat
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from dagster_adjunct.resources.common import LoopThread, check_whole_number
+from dagster_adjunct.resources.common import check_whole_number
 from dagster_adjunct.resources.errors import KeyValueTableError
 from dagster_adjunct.resources.key_value.entries import (
     EntryCoder,
@@ -34,14 +33,12 @@ from dagster_adjunct.resources.key_value.iterators import Iteration, IteratorPag
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
-    BlockingBackend,
     ConditionsFailed,
     Expected,
     KeyRange,
     KeyValueTableConfiguration,
     KeyVersion,
     PageReader,
-    Pause,
     PrefetchingSegment,
     SegmentBackend,
     SegmentChange,
@@ -50,12 +47,13 @@ from dagster_adjunct.resources.key_value.segment import (
     TableId,
     TableSegment,
     apply_until_settled,
+    at_once,
     family_subrange,
     make_version,
     new_token,
-    pause_blocking,
     read_with_retries,
     run_without_loop,
+    threads,
 )
 from dagster_adjunct.resources.key_value.serializers import Serializer
 from dagster_adjunct.resources.validation import validated
@@ -67,6 +65,7 @@ V = TypeVar("V")
 T = TypeVar("T")
 P = ParamSpec("P")
 PAGE_SIZE = 1000
+_READERS = partial(threads, "key-value-partitions", 16)
 
 
 def _names_family(operation: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -110,8 +109,6 @@ class KeyValueTable(Generic[K, V]):
         self._limits = backend.limits
         self._coder = EntryCoder(id, configuration, backend.limits, key, value)
         self._segments: dict[int, TableSegment] = {}
-        self._pause: Pause = asyncio.sleep
-        self._open, self._waits = backend.open, backend.waits
 
     def __reduce__(self) -> tuple[Any, ...]:
         return KeyValueTable, (self.id, self.configuration, self.backend, self.key_serializer, self.value_serializer)
@@ -278,20 +275,10 @@ class KeyValueTable(Generic[K, V]):
         for segment in list(self._segments.values()):
             await segment.close()
 
-    def _without_loop(self) -> KeyValueTable[K, V] | None:
-        """Return this table for callers without an event loop, None if its backend needs one."""
-        twin = KeyValueTable(self.id, self.configuration, self.backend, self.key_serializer, self.value_serializer)
-        twin._pause, twin._waits = pause_blocking, False
-        if isinstance(self.backend, BlockingBackend):
-            twin._open = self.backend.open_blocking
-        elif self.backend.waits:
-            return None
-        return twin
-
     def _segment(self, partition: int) -> TableSegment:
         segment = self._segments.get(partition)
         if segment is None:  # of two threads that open it at once, one gets the other's
-            segment = self._segments.setdefault(partition, self._open(self.id, partition))
+            segment = self._segments.setdefault(partition, self.backend.open(self.id, partition))
         return segment
 
     async def _write(self, family: str | None, key: K, value: bytes | None, expected: Expected | bytes) -> KeyVersion:
@@ -308,9 +295,7 @@ class KeyValueTable(Generic[K, V]):
         check_limits(self.id, request.changes, self._limits)
         segment, horizon = self._segment(partition), self.backend.horizon
         try:
-            await apply_until_settled(
-                self.id, segment, request.changes, request.token, horizon=horizon, pause=self._pause
-            )
+            await apply_until_settled(self.id, segment, request.changes, request.token, horizon=horizon)
         except ConditionsFailed as failed:
             raise conditions_error(self.id, request, failed) from None
 
@@ -326,31 +311,16 @@ class KeyValueTable(Generic[K, V]):
         places: dict[int, list[int]] = {}
         for place, (prefix, key) in enumerate(zip(prefixes, keys, strict=False)):
             places.setdefault(self._coder.partition(prefix, key), []).append(place)
-        reads = [self._get(partition, [keys[place] for place in chosen], True) for partition, chosen in places.items()]
+        reads = (self._get(partition, [keys[place] for place in chosen], True) for partition, chosen in places.items())
+        parts = await at_once(_READERS, reads) if self.backend.waits else [await read for read in reads]
         entries: list[StoredEntry | None] = [None] * len(keys)
-        for chosen, found in zip(places.values(), await self._together(reads), strict=True):
+        for chosen, found in zip(places.values(), parts, strict=True):
             for place, entry in zip(chosen, found, strict=True):
                 entries[place] = entry
         return entries
 
-    async def _together(self, reads: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        if len(reads) < 2 or not self._waits:
-            try:
-                return [await read for read in reads]
-            finally:
-                for read in reads:
-                    read.close()  # those after one that failed were never started
-        tasks = [asyncio.ensure_future(read) for read in reads]
-        try:
-            return await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)  # so that none still uses a connection when this returns
-            raise
-
     async def _get(self, partition: int, keys: Sequence[bytes], values: bool) -> list[StoredEntry | None]:
-        return await read_with_retries(partial(self._segment(partition).get, keys, values=values), self._pause)
+        return await read_with_retries(partial(self._segment(partition).get, keys, values=values))
 
     def _range(self, family: str, prefix: str | bytes | None, start: K | None, end: K | None) -> KeyRange:
         check_family(self.id, family)
@@ -389,7 +359,7 @@ class KeyValueTable(Generic[K, V]):
                 readers[partition] = (
                     segment.prefetching_reader() if isinstance(segment, PrefetchingSegment) else segment
                 )
-            return await read_with_retries(partial(readers[partition].page, within, limit, values=values), self._pause)
+            return await read_with_retries(partial(readers[partition].page, within, limit, values=values))
 
         return TablePages(Iteration(self.id, values, chosen, within), read, make, page_size, state, family)
 
@@ -401,7 +371,7 @@ def _blocking(
 
     @wraps(operation)
     def run(self: BlockingKeyValueTable[K, V], /, *args: P.args, **given: P.kwargs) -> T:
-        return self._run(operation(self._operated, *args, **given))
+        return run_without_loop(operation(self.table, *args, **given))
 
     return run
 
@@ -413,8 +383,8 @@ def _blocking_pages(
 
     @wraps(pages)
     def iterate(self: BlockingKeyValueTable[K, V], /, *args: P.args, **given: P.kwargs) -> Iterator[IteratorPage[T]]:
-        iterator = pages(self._operated, *args, **given)
-        return iter(lambda: self._run(iterator.next_page()), None)
+        iterator = pages(self.table, *args, **given)
+        return iter(lambda: run_without_loop(iterator.next_page()), None)
 
     return iterate
 
@@ -423,17 +393,12 @@ def _blocking_pages(
 class BlockingKeyValueTable(Generic[K, V]):
     """The operations of a `KeyValueTable`, each of which returns when it is done, with the same arguments and errors.
 
-    Callable from any thread. Operations run in that thread if the backend needs no event loop (SQLite, PostgreSQL,
-    DynamoDB). Otherwise, and to read several partitions at once, they run on a loop in a thread of its own. Use it in a
-    `with` block, or `close()` it.
+    Callable from any thread, in which operations run; several partitions are read in threads of this process. Use it in
+    a `with` block, or `close()` it.
     """
 
     def __init__(self, table: KeyValueTable[K, V]) -> None:
         self.table = table
-        without_loop = table._without_loop()
-        self._thread = LoopThread(f"key-value-table-{table.id}") if table.backend.waits else None
-        self._operated = without_loop or table
-        self._run = run_without_loop if without_loop is not None or self._thread is None else self._thread.run
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BlockingKeyValueTable, (self.table,)
@@ -456,21 +421,13 @@ class BlockingKeyValueTable(Generic[K, V]):
     remove_all = _blocking(KeyValueTable.remove_all)
     apply = _blocking(KeyValueTable.apply)
     get = _blocking(KeyValueTable.get)
+    get_all = _blocking(KeyValueTable.get_all)
     exists = _blocking(KeyValueTable.exists)
     keys = _blocking_pages(KeyValueTable.keys)
     entries = _blocking_pages(KeyValueTable.entries)
     all_keys = _blocking_pages(KeyValueTable.all_keys)
     all_entries = _blocking_pages(KeyValueTable.all_entries)
 
-    def get_all(self, keys: Iterable[K | TableKey[K]], *, family: str | None = None) -> list[TableEntry[K, V] | None]:
-        """Return the entries of keys, as `KeyValueTable.get_all` does."""
-        if self._thread is not None and self.table.configuration.partitions > 1:
-            return self._thread.run(self.table.get_all(keys, family=family))
-        return self._run(self._operated.get_all(keys, family=family))
-
     def close(self) -> None:
-        """Close the table and end the thread, if any. The next operation starts them again."""
-        if self._operated is not self.table:
-            run_without_loop(self._operated.close())
-        if self._thread is not None:
-            self._thread.close(self.table.close)
+        """Release what the threads without an event loop use; a later operation opens it again."""
+        run_without_loop(self.table.close())

@@ -22,10 +22,8 @@ from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     KEY_SCHEMA,
     LIMITS,
     Clients,
-    LoopCalls,
     SegmentLayout,
     TableCalls,
-    ThreadCalls,
     table_label,
     translate_dynamodb_error,
 )
@@ -81,7 +79,7 @@ class DynamoDbSegments:
         self.prefix = prefix
         self.threads = threads
         self._clients = Clients(self.connection)
-        self._calls: WeakValueDictionary[tuple[type, TableId], TableCalls] = WeakValueDictionary()
+        self._calls: WeakValueDictionary[TableId, TableCalls] = WeakValueDictionary()
         self._opening = threading.Lock()
 
     def __repr__(self) -> str:
@@ -156,21 +154,15 @@ class DynamoDbSegments:
             _retrying(_DELETING_SECONDS, longest_pause=2.0)(delete, client)
 
     def open(self, table: TableId, partition: int) -> TableSegment:
-        return self._segment(LoopCalls, table, partition)
-
-    def open_blocking(self, table: TableId, partition: int) -> TableSegment:
-        return self._segment(ThreadCalls, table, partition)
+        with self._opening:
+            calls = self._calls.get(table)
+            if calls is None:
+                calls = self._calls[table] = TableCalls(table, self._clients, self.threads)
+        return DynamoDbSegment(calls, SegmentLayout(self._name(table), partition))
 
     def location(self, table: TableId, partition: int) -> str:
         where = self.connection.endpoint_url or self.connection.region or "of boto3's configuration"
         return f"DynamoDB {where}, table {self._name(table)}, partition {partition}"
-
-    def _segment(self, kind: type[LoopCalls] | type[ThreadCalls], table: TableId, partition: int) -> DynamoDbSegment:
-        with self._opening:
-            calls = self._calls.get((kind, table))
-            if calls is None:
-                calls = self._calls[kind, table] = kind(table, self._clients, self.threads)
-        return DynamoDbSegment(calls, SegmentLayout(self._name(table), partition))
 
     @contextmanager
     def _client(self, table: TableId) -> Iterator[DynamoDBClient]:

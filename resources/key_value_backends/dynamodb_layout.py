@@ -32,12 +32,9 @@ transaction that is being committed: the gate may be free a moment before the en
 
 from __future__ import annotations
 
-import asyncio
-import os
 import random
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -51,16 +48,18 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.key_value.segment import (
     KeyRange,
-    Pause,
     ReplyLostError,
     SegmentChange,
     SegmentLimits,
     TableId,
+    at_once,
     family_range,
-    pause_blocking,
-    run_without_loop,
+    in_thread,
+    pause,
+    threads,
 )
-from dagster_adjunct.resources.tables.operation import PerLoop, State
+from dagster_adjunct.resources.key_value_backends.callers import PerCaller
+from dagster_adjunct.resources.tables.operation import State
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -84,26 +83,27 @@ class Clients:
             return self._connection.client(label, threads)
 
 
-class TableCalls(ABC):
-    """Calls for all segments of one table in this process."""
+class TableCalls:
+    """Calls for all segments of one table in this process.
 
-    pause: Pause
+    Each event loop has a client, and threads that calls run in. The threads without a loop share a client and block.
+    """
 
-    def __init__(self, table: TableId) -> None:
+    def __init__(self, table: TableId, clients: Clients, threads: int) -> None:
         self.table = table
         self.label = table_label(table)
+        self._open: PerCaller[_ClientThreads] = PerCaller(
+            partial(_ClientThreads, clients, self.label, threads), _ClientThreads.end
+        )
 
-    @abstractmethod
     async def call(self, do: Callable[[DynamoDBClient], T]) -> T:
         """Return what `do` returns for a client. Errors are boto3's."""
+        mine = self._open.here()
+        return await in_thread(lambda: mine.threads, partial(mine.run, do))
 
-    @abstractmethod
-    async def together(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    async def at_once(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Return the results of coroutines that run concurrently, in their order."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Close clients and threads; the next call opens them again."""
+        return await at_once(lambda: self._open.here().threads, asked)
 
     async def read(self, do: Callable[[DynamoDBClient], T]) -> T:
         """Call what has no visible effect, or the same effect again, so that it may always be repeated."""
@@ -114,68 +114,11 @@ class TableCalls(ABC):
         except Exception as error:
             raise translate_dynamodb_error(error, self.table, sent=False) from error
 
-
-class LoopCalls(TableCalls):
-    """Calls from event loops, each of which has a client and threads."""
-
-    pause = staticmethod(asyncio.sleep)
-
-    def __init__(self, table: TableId, clients: Clients, threads: int) -> None:
-        super().__init__(table)
-        self._open: PerLoop[_ClientThreads] = PerLoop(
-            partial(_ClientThreads, clients, self.label, threads), _ClientThreads.end
-        )
-
-    async def call(self, do: Callable[[DynamoDBClient], T]) -> T:
-        mine = self._open.here()
-        return await asyncio.get_running_loop().run_in_executor(mine.threads, mine.run, do)
-
-    async def together(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        return await asyncio.gather(*asked)
-
     async def close(self) -> None:
-        """Close the running event loop's client once its requests have ended."""
+        """Close the client, and its threads once their requests have ended; the next call opens them again."""
         mine = self._open.take()
         if mine is not None:
-            await asyncio.to_thread(mine.end, wait=True)
-
-
-class ThreadCalls(TableCalls):
-    """Calls that block the calling thread and never suspend; all threads of a process share a client."""
-
-    pause = staticmethod(pause_blocking)
-
-    def __init__(self, table: TableId, clients: Clients, threads: int) -> None:
-        super().__init__(table)
-        self._new = partial(_ClientThreads, clients, self.label, threads)
-        # With the process that opened it: a child does not touch its parent's.
-        self._mine: tuple[int, _ClientThreads] | None = None
-        self._opening = threading.Lock()
-
-    async def call(self, do: Callable[[DynamoDBClient], T]) -> T:
-        mine = self._here()
-        with mine.places:
-            return mine.run(do)
-
-    async def together(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        requests = list(asked)
-        return [await requests[0]] if len(requests) == 1 else list(self._here().threads.map(run_without_loop, requests))
-
-    async def close(self) -> None:
-        """Close the client once requests in its threads have ended."""
-        with self._opening:
-            mine, self._mine = self._mine, None
-        if mine is not None and mine[0] == os.getpid():
-            mine[1].end(wait=True)
-
-    def _here(self) -> _ClientThreads:
-        mine = self._mine
-        if mine is None or mine[0] != os.getpid():
-            with self._opening:
-                if self._mine is None or self._mine[0] != os.getpid():
-                    self._mine = os.getpid(), self._new()
-                mine = self._mine
-        return mine[1]
+            await in_thread(partial(threads, "key-value-closing", 4), partial(mine.end, wait=True))
 
 
 def translate_dynamodb_error(error: Exception, table: TableId, *, sent: bool) -> Exception:
@@ -200,8 +143,8 @@ def table_label(table: TableId) -> str:
 class Patience:
     """Limits retries to some seconds after the end of the first attempt, with growing random pauses."""
 
-    def __init__(self, seconds: float, pause: Pause) -> None:
-        self._seconds, self._pause = seconds, pause
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self._until: float | None = None
         self._bound = _FIRST_PAUSE
 
@@ -213,7 +156,7 @@ class Patience:
         if now >= self._until:
             return False
         self._bound = min(_LONGEST_PAUSE, 2 * self._bound)
-        await self._pause(self._bound * random.random())
+        await pause(self._bound * random.random())
         return True
 
 
@@ -222,7 +165,7 @@ class _ClientThreads:
 
     def __init__(self, clients: Clients, label: str, threads: int) -> None:
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="dynamodb-key-values")
-        self.places = threading.BoundedSemaphore(threads)
+        self._places = threading.BoundedSemaphore(threads)  # as many calls as threads, also of threads without a loop
         self._connect = partial(clients.new, label, threads)
         self._opening = threading.Lock()
         self._client: DynamoDBClient | None = None
@@ -232,7 +175,8 @@ class _ClientThreads:
         if client is None:
             with self._opening:
                 client = self._client = self._client or self._connect()
-        return do(client)
+        with self._places:
+            return do(client)
 
     def end(self, *, wait: bool = False) -> None:
         self.threads.shutdown(wait=wait)
@@ -403,7 +347,7 @@ class Families:
         } - known
         if missing:
             items = ({**self._layout.family(family), "n": {"N": str(term)}} for family in missing)
-            added = await self._calls.together(
+            added = await self._calls.at_once(
                 self._calls.read(partial(_list_family, self._layout.table, item, term)) for item in items
             )
             self._new += sum(answer is not None and "Attributes" not in answer for answer in added)

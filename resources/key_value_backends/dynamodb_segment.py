@@ -66,7 +66,7 @@ async def read_keys(
     distinct = list(dict.fromkeys(keys))
     parts = [distinct[start : start + KEYS_AT_ONCE] for start in range(0, len(distinct), KEYS_AT_ONCE)]
     entries: dict[bytes, StoredEntry] = {}
-    await calls.together(_read_batch(calls, layout, part, values, entries) for part in parts)
+    await calls.at_once(_read_batch(calls, layout, part, values, entries) for part in parts)
     return [entries.get(key) for key in keys]
 
 
@@ -75,7 +75,7 @@ async def _read_batch(
 ) -> None:
     """Add the entries of up to 100 keys to `into`. Keys that DynamoDB leaves out for lack of capacity are requested
     again, with growing pauses."""
-    patience = Patience(_PATIENCE, calls.pause)
+    patience = Patience(_PATIENCE)
     left: Any = list(map(layout.entry, keys))
     attributes = "s, v, d" if values else "s, v"
     by_sort_key: dict[bytes, bytes] | None = None
@@ -109,7 +109,7 @@ async def read_range(
     read: list[StoredEntry] = []
     async for stretches in _stretches(calls, layout, within):
         left = limit - len(read)
-        parts = await calls.together(
+        parts = await calls.at_once(
             _read_stretch(calls, layout.table, part, within, left, values) for part in stretches
         )
         for entries, whole in parts:
@@ -363,15 +363,15 @@ async def _purge(calls: TableCalls, layout: SegmentLayout) -> None:
         raise ValueError(f"item {layout.progress()} has a place that is no family's: {place.hex()}; delete it")
     part = await query(calls, table, stretch, "s, n", FAMILIES_PER_PURGE)
     terms = {item["s"]["B"]: term_of(item) or 0 for item in part["Items"]}
-    found = await calls.together(query(calls, table, layout.in_family(family, KeyRange()), "s", 1) for family in terms)
+    found = await calls.at_once(query(calls, table, layout.in_family(family, KeyRange()), "s", 1) for family in terms)
     empty = [family for family, entries in zip(terms, found, strict=True) if not entries["Items"]]
-    await calls.together(
+    await calls.at_once(
         calls.read(partial(_remove_family, layout, family, term)) for family in empty if terms[family] < term
     )
     newer = [terms[family] for family in empty if terms[family] >= term]
     if len(newer) >= MIN_EMPTY_FAMILIES:
         term = max(newer) + 1
-        at = max(await calls.together(_raise_gate(calls, layout, number, term) for number in range(GATES)))
+        at = max(await calls.at_once(_raise_gate(calls, layout, number, term) for number in range(GATES)))
     place = key_after_family(list(terms)[-1]) if part.get("LastEvaluatedKey") else b""
     progress = {**layout.progress(), "n": {"N": str(term)}, "a": {"N": str(at)}, "p": {"B": place}}
     await calls.read(lambda client: client.put_item(TableName=table, Item=progress))
@@ -390,7 +390,7 @@ def _remove_family(layout: SegmentLayout, family: bytes, term: int, client: Dyna
 
 async def _raise_gate(calls: TableCalls, layout: SegmentLayout, number: int, term: int) -> int:
     """Make a gate reject older terms, as one of a newer term, or of a sealed table, does; return when."""
-    patience = Patience(_PURGE_PATIENCE, calls.pause)
+    patience = Patience(_PURGE_PATIENCE)
 
     def put(client: DynamoDBClient) -> int:
         try:
@@ -473,7 +473,7 @@ class SegmentWrites:
 
     async def _try(self, changes: Sequence[SegmentChange], token: bytes, number: int) -> None:
         """Apply the changes; no try from `number` on was sent yet, or all that were sent are over."""
-        patience = Patience(self._patience, self._calls.pause)
+        patience = Patience(self._patience)
         term = await self._families.ensure_listed(changes)
         while True:
             try:
@@ -522,7 +522,7 @@ class SegmentWrites:
         Raises `ConditionsFailed` and the like if it never will be and a new try would not help, `ReplyLostError` or
         TableUnavailableError if its outcome could not be determined.
         """
-        patience = Patience(self._patience, self._calls.pause)
+        patience = Patience(self._patience)
         taken = False
         while True:
             answer = await self._send(write_request(self._layout, changes, token, number, term))
@@ -620,7 +620,6 @@ class DynamoDbSegment:
     """
 
     limits = LIMITS
-    waits = True
 
     def __init__(self, calls: TableCalls, layout: SegmentLayout, patience: float = PATIENCE) -> None:
         self._calls = calls

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,7 +10,6 @@ import tenacity
 
 from dagster_adjunct.resources.backends.columns import check_identifier
 from dagster_adjunct.resources.backends.postgres_connection import (
-    Pool,
     check_keywords,
     connect_async,
     connect_sync,
@@ -22,24 +20,16 @@ from dagster_adjunct.resources.backends.postgres_connection import (
 )
 from dagster_adjunct.resources.backends.store import check_variable_name
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
-from dagster_adjunct.resources.key_value.segment import SegmentLimits, TableId, TableSegment, run_without_loop
+from dagster_adjunct.resources.key_value.segment import SegmentLimits, TableId, TableSegment, is_blocking
+from dagster_adjunct.resources.key_value_backends.callers import PerCaller
 from dagster_adjunct.resources.key_value_backends.sqlite import sql_table_name
-from dagster_adjunct.resources.tables.operation import PerLoop
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     import psycopg
 
     from dagster_adjunct.resources.key_value_backends.postgres_segment import PostgresSegmentErrors
-    from dagster_adjunct.resources.key_value_backends.postgres_wire import (
-        LoopWire,
-        PostgresWire,
-        ThreadWire,
-        ThreadWires,
-        WirePool,
-    )
-
-    W = TypeVar("W", bound=PostgresWire)
+    from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire, WirePool
 
 T = TypeVar("T")
 # An index entry has 2,704 bytes: its own 8, 4 for a length, 4 for the partition, and the key, in steps of 8.
@@ -93,11 +83,7 @@ class PostgresSegments:
         check_seconds(request_timeout, f"{label} request_timeout={request_timeout!r}", argument="request_timeout")
         check_seconds(horizon, f"{label} horizon={horizon!r}", argument="horizon")
         self.connections, self.request_timeout, self.horizon = connections, request_timeout, horizon
-        self._open: PerLoop[Pool[LoopWire]] = PerLoop(
-            lambda: Pool(self.connections, self._connect_in_loop), Pool.finish
-        )
-        self._blocking: ThreadWires | None = None
-        self._opening = threading.Lock()
+        self._pools: PerCaller[WirePool] = PerCaller(self._new_pool, lambda pool: pool.drop())
 
     def __repr__(self) -> str:
         source = f"dsn_env={self.dsn_env!r}" if self.dsn_env else f"connect={self.connect}"
@@ -185,26 +171,12 @@ class PostgresSegments:
         self._change(table, self._drop(table), dry_run=True)
 
     def open(self, table: TableId, partition: int) -> TableSegment:
-        return self._segment(table, partition, self._open.here, waits=True)
-
-    def open_blocking(self, table: TableId, partition: int) -> TableSegment:
-        return self._segment(table, partition, self._thread_wires, waits=False)
-
-    def _segment(self, table: TableId, partition: int, pool: Callable[[], WirePool], *, waits: bool) -> TableSegment:
         require_driver(_label(table))
         from dagster_adjunct.resources.key_value_backends.postgres_segment import PostgresSegment, PostgresStatements
 
         statements = PostgresStatements(self.schema, table)
         kept = 2 * self.horizon  # the last attempt may start at the horizon, and an earlier one arrive late
-        return PostgresSegment(pool, statements, partition, self.limits, self._errors(table), kept, waits=waits)
-
-    def _thread_wires(self) -> ThreadWires:
-        if self._blocking is None:
-            from dagster_adjunct.resources.key_value_backends.postgres_wire import ThreadWires
-
-            with self._opening:
-                self._blocking = self._blocking or ThreadWires(self.connections, self._connect_in_thread)
-        return self._blocking
+        return PostgresSegment(self._pools.here, statements, partition, self.limits, self._errors(table), kept)
 
     def location(self, table: TableId, partition: int) -> str:
         place = format_address(self._settings(_label(table)))
@@ -251,36 +223,29 @@ class PostgresSegments:
         finally:
             connection.close()
 
-    async def _connect_in_loop(self) -> LoopWire:
-        from dagster_adjunct.resources.key_value_backends.postgres_wire import LoopWire
+    def _new_pool(self) -> WirePool:
+        from dagster_adjunct.resources.key_value_backends.postgres_wire import WirePool
 
-        label = f"key-value tables of schema {self.schema}"
-        connection = await connect_async(label, self._settings(label))
-        return await self._begin_session(LoopWire(connection, self._patience), label)
+        return WirePool(self.connections, self._connect)
 
-    def _connect_in_thread(self) -> ThreadWire:
-        from dagster_adjunct.resources.key_value_backends.postgres_wire import ThreadWire
-
-        label = f"key-value tables of schema {self.schema}"
-        wire = ThreadWire(connect_sync(label, self._settings(label)), self._patience)
-        return run_without_loop(self._begin_session(wire, label))
-
-    async def _begin_session(self, wire: W, label: str) -> W:
+    async def _connect(self) -> PostgresWire:
         import psycopg
 
+        from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire
+
+        label = f"key-value tables of schema {self.schema}"
+        settings = self._settings(label)
+        connection = connect_sync(label, settings) if is_blocking() else await connect_async(label, settings)
+        # A write without an answer is given up while there is time to look for it.
+        wire = PostgresWire(connection, min(self.request_timeout, self.horizon / 2))
         try:
             await wire.tell(SESSION)
         except BaseException as error:
-            await wire.close()
+            wire.close()
             if isinstance(error, psycopg.Error):
-                raise translate_error(error, label, format_address(self._settings(label))) from error
+                raise translate_error(error, label, format_address(settings)) from error
             raise
         return wire
-
-    @property
-    def _patience(self) -> float:
-        """The seconds after which a write without an answer is given up, while there is time to look for it."""
-        return min(self.request_timeout, self.horizon / 2)
 
     def _errors(self, table: TableId) -> PostgresSegmentErrors:
         from dagster_adjunct.resources.key_value_backends.postgres_segment import PostgresSegmentErrors

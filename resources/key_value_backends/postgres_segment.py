@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -22,7 +21,6 @@ from dagster_adjunct.resources.key_value.segment import (
     ANYTHING,
     ConditionsFailed,
     KeyRange,
-    Pause,
     ReplyLostError,
     SegmentChange,
     SegmentLimits,
@@ -30,7 +28,7 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredPage,
     TableId,
     deleted_table_error,
-    pause_blocking,
+    pause,
     sealed_table_error,
 )
 from dagster_adjunct.resources.key_value_backends.postgres_wire import (
@@ -235,7 +233,7 @@ class PostgresPages:
         except psycopg.Error as error:
             raise await self._segment._errors.translate(error, wire) from error
         finally:
-            await pool.give(wire)
+            pool.give(wire)
         if page:
             if values:
                 some = page.values[::_SAMPLED]
@@ -270,7 +268,7 @@ class PostgresSegmentErrors:
         state, words = error.sqlstate, " ".join(str(error).split())
         cut = state is None or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
         if cut or state == READ_ONLY:  # a session keeps the setting that it started with
-            await wire.close()
+            wire.close()
         if state == SEALED:
             return sealed_table_error(self.table, self.label)
         if state in _NOT_THERE:
@@ -308,8 +306,8 @@ _entry: Callable[[Sequence[Any]], StoredEntry] = partial(tuple.__new__, StoredEn
 
 
 class PostgresSegment:
-    """Requests to one partition, over connections that all segments of the backend share: those of an event loop or, if
-    it never `waits`, those of all threads."""
+    """Requests to one partition, over connections that all segments of the backend share: those of an event loop, or
+    those of all threads without one."""
 
     def __init__(
         self,
@@ -319,11 +317,8 @@ class PostgresSegment:
         limits: SegmentLimits,
         errors: PostgresSegmentErrors,
         kept: float,
-        *,
-        waits: bool,
     ) -> None:
-        self.limits, self.waits = limits, waits
-        self._pause: Pause = asyncio.sleep if waits else pause_blocking
+        self.limits = limits
         self._pool, self._statements, self._errors = pool, statements, errors
         self._prefix, self._end = partition.to_bytes(4, "big"), (partition + 1).to_bytes(4, "big")
         self._prune = statements.prune.format(round(kept)).encode()
@@ -337,7 +332,7 @@ class PostgresSegment:
                 raise ConditionsFailed(refused)
             if refused is not None:
                 return
-            await self._pause(random.random() * _PAUSE)
+            await pause(random.random() * _PAUSE)
         problem = f"{self._errors.label}: others changed the same keys {_ROUNDS} times while they were written."
         step = "It is retried. If that continues, have fewer writers of the same keys."
         raise TableUnavailableError(problem, step, table=self._errors.label)
@@ -382,7 +377,7 @@ class PostgresSegment:
         except psycopg.Error as error:
             raise await self._errors.translate(error, wire) from error
         finally:
-            await pool.give(wire)
+            pool.give(wire)
 
     async def _attempt(
         self,
@@ -402,7 +397,7 @@ class PostgresSegment:
                 return None
             raise await self._errors.translate(error, wire) from error
         finally:
-            await pool.give(wire)
+            pool.give(wire)
 
     async def _one(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
         """Apply a change of one key in one statement."""

@@ -3,8 +3,7 @@
 For one key, the driver's cursors take as long in the client as the server does. Here parameters and columns are binary,
 and no types are looked up.
 
-A `LoopWire` waits in an event loop, a `ThreadWire` blocks the calling thread, and its coroutines never suspend. A
-nearby server answers before the event loop has started to watch its socket, which costs more than the answer. So
+A nearby server answers before the event loop has started to watch its socket, which costs more than the answer. So
 if the last answer came within NEAR seconds, the next is waited for as long without the loop.
 """
 
@@ -15,11 +14,9 @@ import os
 import select
 import struct
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, Protocol, TypeVar
-from weakref import WeakSet
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, Connection
@@ -27,6 +24,8 @@ from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus
 from psycopg.pq.abc import PGresult
+
+from dagster_adjunct.resources.key_value.segment import is_blocking
 
 R = TypeVar("R")
 NEAR = 0.0003
@@ -49,39 +48,32 @@ class UnreadAnswer:
         self.answer: PGresult | None = None
 
 
-class PostgresWire(ABC):
+class PostgresWire:
     """Requests over one connection in autocommit mode, which has one user at a time.
 
-    A request that takes longer than `patience` seconds, or is cancelled, is given up with its connection. After an
-    error, `may_be_applied` tells whether the changes of the last request may have been committed.
+    They wait in the running event loop if the connection is asynchronous, or else in the calling thread. One that takes
+    longer than `patience` seconds, or is cancelled, is given up with its connection. After an error, `may_be_applied`
+    tells whether the changes of the last request may have been committed.
     """
 
     def __init__(self, connection: AsyncConnection[Any] | Connection[Any], patience: float) -> None:
         self.may_be_applied = False
-        self._pg, self._patience = connection.pgconn, patience
+        self._connection, self._pg, self._patience = connection, connection.pgconn, patience
         self._names: dict[str, bytes] = {}
         self._rows = Transformer(connection)
         self._unread: UnreadAnswer | None = None
+        self._in_loop = isinstance(connection, AsyncConnection)
+        self._near = True
+        self._poll = select.poll()
 
     @property
     def closed(self) -> bool:
         """Whether the connection is closed, or was lost."""
         return self._pg.status != ConnStatus.OK
 
-    @abstractmethod
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the connection, which ends what is open in it."""
-
-    @abstractmethod
-    async def _turn(self, writing: bool = False) -> None:
-        """Wait until the server has sent something or, if `writing`, accepts more; read what there is.
-
-        Raises psycopg.OperationalError after `patience` seconds.
-        """
-
-    @abstractmethod
-    async def _cancel(self) -> None:
-        """Ask the server to cancel the current request."""
+        self._pg.finish()
 
     async def ask(self, statement: str, parameters: Sequence[bytes | None], *, commits: bool = False) -> PGresult:
         """Return the answer to a statement, which is prepared on first use. Raises psycopg.Error.
@@ -122,7 +114,7 @@ class PostgresWire(ABC):
             if not self.closed:
                 await self.tell(b"ROLLBACK")
                 return
-        await self.close()
+        self.close()
 
     def rows(self, answer: PGresult, make: Callable[[Sequence[Any]], R]) -> list[R]:
         """Return the rows of an answer, each made from its columns by `make`."""
@@ -187,40 +179,38 @@ class PostgresWire(ABC):
         return last
 
     async def _give_up(self) -> None:
-        with suppress(psycopg.Error):
-            await self._cancel()  # so that it holds no locks any longer
-        await self.close()
-
-    def _late(self) -> psycopg.OperationalError:
-        return psycopg.OperationalError(f"no answer within {self._patience:g} s")
-
-
-class WirePool(Protocol):
-    """Lends connections for the caller alone, until they are given back."""
-
-    async def take(self) -> PostgresWire: ...
-
-    async def take_again(self, wire: Any, /) -> bool: ...
-
-    async def give(self, wire: Any, /) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-class LoopWire(PostgresWire):
-    """Requests that wait in the running event loop."""
-
-    def __init__(self, connection: AsyncConnection[Any], patience: float) -> None:
-        super().__init__(connection, patience)
-        self.connection = connection
-        self._near = True
-
-    async def close(self) -> None:
-        await self.connection.close()
+        try:
+            with suppress(psycopg.Error):
+                # So that it holds no locks any longer.
+                cancelling: Awaitable[None] | None = self._connection.cancel_safe(timeout=_LAST_WORD)
+                if cancelling is not None:  # asynchronous
+                    await cancelling
+        finally:
+            self.close()
 
     async def _turn(self, writing: bool = False) -> None:
-        if self._near and not writing and self._came_at_once():
-            return
+        """Wait until the server has sent something or, if `writing`, accepts more; read what there is.
+
+        Raises psycopg.OperationalError after `patience` seconds.
+        """
+        if self._in_loop:
+            in_time = (not writing and self._comes_at_once()) or await self._watch(writing)
+        else:
+            # Each time, because a closed connection's socket may be reused.
+            self._poll.register(self._pg.socket, _EITHER if writing else select.POLLIN)
+            in_time = bool(self._poll.poll(self._patience * 1000))
+        if not in_time:
+            raise psycopg.OperationalError(f"no answer within {self._patience:g} s")
+        self._pg.consume_input()
+
+    def _comes_at_once(self) -> bool:
+        if self._near:
+            socket = self._pg.socket
+            self._near = socket < _SELECTABLE and bool(select.select((socket,), (), (), NEAR)[0])
+        return self._near
+
+    async def _watch(self, writing: bool) -> bool:
+        """Wait in the event loop; return whether something came in time."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         ready: asyncio.Future[bool] = loop.create_future()
@@ -236,42 +226,9 @@ class LoopWire(PostgresWire):
             loop.remove_reader(socket)
             if writing:
                 loop.remove_writer(socket)
-        if not in_time:
-            raise self._late()
-        self._near = loop.time() - began < NEAR
-        self._pg.consume_input()
-
-    def _came_at_once(self) -> bool:
-        socket = self._pg.socket
-        self._near = socket < _SELECTABLE and bool(select.select((socket,), (), (), NEAR)[0])
-        if self._near:
-            self._pg.consume_input()
-        return self._near
-
-    async def _cancel(self) -> None:
-        await self.connection.cancel_safe(timeout=_LAST_WORD)
-
-
-class ThreadWire(PostgresWire):
-    """Requests that block the calling thread."""
-
-    def __init__(self, connection: Connection[Any], patience: float) -> None:
-        super().__init__(connection, patience)
-        self.connection = connection
-        self._poll = select.poll()
-
-    async def close(self) -> None:
-        self.connection.close()
-
-    async def _turn(self, writing: bool = False) -> None:
-        # Each time, because a closed connection's socket may be reused.
-        self._poll.register(self._pg.socket, _EITHER if writing else select.POLLIN)
-        if not self._poll.poll(self._patience * 1000):
-            raise self._late()
-        self._pg.consume_input()
-
-    async def _cancel(self) -> None:
-        self.connection.cancel_safe(timeout=_LAST_WORD)
+        if in_time:
+            self._near = loop.time() - began < NEAR
+        return in_time
 
 
 def _set(ready: asyncio.Future[bool], in_time: bool) -> None:
@@ -301,34 +258,35 @@ def encode_int4(value: int) -> bytes:
     return _length(value)
 
 
-class ThreadWires:
-    """At most `size` connections, created by `connect` if none is idle; a thread waits while all are in use.
+class WirePool:
+    """At most `size` connections, created by `connect` if none is idle, of an event loop or of the threads without one.
 
-    A forked child uses none of its parent's, and leaves them open.
+    A caller waits while all are in use.
     """
 
-    def __init__(self, size: int, connect: Callable[[], ThreadWire]) -> None:
-        self._size, self._connect = size, connect
-        self._places = threading.BoundedSemaphore(size)
-        self._idle: list[ThreadWire] = []
-        _all.add(self)
+    def __init__(self, size: int, connect: Callable[[], Awaitable[PostgresWire]]) -> None:
+        self._size, self._connect, self._process = size, connect, os.getpid()
+        self._in_loop = not is_blocking()
+        self._places = asyncio.Semaphore(size) if self._in_loop else threading.BoundedSemaphore(size)
+        self._closing: AbstractAsyncContextManager[Any] = asyncio.Lock() if self._in_loop else nullcontext()
+        self._idle: list[PostgresWire] = []
 
     def __del__(self) -> None:
-        for wire in self._idle:
-            wire.connection.pgconn.finish()
+        if self._process == os.getpid():  # a child leaves open what its parent uses
+            self.drop()
 
-    async def take(self) -> ThreadWire:
+    async def take(self) -> PostgresWire:
         """Return a connection for the caller alone, until it is given back."""
-        self._places.acquire()
+        await self._enter()
         try:
-            return self._pop() or self._connect()
+            return self._pop() or await self._connect()
         except BaseException:
             self._places.release()
             raise
 
-    async def take_again(self, wire: ThreadWire) -> bool:
+    async def take_again(self, wire: PostgresWire) -> bool:
         """Take a connection that was given back, if it is idle; return whether it was."""
-        if not self._places.acquire(blocking=False):
+        if not await self._enter(wait=False):
             return False
         try:
             self._idle.remove(wire)
@@ -337,36 +295,41 @@ class ThreadWires:
             return False
         return True
 
-    async def give(self, wire: ThreadWire) -> None:
+    def give(self, wire: PostgresWire) -> None:
         """Take back a connection, outside of any transaction, or closed: then the others may be lost, too."""
         try:
             if wire.closed:
-                await self.close()
+                self.drop()
             else:
                 self._idle.append(wire)
         finally:
             self._places.release()
 
     async def close(self) -> None:
+        """Close the connections: those of an event loop after their requests, those of threads if they are idle."""
+        held = 0
+        async with self._closing:  # two concurrent calls would each hold places that the other waits for
+            try:
+                while self._in_loop and held < self._size:
+                    held += await self._enter()
+                self.drop()
+            finally:
+                for _ in range(held):
+                    self._places.release()
+
+    def drop(self) -> None:
         """Close the connections that are not in use."""
         while (wire := self._pop()) is not None:
-            await wire.close()
+            wire.close()
 
-    def _pop(self) -> ThreadWire | None:
+    async def _enter(self, *, wait: bool = True) -> bool:
+        places = self._places
+        if isinstance(places, threading.Semaphore):
+            return places.acquire(wait)
+        return (wait or not places.locked()) and await places.acquire()
+
+    def _pop(self) -> PostgresWire | None:
         try:
             return self._idle.pop()
         except IndexError:
             return None
-
-
-_all: WeakSet[ThreadWires] = WeakSet()
-_of_parents: list[ThreadWire] = []  # kept, because collecting one would close the parent's session
-
-
-def _abandon_connections() -> None:
-    for wires in list(_all):
-        _of_parents.extend(wires._idle)
-        wires._places, wires._idle = threading.BoundedSemaphore(wires._size), []
-
-
-os.register_at_fork(after_in_child=_abandon_connections)

@@ -308,8 +308,6 @@ class SqliteSegment:
     That record is what a seal rejects, and by which a repeated request is recognized.
     """
 
-    waits = False
-
     def __init__(
         self, connections: SqliteConnections, table: TableId, partition: int, limits: SegmentLimits, label: str
     ) -> None:

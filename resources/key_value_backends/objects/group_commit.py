@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from dagster_adjunct.resources.errors import ObjectNotFoundError, TableUnavailableError
-from dagster_adjunct.resources.key_value.segment import ABSENT, ANYTHING, ConditionsFailed, SegmentChange
+from dagster_adjunct.resources.key_value.segment import ABSENT, ANYTHING, ConditionsFailed, SegmentChange, threads
 from dagster_adjunct.resources.key_value_backends.objects.pointer import (
     PointerSnapshot,
     Status,
@@ -27,7 +27,6 @@ from dagster_adjunct.resources.key_value_backends.objects.segment_core import (
     SegmentView,
     now_in_ms,
 )
-from dagster_adjunct.resources.key_value_backends.objects.store import threads
 
 
 @dataclass(frozen=True, slots=True, eq=False)

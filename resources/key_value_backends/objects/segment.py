@@ -8,13 +8,12 @@ A write is one swap of the pointer, which many requests share.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
-from typing import Any, TypeVar
+from functools import cached_property, partial
+from typing import Any
 
 from dagster_adjunct.resources.common import check_name, check_whole_number
 from dagster_adjunct.resources.errors import (
@@ -32,6 +31,9 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredPage,
     TableId,
     TableSegment,
+    in_thread,
+    result_of,
+    threads,
 )
 from dagster_adjunct.resources.key_value_backends.objects.group_commit import GroupCommit
 from dagster_adjunct.resources.key_value_backends.objects.pointer import (
@@ -42,18 +44,16 @@ from dagster_adjunct.resources.key_value_backends.objects.pointer import (
     replace_log,
 )
 from dagster_adjunct.resources.key_value_backends.objects.segment_core import SegmentCore, SegmentUpkeep, now_in_ms
-from dagster_adjunct.resources.key_value_backends.objects.store import BlockCache, RunObjects, threads
+from dagster_adjunct.resources.key_value_backends.objects.store import BlockCache, RunObjects
 from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, lake_in, open_store
 from dagster_adjunct.resources.objects.store import S3Options, StoreDescriptor
 from dagster_adjunct.resources.validation import validated
 
-T = TypeVar("T")
+_THREADS = partial(threads, "key-values", 32)
 
 
 class ObjectSegment:
     """A `TableSegment` whose parts are created on first use in each process."""
-
-    waits = True
 
     def __init__(self, limits: SegmentLimits, core: Callable[[], SegmentCore]) -> None:
         self.limits = limits
@@ -61,20 +61,20 @@ class ObjectSegment:
         self._made: _SegmentParts | None = None
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
-        await asyncio.wrap_future(self._parts().commits.submit(changes, token, repeated))
+        await result_of(self._parts().commits.submit(changes, token, repeated))
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
         core = self._parts().core
-        return await _in_thread(lambda: core.get(keys, values=values)) if keys else []
+        return await in_thread(_THREADS, lambda: core.get(keys, values=values)) if keys else []
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         core = self._parts().core
-        return await _in_thread(lambda: core.page(within, limit, values=values))
+        return await in_thread(_THREADS, lambda: core.page(within, limit, values=values))
 
     async def close(self) -> None:
         """Wait for the upkeep that writes of this process have started. An event loop has no resources of its own."""
         if self._made is not None and self._made.process == os.getpid():
-            await _in_thread(self._made.upkeep.finish)
+            await in_thread(_THREADS, self._made.upkeep.finish)
 
     def _parts(self) -> _SegmentParts:
         made = self._made
@@ -91,10 +91,6 @@ class _SegmentParts:
     core: SegmentCore
     upkeep: SegmentUpkeep
     commits: GroupCommit
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    return await asyncio.wrap_future(threads("key-values", 32).submit(work))
 
 
 _MEGABYTE = 1024 * 1024

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TypeVar
 
 from cachetools import LRUCache
 
+from dagster_adjunct.resources.key_value.segment import threads
 from dagster_adjunct.resources.key_value_backends.objects.pointer import RunRef
 from dagster_adjunct.resources.key_value_backends.objects.runs import (
     Columns,
@@ -22,17 +20,6 @@ from dagster_adjunct.resources.key_value_backends.objects.runs import (
     read_footer,
 )
 from dagster_adjunct.resources.objects.store import ObjectStore
-
-
-def threads(purpose: str, count: int) -> ThreadPoolExecutor:
-    """Return this process's threads for a purpose, at most `count`, which start on demand."""
-    return _threads(purpose, count, os.getpid())
-
-
-@lru_cache(maxsize=16)
-def _threads(purpose: str, count: int, _process: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, f"adjunct-{purpose}")
-
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -80,7 +80,7 @@ class ScriptedSegments:
 
 class ScriptedSegment:
     def __init__(self, backend: ScriptedSegments, partition: int) -> None:
-        self.limits, self.waits = backend.limits, backend.waits
+        self.limits = backend.limits
         self._backend, self._partition = backend, partition
         self._entries = backend.stored.setdefault(partition, {})
 

@@ -52,7 +52,7 @@ def backend() -> ScriptedSegments:
     return ScriptedSegments()
 
 
-@pytest.fixture(params=[False, True], ids=["by hand", "in a loop"])
+@pytest.fixture(params=[False, True], ids=["one after the other", "at once"])
 def table(backend: ScriptedSegments, request: pytest.FixtureRequest) -> Any:
     backend.waits = request.param
     with BlockingKeyValueTable(backend.table()) as table:

@@ -25,7 +25,7 @@ LOST = ReplyLostError("the line is cut.", "")
 AWAY = TableUnavailableError("nobody answers.", "")
 
 
-@pytest.fixture(params=[False, True], ids=["by hand", "in a loop"])
+@pytest.fixture(params=[False, True], ids=["one after the other", "at once"])
 def backend(request: pytest.FixtureRequest) -> ScriptedSegments:
     return ScriptedSegments(waits=request.param)
 
@@ -82,7 +82,7 @@ def test_beyond_the_horizon_the_outcome_is_unknown(backend: Any, table: Any) -> 
     assert times[-1] - times[0] <= 1.0
 
 
-def test_nothing_is_asked_beyond_the_horizon_though_a_pause_was_too_long() -> None:
+def test_nothing_is_asked_beyond_the_horizon_though_a_pause_was_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a machine is stopped for a while: the store may have forgotten the token by then."""
     asked: list[bool] = []
 
@@ -96,7 +96,9 @@ def test_nothing_is_asked_beyond_the_horizon_though_a_pause_was_too_long() -> No
 
     async def repeat() -> None:
         table = TableId("scope", "table", "1")
-        await repeating.apply_until_settled(table, cast(Any, Segment()), [], b"token", horizon=0.2, pause=slow)
+        await repeating.apply_until_settled(table, cast(Any, Segment()), [], b"token", horizon=0.2)
+
+    monkeypatch.setattr(repeating, "pause", slow)
 
     with pytest.raises(OutcomeUnknownError, match="the line is cut"):
         asyncio.run(repeat())

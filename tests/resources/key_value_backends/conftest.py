@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -19,10 +18,10 @@ def segment_store(request, tmp_path_factory) -> SegmentStore:
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
-    """Runs coroutines in one event loop."""
-    with asyncio.Runner() as runner:
-        yield runner.run
+def run(segment_store) -> Iterator[Run]:
+    """Runs coroutines of segments, in one event loop or in none."""
+    with segment_store.running() as run:
+        yield run
 
 
 @pytest.fixture(scope="module")

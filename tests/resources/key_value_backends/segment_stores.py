@@ -5,21 +5,23 @@ Those that need a server get it by `request.getfixturevalue`, and say so: `marks
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.key_value.segment import SegmentBackend, TableId
+from dagster_adjunct.resources.key_value.segment import SegmentBackend, TableId, run_without_loop
 from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
 from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments
 from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 from dagster_adjunct.resources.objects.lake import open_lake
+from tests.resources.key_value_backends.segment_handle import Run
 from tests.servers.dynamodb import REGION, DynamoDbServer
 
 _numbers = count()
@@ -31,6 +33,16 @@ class SegmentStore:
 
     backend: Callable[[], SegmentBackend]
     environment: Mapping[str, str] = field(default_factory=dict)  # what another process needs to reach it
+    in_loop: bool = True  # whether its segments are awaited in an event loop
+
+    @contextmanager
+    def running(self) -> Iterator[Run]:
+        """A context with what runs the coroutines of segments."""
+        if not self.in_loop:
+            yield run_without_loop
+            return
+        with asyncio.Runner() as runner:
+            yield runner.run
 
 
 def new_table_id() -> TableId:
@@ -81,43 +93,16 @@ def postgres(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
     return SegmentStore(lambda: PostgresSegments(connect=connect))
 
 
-class PostgresWithoutLoop(PostgresSegments):
-    """The same, whose segments wait in the thread of whoever asks."""
-
-    waits = False
-    open = PostgresSegments.open_blocking
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _without_loop, (self.to_dict(),)
-
-
-def _without_loop(settings: dict[str, Any]) -> PostgresWithoutLoop:
-    return PostgresWithoutLoop(**settings)
-
-
 def postgres_without_loop(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
-    connect = postgres(request, folder).backend().to_dict()["connect"]
-    return SegmentStore(lambda: PostgresWithoutLoop(connect=connect))
-
-
-class DynamoDbWithoutLoop(DynamoDbSegments):
-    """The same, whose segments wait in the thread of whoever asks."""
-
-    waits = False
-    open = DynamoDbSegments.open_blocking
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _dynamodb_without_loop, (self.to_dict(),)
-
-
-def _dynamodb_without_loop(settings: dict[str, Any]) -> DynamoDbWithoutLoop:
-    return DynamoDbWithoutLoop(**settings)
+    return replace(postgres(request, folder), in_loop=False)
 
 
 def dynamodb_without_loop(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
-    store = dynamodb(request, folder)
-    settings = store.backend().to_dict()  # type: ignore[attr-defined]
-    return SegmentStore(lambda: DynamoDbWithoutLoop(**settings), store.environment)
+    return replace(dynamodb(request, folder), in_loop=False)
+
+
+def objects_without_loop(request: pytest.FixtureRequest, folder: Path) -> SegmentStore:
+    return replace(objects_in_memory(request, folder), in_loop=False)
 
 
 SEGMENT_STORES = [
@@ -129,6 +114,7 @@ SEGMENT_STORES = [
     pytest.param(postgres, id="postgres", marks=pytest.mark.server),
 ]
 WITHOUT_LOOP = [
+    pytest.param(objects_without_loop, id="objects-without-loop"),
     pytest.param(postgres_without_loop, id="postgres-without-loop", marks=[pytest.mark.server, pytest.mark.long]),
     pytest.param(dynamodb_without_loop, id="dynamodb-without-loop", marks=[pytest.mark.server, pytest.mark.long]),
 ]

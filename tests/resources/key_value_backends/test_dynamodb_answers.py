@@ -25,17 +25,17 @@ from dagster_adjunct.resources.key_value.segment import (
     family_prefix,
     make_version,
     new_token,
+    run_without_loop,
     table_key,
 )
 from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     PURGE_AFTER,
-    LoopCalls,
     SegmentLayout,
     TableCalls,
-    ThreadCalls,
 )
 from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment
+from tests.resources.key_value_backends.segment_handle import Run
 
 TABLE = TableId("tests", "fruit", "0123456789abcdef")
 NAME = "adjunct-tests-fruit-0123456789abcdef"
@@ -94,18 +94,21 @@ class Script:
         return [request["ClientRequestToken"].rpartition("-")[2] for request in self.asked]
 
 
-_calls_of: list[type[LoopCalls] | type[ThreadCalls]] = [LoopCalls]
+_run: list[Run] = [asyncio.run]
 
 
-@pytest.fixture(params=[LoopCalls, ThreadCalls], autouse=True)
+@pytest.fixture(params=[asyncio.run, run_without_loop], autouse=True)
 def asked_by(request: pytest.FixtureRequest) -> None:
     """How segments ask in a test: from an event loop, or in the thread of the caller."""
-    _calls_of[:] = [request.param]
+    _run[:] = [request.param]
 
 
 def segment_of(script: Script, patience: float = 60) -> DynamoDbSegment:
-    calls: TableCalls = _calls_of[0](TABLE, script, 4)  # type: ignore[arg-type]
-    return DynamoDbSegment(calls, SegmentLayout(NAME, 0), patience)
+    return DynamoDbSegment(
+        TableCalls(TABLE, script, 4),  # type: ignore[arg-type]
+        SegmentLayout(NAME, 0),
+        patience,
+    )
 
 
 def key(name: bytes) -> bytes:
@@ -119,7 +122,7 @@ CHANGES = [
 
 
 def apply(segment: DynamoDbSegment, *, repeated: bool = False) -> None:
-    asyncio.run(segment.apply(CHANGES, TOKEN, repeated=repeated))
+    _run[0](segment.apply(CHANGES, TOKEN, repeated=repeated))
 
 
 def test_a_conflicting_write_is_retried_each_time_with_another_token() -> None:
@@ -293,7 +296,7 @@ def test_a_write_is_done_though_families_can_not_be_forgotten_after_it(
     script = ScriptOfNewFamilies(OK, answer)
     families = [table_key(family_prefix(f"f{number}"), b"a") for number in range(PURGE_AFTER)]
     changes = [SegmentChange(one, b"1", make_version(TOKEN, number), ABSENT) for number, one in enumerate(families)]
-    asyncio.run(segment_of(script).apply(changes, TOKEN))
+    _run[0](segment_of(script).apply(changes, TOKEN))
     assert len(script.asked) == 2
     assert "stay in its list for now" in caplog.text
 
@@ -308,7 +311,7 @@ def test_keys_that_were_not_processed_are_asked_for_again() -> None:
         {"Responses": {}, "UnprocessedKeys": left},
         {"Responses": {NAME: items[4:1:-1]}, "UnprocessedKeys": {}},
     )
-    entries = asyncio.run(segment_of(script).get(keys))
+    entries = _run[0](segment_of(script).get(keys))
     assert [entry and entry.value for entry in entries] == keys
     assert [len(request["RequestItems"][NAME]["Keys"]) for request in script.asked] == [5, 3, 3]
     assert all(request["RequestItems"][NAME]["ConsistentRead"] for request in script.asked)
@@ -317,7 +320,7 @@ def test_keys_that_were_not_processed_are_asked_for_again() -> None:
 @pytest.mark.parametrize("answer", [refused("ThrottlingException"), LOST, UNREACHED])
 def test_a_read_without_an_answer_may_be_repeated(answer: Exception) -> None:
     with pytest.raises(TableUnavailableError):
-        asyncio.run(segment_of(Script(answer)).get([key(b"a")]))
+        _run[0](segment_of(Script(answer)).get([key(b"a")]))
 
 
 @pytest.mark.parametrize("other", [{"d": {"B": b""}}, {"v": {"S": "1"}, "d": {"B": b""}}, {"v": {"B": b"v"}}])
@@ -330,7 +333,7 @@ def test_items_that_something_else_has_written_are_told(other: dict[str, Any]) -
         ({"Items": [item]}, lambda segment: segment.page(KeyRange(key(b"")), 1, values=True)),
     ):
         with pytest.raises(TableError, match=f"tests/fruit in DynamoDB, table {NAME}: an item has no "):
-            asyncio.run(read(segment_of(Script(answer))))
+            _run[0](read(segment_of(Script(answer))))
 
 
 def test_pages_without_anything_in_the_range_do_not_end_it() -> None:
@@ -342,8 +345,8 @@ def test_pages_without_anything_in_the_range_do_not_end_it() -> None:
     )
     segment = segment_of(script)
     within = KeyRange(key(b"a"), key(b"z"))
-    assert [*asyncio.run(segment.page(within, 10, values=True)).keys] == [key(b"a")]
-    rest = asyncio.run(segment.page(within.after(key(b"a")), 10, values=True))
+    assert [*_run[0](segment.page(within, 10, values=True)).keys] == [key(b"a")]
+    rest = _run[0](segment.page(within.after(key(b"a")), 10, values=True))
     assert [*rest.keys] == [key(b"b"), key(b"c")]
 
 

@@ -36,7 +36,7 @@ from dagster_adjunct.resources.key_value_backends import (
     dynamodb_segment as dynamodb_transactions,
 )
 from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
-from dagster_adjunct.resources.key_value_backends.dynamodb_layout import Clients, LoopCalls, SegmentLayout, TableCalls
+from dagster_adjunct.resources.key_value_backends.dynamodb_layout import Clients, SegmentLayout, TableCalls
 from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment, SegmentWrites, purge_families
 from tests.servers.dynamodb import DynamoDbServer, new_name
 from tests.servers.tcp_proxy import TcpProxy
@@ -73,11 +73,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 class Interrupted(TableCalls):
     """Calls of which one, counted from 0, is held up until something else was done."""
 
-    pause = staticmethod(asyncio.sleep)
-
     def __init__(self, table: TableId, at: int = -1, meanwhile: Callable[[], Awaitable[Any]] | None = None) -> None:
-        super().__init__(table)
-        self._calls = LoopCalls(table, Clients(DynamoDbSegments().connection), 1)
+        super().__init__(table, Clients(DynamoDbSegments().connection), 1)
         self._at, self._meanwhile = at, meanwhile
         self.made = 0
 
@@ -85,13 +82,10 @@ class Interrupted(TableCalls):
         number, self.made = self.made, self.made + 1
         if number == self._at and self._meanwhile is not None:
             await self._meanwhile()
-        return await self._calls.call(do)
+        return await super().call(do)
 
-    async def together(self, asked: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+    async def at_once(self, asked: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
         return [await one for one in asked]
-
-    async def close(self) -> None:
-        await self._calls.close()
 
 
 def layout_of(backend: DynamoDbSegments, table: TableId) -> SegmentLayout:
@@ -149,14 +143,14 @@ def test_families_of_jobs_that_are_over_leave_the_list_and_those_with_entries_st
     monkeypatch.setattr(dynamodb_forgetting, "MIN_EMPTY_FAMILIES", 8)
     layout = layout_of(backend, table)
     lasting = [key(f"customer-{number}") for number in range(20)]
-    segment = backend.open_blocking(table, 0)
+    segment = backend.open(table, 0)
     for one in lasting:
         run_without_loop(write(segment, one))
     for number in range(150):
         run_without_loop(write(segment, key(f"job-{number:05d}")))
         run_without_loop(write(segment, key(f"job-{number:05d}"), None))
         if number == 80:  # the process is another one from time to time
-            segment = backend.open_blocking(table, 0)
+            segment = backend.open(table, 0)
     assert run_without_loop(keys_of(segment)) == sorted(lasting)
     families = listed(dynamodb, layout)
     assert {family_prefix(f"customer-{number}") for number in range(20)} <= families
@@ -372,7 +366,7 @@ def test_writers_and_those_who_forget_at_once_lose_no_entry(
 
     def come_and_go(number: int) -> None:
         """Insert a key into families that others use too, look for it, remove it."""
-        chosen, segment = random.Random(number), backend.open_blocking(table, 0)
+        chosen, segment = random.Random(number), backend.open(table, 0)
         for _ in range(25):
             mine = key(f"f{chosen.randrange(3)}", b"%d" % number)
             version = run_without_loop(write(segment, mine, b"v", ABSENT))
@@ -380,7 +374,7 @@ def test_writers_and_those_who_forget_at_once_lose_no_entry(
             run_without_loop(write(segment, mine, None, version))
 
     def forget() -> None:
-        segment = backend.open_blocking(table, 0)
+        segment = backend.open(table, 0)
         while not over.is_set():
             run_without_loop(purge_families(segment._calls, layout))  # type: ignore[attr-defined]
 
@@ -394,7 +388,7 @@ def test_writers_and_those_who_forget_at_once_lose_no_entry(
             over.set()
         for one in forgetting:
             one.result(30)
-    segment = backend.open_blocking(table, 0)
+    segment = backend.open(table, 0)
     assert run_without_loop(keys_of(segment)) == []
     answer = dynamodb.client().get_item(TableName=layout.table, Key=layout.progress())
     assert int(answer["Item"]["n"]["N"]) > 2

@@ -302,13 +302,13 @@ def test_a_page_says_that_it_is_the_last_where_nothing_is_behind_it(handle):
     assert not handle.run(handle.segment.page(KeyRange(), 5, values=True)).is_last
 
 
-def test_a_range_has_its_start_and_not_its_end(handle):
+def test_a_range_has_its_start_and_not_its_end(handle, backend):
     keys = [of(key) for key in (b"a", b"b", b"b\0", b"ba", b"c")]
     keys += [of(b"b", "after"), of(b"b", "a family"), of(b"b", None)]
     handle.write(*map(put, keys))
     ends = [b"", *keys, of(b"aa"), of(b"b\0\0"), of(b"", "fruit"), of(b"d"), of(b"", None), b"\xff\xff\xff"]
     ranges = [KeyRange(start, end) for start in ends for end in (*ends, None)]
-    for within in random.Random(1).sample(ranges, 40) if handle.segment.waits else ranges:
+    for within in random.Random(1).sample(ranges, 40) if backend.waits else ranges:
         within_range = [entry.key for entry in handle.entries(within, 3, values=False)]
         assert within_range == sorted(
             key for key in keys if within.start <= key and (within.end is None or key < within.end)

@@ -222,9 +222,12 @@ def test_an_error_of_a_page_read_ahead_does_not_reach_the_next_request(iterated:
         await wire.tell(b"BEGIN")
         assert wire.rows(await wire.read(other), tuple) == [("later",)]
         await wire.rollback()
-        await pool.give(wire)
+        pool.give(wire)
+
+    async def run() -> None:
+        await work(iterated.backend._pools.here())
 
     if iterated.blocking:
-        run_without_loop(work(iterated.backend._thread_wires()))
+        run_without_loop(run())
     else:
-        iterated.run(lambda: work(iterated.backend._open.here()))
+        iterated.run(run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -40,12 +39,12 @@ def at_once(segment_store, table) -> Callable[..., list[Any]]:
 
 @contextmanager
 def own_handle(segment_store, table) -> Iterator[Handle]:
-    with asyncio.Runner() as runner:
-        handle = Handle(segment_store.backend().open(table, 0), runner.run)
+    with segment_store.running() as run:
+        handle = Handle(segment_store.backend().open(table, 0), run)
         try:
             yield handle
         finally:
-            runner.run(handle.segment.close())
+            run(handle.segment.close())
 
 
 def test_of_several_inserts_of_a_key_one_is_done_and_the_others_find_it(handle, at_once):

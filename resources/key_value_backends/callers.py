@@ -1,0 +1,48 @@
+"""What callers share to reach a store: those in an event loop with each other, and all threads without one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from dagster_adjunct.resources.key_value.segment import is_blocking
+from dagster_adjunct.resources.tables.operation import PerLoop
+
+T = TypeVar("T")
+_of_parents: list[Any] = []  # kept, because collecting one would close what the parent process uses
+
+
+class PerCaller(Generic[T]):
+    """Holds one object per event loop, and one for the threads of a process without one; creates it on first use.
+
+    `drop` releases the object of a closed loop. A forked child uses none of its parent's, and leaves them open.
+    """
+
+    def __init__(self, make: Callable[[], T], drop: Callable[[T], object]) -> None:
+        self._make = make
+        self._loops: PerLoop[T] = PerLoop(make, drop)
+        self._threads: tuple[int, T] | None = None  # with the process
+        self._lock = threading.Lock()
+
+    def here(self) -> T:
+        """Return the object of the running event loop, or that of the threads without one."""
+        if not is_blocking():
+            return self._loops.here()
+        mine = self._threads
+        if mine is None or mine[0] != os.getpid():
+            with self._lock:
+                if self._threads is None or self._threads[0] != os.getpid():
+                    _of_parents.append(self._threads)
+                    self._threads = os.getpid(), self._make()
+                mine = self._threads
+        return mine[1]
+
+    def take(self) -> T | None:
+        """Remove and return the same object; None if there is none."""
+        if not is_blocking():
+            return self._loops.take()
+        with self._lock:
+            mine, self._threads = self._threads, None
+        return mine[1] if mine is not None and mine[0] == os.getpid() else None
