@@ -9,9 +9,7 @@ from dagster_adjunct.resources.backends.postgres import PostgresTable as Postgre
 from dagster_adjunct.resources.backends.redis import RedisTable as RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable as SqliteTable
 from dagster_adjunct.resources.tables.arrow import ArrowEntries as ArrowEntries
-from dagster_adjunct.resources.tables.batching import BatchHandler as BatchHandler
 from dagster_adjunct.resources.tables.batching import BatchLayer as BatchLayer
-from dagster_adjunct.resources.tables.batching import BatchProcessor as BatchProcessor
 from dagster_adjunct.resources.tables.batching import BatchProvider as BatchProvider
 from dagster_adjunct.resources.tables.cache import Cache as Cache
 from dagster_adjunct.resources.tables.cache import CacheLayer as CacheLayer

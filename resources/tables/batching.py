@@ -1,7 +1,7 @@
 """Batches operations into requests.
 
-`BatchProvider` sets the limits, `BatchHandler` splits a batch into requests that keep each key's order, and
-`BatchProcessor` gathers operations and answers each one once its requests are answered.
+`BatchProvider` sets the limits. `BatchLayer` gathers operations, splits them into requests that keep each key's order,
+and answers each operation once its requests are answered.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
-from dagster_adjunct.resources.tables.key_lock import BlockedKeys, KeyLock, Ticket, group_preserving_key_order
-from dagster_adjunct.resources.tables.layers import Layer
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.tables.key_lock import KeyLock, Ticket, group_preserving_key_order, send_unblocked
+from dagster_adjunct.resources.tables.layers import Layer, may_have_effect, may_send_separately
 from dagster_adjunct.resources.tables.operation import (
     Entries,
     Operation,
@@ -25,7 +25,6 @@ from dagster_adjunct.resources.tables.operation import (
     PerLoop,
     Problem,
     RowEntries,
-    State,
     are_same_args,
     estimate_bytes,
 )
@@ -63,119 +62,18 @@ class BatchProvider:
             return False
         return self.bytes is None or size < self.bytes
 
-
-@dataclass(slots=True)
-class RequestSpan:
-    """Entries of a request, from `start` on: those of the batch's operation `of` at `places`."""
-
-    of: int
-    start: int
-    places: Sequence[int]
-
-
-@dataclass(slots=True)
-class Request:
-    """One operation for the layer below.
-
-    `followers` share the outcome of the entry that superseded them: (the entry's place in the request, operation of the
-    batch, place in it).
-    """
-
-    operation: Operation[Any]
-    spans: list[RequestSpan]
-    followers: list[tuple[int, int, int]] = field(default_factory=list)
-
-    @property
-    def members(self) -> list[int]:
-        """The operations of the batch whose entries it has or supersedes, each once."""
-        return list(dict.fromkeys([*(span.of for span in self.spans), *(of for _, of, _ in self.followers)]))
-
-
-@validated
-class BatchHandler:
-    """Turns a batch into few requests within the provider's limits, keeping each key's order."""
-
-    def __init__(self, provider: BatchProvider, *, table: str) -> None:
-        self._provider = provider
-        self._table = table
-
-    def check(self, operation: Operation[Any]) -> None:
-        """Raise ConfigurationError for an operation that needs every entry of a key, if batches are compact."""
-        if self._provider.compact and (operation.kind is OperationKind.UPDATE or operation.conditions):
-            what = "updates" if operation.kind is OperationKind.UPDATE else "conditions"
-            problem = f"table {self._table}: its batches are compact, but {what} need every entry of a key."
-            step = "Declare the table with BatchProvider(compact=False), the default."
-            raise ConfigurationError(problem, step, argument="batches", table=self._table)
-
     def is_one_request(self, operation: Operation[Any]) -> bool:
         """Whether the operation can be sent as it is; most can."""
-        provider, count = self._provider, operation.count
-        if count > provider.size or (provider.compact and count > 1):
+        count = operation.count
+        if count > self.size or (self.compact and count > 1):
             return False
-        if provider.bytes is not None and count > 1 and operation.entries.nbytes > provider.bytes:
+        if self.bytes is not None and count > 1 and operation.entries.nbytes > self.bytes:
             return False
         return not _has_deletes(operation)
 
-    def requests(self, operations: Sequence[Operation[Any]]) -> list[Request]:
-        """Return the requests; those that share a key are in the order in which they take effect."""
-        if not self._provider.compact:
-            first = operations[0]
-            if len(operations) == 1 and not _has_deletes(first):
-                whole, bounds = range(len(first)), self._bounds(first.entries)
-                return [
-                    Request(first.with_entries(first.entries.part(start, end)), [RequestSpan(0, 0, whole[start:end])])
-                    for start, end in bounds
-                ]
-            if len(operations) > 1 and (one := _concatenate_operations(operations)) is not None:
-                return [one]
-        return list(self._requests_by_wave(operations))
-
-    def _requests_by_wave(self, operations: Sequence[Operation[Any]]) -> Iterator[Request]:
-        lanes: list[Operation[Any]] = []  # operations of different lanes can't share a request
-        flat: list[tuple[int, int]] = []
-        lane_of: list[int] = []
-        keys: list[Hashable] = []
-
-        def number(operation: Operation[Any]) -> int:
-            for lane, known in enumerate(lanes):
-                if can_share_request(known, operation):
-                    return lane
-            lanes.append(operation)
-            return len(lanes) - 1
-
-        for of, operation in enumerate(operations):
-            lane, entries = number(operation), operation.entries
-            keys.extend(entries.keys)
-            flat.extend((of, place) for place in range(len(entries)))
-            if _has_deletes(operation):
-                deletes = number(replace(operation, kind=OperationKind.DELETE))
-                lane_of.extend(deletes if value is None else lane for value in entries.values or ())
-            else:
-                lane_of.extend([lane] * len(entries))
-        kept: Sequence[int] = range(len(keys))
-        superseded: dict[int, list[int]] = {}
-        if self._provider.compact:
-            kept, superseded = _compact_entries([lanes[lane] for lane in lane_of], keys)
-        for lane, wave in group_preserving_key_order([lane_of[e] for e in kept], [keys[e] for e in kept]):
-            members = [kept[place] for place in wave]
-            entries = _pick_entries(operations, [flat[e] for e in members], lanes[lane].kind)
-            for start, end in self._bounds(entries):
-                spans: list[RequestSpan] = []
-                for at, member in enumerate(members[start:end]):
-                    of, place = flat[member]
-                    if not spans or spans[-1].of != of:
-                        spans.append(RequestSpan(of, at, []))
-                    spans[-1].places.append(place)  # type: ignore[attr-defined]
-                followers = [
-                    (at, *flat[earlier])
-                    for at, member in enumerate(members[start:end])
-                    for earlier in superseded.get(member, ())
-                ]
-                yield Request(lanes[lane].with_entries(entries.part(start, end)), spans, followers)
-
-    def _bounds(self, entries: Entries[Any]) -> Iterator[tuple[int, int]]:
+    def bounds(self, entries: Entries[Any]) -> Iterator[tuple[int, int]]:
         """Yield the start and end of each request."""
-        count, size, most = len(entries), self._provider.size, self._provider.bytes
+        count, size, most = len(entries), self.size, self.bytes
         if most is not None and entries.nbytes > most:
             if isinstance(entries, RowEntries):
                 columns = [column for column in (entries.keys, entries.values, entries.defaults) if column is not None]
@@ -191,83 +89,8 @@ class BatchHandler:
             yield start, min(start + size, count)
 
 
-def _compact_entries(
-    operations: Sequence[Operation[Any]], keys: Sequence[Hashable]
-) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the entries to send, and for each of them the earlier entries that it supersedes."""
-    last: dict[Hashable, int] = {}
-    superseded: dict[int, list[int]] = {}
-    dropped: set[int] = set()
-    for entry, (operation, key) in enumerate(zip(operations, keys, strict=True)):
-        if operation.kind not in (OperationKind.PUT, OperationKind.DELETE):
-            last.pop(key, None)
-            continue
-        before = last.get(key)
-        if before is not None and are_same_args(operations[before].args, operation.args):
-            dropped.add(before)
-            superseded[entry] = [*superseded.pop(before, ()), before]
-        last[key] = entry
-    return [entry for entry in range(len(keys)) if entry not in dropped], superseded
-
-
-def can_share_request(one: Operation[Any], other: Operation[Any]) -> bool:
-    """Whether the entries of both operations can be in one request."""
-    return (
-        one.kind is other.kind
-        and one.contract is other.contract
-        and one.key == other.key
-        and one.conditions == other.conditions
-        and one.rerun is other.rerun
-        and are_same_args(one.args, other.args)
-    )
-
-
-def _has_deletes(operation: Operation[Any]) -> bool:
-    return operation.kind is OperationKind.PUT and operation.entries.null_value() is not None
-
-
-def _concatenate_operations(operations: Sequence[Operation[Any]]) -> Request | None:
-    """Return all operations as one request, or None if they can't share one."""
-    first = operations[0]
-    if any(not can_share_request(first, other) for other in operations) or any(map(_has_deletes, operations)):
-        return None
-    spans, start = [], 0
-    for number, operation in enumerate(operations):
-        spans.append(RequestSpan(number, start, range(len(operation))))
-        start += len(operation)
-    return Request(first.with_entries(_concatenate_entries([operation.entries for operation in operations])), spans)
-
-
-def _concatenate_entries(parts: Sequence[Entries[Any]]) -> RowEntries[Any]:
-    def column(name: str) -> list[Any] | None:
-        columns = [getattr(part, name) for part in parts]
-        if all(one is None for one in columns):
-            return None
-        return [
-            value
-            for part, one in zip(parts, columns, strict=True)
-            for value in (one if one is not None else [None] * len(part))
-        ]
-
-    keys = [key for part in parts for key in part.keys]
-    return RowEntries(keys, *map(column, ("values", "defaults", "marks", "newest")))
-
-
-def _pick_entries(
-    operations: Sequence[Operation[Any]], origins: Sequence[tuple[int, int]], kind: OperationKind
-) -> Entries[Any]:
-    """Return the entries at (operation, place), in this order; those of deletes without values."""
-    if len({of for of, _ in origins}) == 1:
-        picked = operations[origins[0][0]].entries.take([place for _, place in origins])
-    else:
-        picked = _concatenate_entries([operations[of].entries.part(place, place + 1) for of, place in origins])
-    if kind is OperationKind.DELETE:
-        return RowEntries(picked.keys, None, None, picked.marks, picked.newest)
-    return picked
-
-
 class _Call:
-    """The outcomes known so far of one caller's operation."""
+    """A caller's operation, and its outcomes known so far."""
 
     __slots__ = ("answer", "defaults_put", "error", "left", "operation", "problems", "records")
 
@@ -306,16 +129,181 @@ class _Call:
             self.answer.set_result(Outcomes(len(self.operation), self.records, self.problems, self.defaults_put))
 
 
-@validated
-class BatchProcessor:
+class _Span(NamedTuple):
+    """Entries of a request, from `start` on: those of the call at `places`."""
+
+    call: _Call
+    start: int
+    places: Sequence[int]
+
+
+@dataclass(slots=True)
+class _Request:
+    """One operation for the layer below.
+
+    `followers` share the outcome of the entry that superseded them: (the entry's place in the request, call, place in
+    it).
+    """
+
+    operation: Operation[Any]
+    spans: list[_Span]
+    followers: list[tuple[int, _Call, int]] = field(default_factory=list)
+
+    @property
+    def members(self) -> list[_Call]:
+        """The calls whose entries it has or supersedes, each once."""
+        return list(dict.fromkeys([*(span.call for span in self.spans), *(call for _, call, _ in self.followers)]))
+
+
+def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Iterator[_Request]:
+    """Yield the requests; those that share a key are in the order in which they take effect."""
+    first = calls[0].operation
+    if len(calls) == 1 and not provider.compact and not _has_deletes(first):
+        whole = range(len(first))
+        for start, end in provider.bounds(first.entries):
+            entries = first.entries.part(start, end)
+            yield _Request(first.with_entries(entries), [_Span(calls[0], 0, whole[start:end])])
+        return
+    lanes: list[Operation[Any]] = []  # operations of different lanes can't share a request
+    origins: list[tuple[_Call, int]] = []
+    lane_of: list[int] = []
+
+    def number(operation: Operation[Any]) -> int:
+        for lane, known in enumerate(lanes):
+            if can_share_request(known, operation):
+                return lane
+        lanes.append(operation)
+        return len(lanes) - 1
+
+    for call in calls:
+        operation = call.operation
+        lane = number(operation)
+        origins.extend((call, place) for place in range(len(operation)))
+        if _has_deletes(operation):
+            deletes = number(replace(operation, kind=OperationKind.DELETE))
+            lane_of.extend(deletes if value is None else lane for value in operation.entries.values or ())
+        else:
+            lane_of.extend([lane] * len(operation))
+    entries = first.entries if len(calls) == 1 else _concatenate_entries([call.operation.entries for call in calls])
+    keys, superseded = entries.keys, dict[int, list[int]]()
+    kept: Sequence[int] = range(len(keys))
+    if provider.compact:
+        kept, superseded = _compact_entries([lanes[lane] for lane in lane_of], keys)
+    for lane, wave in group_preserving_key_order([lane_of[e] for e in kept], [keys[e] for e in kept]):
+        members = [kept[place] for place in wave]
+        sent = _pick_entries(entries, members, lanes[lane].kind)
+        for start, end in provider.bounds(sent):
+            spans: list[_Span] = []
+            followers: list[tuple[int, _Call, int]] = []
+            for at, member in enumerate(members[start:end]):
+                call, place = origins[member]
+                if not spans or spans[-1].call is not call:
+                    spans.append(_Span(call, at, []))
+                spans[-1].places.append(place)  # type: ignore[attr-defined]
+                followers += [(at, *origins[earlier]) for earlier in superseded.get(member, ())]
+            yield _Request(lanes[lane].with_entries(sent.part(start, end)), spans, followers)
+
+
+def _compact_entries(
+    operations: Sequence[Operation[Any]], keys: Sequence[Hashable]
+) -> tuple[list[int], dict[int, list[int]]]:
+    """Return the entries to send, and for each of them the earlier entries that it supersedes."""
+    last: dict[Hashable, int] = {}
+    superseded: dict[int, list[int]] = {}
+    dropped: set[int] = set()
+    for entry, (operation, key) in enumerate(zip(operations, keys, strict=True)):
+        if operation.kind not in (OperationKind.PUT, OperationKind.DELETE):
+            last.pop(key, None)
+            continue
+        before = last.get(key)
+        if before is not None and are_same_args(operations[before].args, operation.args):
+            dropped.add(before)
+            superseded[entry] = [*superseded.pop(before, ()), before]
+        last[key] = entry
+    return [entry for entry in range(len(keys)) if entry not in dropped], superseded
+
+
+def can_share_request(one: Operation[Any], other: Operation[Any]) -> bool:
+    """Whether the entries of both operations can be in one request."""
+    return (
+        one.kind is other.kind
+        and one.contract is other.contract
+        and one.key == other.key
+        and one.conditions == other.conditions
+        and one.rerun is other.rerun
+        and are_same_args(one.args, other.args)
+    )
+
+
+def _has_deletes(operation: Operation[Any]) -> bool:
+    return operation.kind is OperationKind.PUT and operation.entries.null_value() is not None
+
+
+_OPTIONAL = ("values", "defaults", "marks", "newest")  # columns of entries
+
+
+def _concatenate_entries(parts: Sequence[Entries[Any]]) -> RowEntries[Any]:
+    def column(name: str) -> list[Any]:
+        columns = ([None] * len(part) if (given := getattr(part, name)) is None else given for part in parts)
+        return [value for values in columns for value in values]
+
+    return RowEntries([key for part in parts for key in part.keys], *map(column, _OPTIONAL))
+
+
+def _pick_entries(entries: Entries[Any], members: Sequence[int], kind: OperationKind) -> Entries[Any]:
+    """Return these entries, for an operation of one kind; those of deletes have no values."""
+    picked = entries.take(members)
+    if kind is OperationKind.DELETE:
+        return RowEntries(picked.keys, None, None, picked.marks, picked.newest)
+    if not isinstance(picked, RowEntries):
+        return picked
+    # Operations of other kinds may have columns that these lack.
+    columns = (getattr(picked, name) for name in _OPTIONAL)
+    return RowEntries(picked.keys, *(c if c and any(value is not None for value in c) else None for c in columns))
+
+
+class _Gathering:
+    """Calls that are sent together, in the order in which they were added."""
+
+    __slots__ = ("calls", "count", "size", "tasks", "timer", "withdrawn")
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+        self.count = 0  # entries
+        self.size = 0  # bytes, where the provider has a limit
+        self.timer: asyncio.TimerHandle | None = None
+        self.withdrawn: set[_Call] = set()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def add(self, operation: Operation[Any], size: int) -> _Call:
+        """Add an operation of `size` bytes."""
+        call = _Call(operation)
+        self.calls.append(call)
+        self.count += operation.count
+        self.size += size
+        return call
+
+    def has_room(self, provider: BatchProvider, count: int, size: int) -> bool:
+        """Whether so many more entries and bytes are within the provider's limits."""
+        if self.count + count > provider.size:
+            return False
+        return provider.bytes is None or self.size + size <= provider.bytes
+
+    def withdraw(self, call: _Call) -> None:
+        """Remove a cancelled caller: its unsent operations are dropped; without callers, the requests are cancelled."""
+        self.withdrawn.add(call)
+        if len(self.withdrawn) == len(self.calls):
+            for task in self.tasks:
+                task.cancel()
+
+
+class _Batches:
     """The batches of one event loop."""
 
-    def __init__(self, below: Layer, provider: BatchProvider, handler: BatchHandler, in_flight: int) -> None:
+    def __init__(self, below: Layer, provider: BatchProvider, in_flight: int) -> None:
         self._below = below
         self._provider = provider
-        self._handler = handler
         self._order = KeyLock()
-        self._blocked_keys = BlockedKeys()
         self._slots = asyncio.Semaphore(in_flight)
         self._gathering: _Gathering | None = None
 
@@ -337,7 +325,7 @@ class BatchProcessor:
             if provider.delay:
                 loop = asyncio.get_running_loop()
                 gathering.timer = loop.call_later(provider.delay, self._end_gathering, gathering)
-        mine = gathering.add(operation, size)
+        call = gathering.add(operation, size)
         if not gathering.has_room(provider, 1, 1):
             self._end_gathering()
         elif is_first and not provider.delay:
@@ -345,18 +333,17 @@ class BatchProcessor:
             try:
                 await asyncio.sleep(0)
             except asyncio.CancelledError:
-                gathering.withdraw(mine)
+                gathering.withdraw(call)
                 self._end_gathering(gathering)
                 raise
             if self._gathering is gathering and len(gathering.calls) == 1:
                 self._gathering = None
                 return await self._send_alone(operation)
             self._end_gathering(gathering)
-        call = gathering.calls[mine] = gathering.calls[mine] or _Call(operation)
         try:
             return await call.answer
         except asyncio.CancelledError:
-            gathering.withdraw(mine)
+            gathering.withdraw(call)
             raise
 
     async def flush(self) -> None:
@@ -372,83 +359,75 @@ class BatchProcessor:
         self._gathering = None
         if gathering.timer is not None:
             gathering.timer.cancel()
-        calls: list[_Call] = []
-        for place, operation in enumerate(gathering.operations):
-            if place not in gathering.withdrawn:
-                call = gathering.calls[place] = gathering.calls[place] or _Call(operation)
-                calls.append(call)
-        if not calls:
-            return
+        calls = [call for call in gathering.calls if call not in gathering.withdrawn]
         try:
-            gathering.tasks = self._start(calls)
+            gathering.tasks = self._start(calls) if calls else []
         except Exception as error:  # noqa: BLE001 - whoever waits receives it; nothing was sent
             for call in calls:
                 call.answer.set_exception(error)
 
     def _start(self, calls: Sequence[_Call]) -> list[asyncio.Task[None]]:
-        requests = self._handler.requests([call.operation for call in calls])
+        requests = list(_split_into_requests(self._provider, calls))
         for request in requests:
-            for of in request.members:
-                calls[of].left += 1
+            for call in request.members:
+                call.left += 1
         tickets = [self._order.take(request.operation.entries) for request in requests]
         tasks = []
         for request, ticket in zip(requests, tickets, strict=True):
-            members = [calls[of] for of in request.members]
-            task = asyncio.create_task(self._answer_calls(request, ticket, calls, members))
+            task = asyncio.create_task(self._answer_calls(request, ticket))
             # A task that is cancelled before its first step runs none of its own code.
-            task.add_done_callback(partial(self._finish_request, ticket, members))
+            task.add_done_callback(partial(self._finish_request, request, ticket))
             tasks.append(task)
         return tasks
 
-    async def _answer_calls(
-        self, request: Request, ticket: Ticket, calls: Sequence[_Call], members: Sequence[_Call]
-    ) -> None:
+    async def _answer_calls(self, request: _Request, ticket: Ticket) -> None:
         await ticket.acquire()
+        operation, members = request.operation, request.members
         async with self._slots:
             try:
-                outcomes = await self._blocked_keys.send(ticket, request.operation, self._below)
+                outcomes = await send_unblocked(ticket, operation, self._below)
             except Exception as error:  # noqa: BLE001 - it is the callers'
-                if len(members) == 1 or len(request.spans) == 1 or _may_have_effect(request.operation, error):
+                if len(members) == 1 or len(request.spans) == 1 or may_have_effect(operation, error):
                     for call in members:
                         call.fail(error)
                 else:
-                    await self._send_per_call(request, calls)
+                    await self._send_per_call(request)
                 return
-            if len(request.spans) > 1 and outcomes.problems and _may_send_separately(request.operation, outcomes):
-                await self._send_per_call(request, calls)
+            if len(request.spans) > 1 and outcomes.problems and may_send_separately(operation, outcomes):
+                await self._send_per_call(request)
                 return
-        for span in request.spans:
-            calls[span.of].record(span.places, outcomes, span.start)
-        for place, of, origin in request.followers:
+        for call, start, places in request.spans:
+            call.record(places, outcomes, start)
+        for place, call, origin in request.followers:
             if place in outcomes.problems:
-                calls[of].problems[origin] = outcomes.problems[place]
+                call.problems[origin] = outcomes.problems[place]
         members[0].defaults_put += outcomes.defaults_put  # of an unknown entry
 
-    async def _send_per_call(self, request: Request, calls: Sequence[_Call]) -> None:
+    async def _send_per_call(self, request: _Request) -> None:
         """Resend a rejected request caller by caller, so that one caller's bad entry does not affect the others."""
         failures: dict[int, Problem | Exception] = {}
-        for span in request.spans:
-            call, end = calls[span.of], span.start + len(span.places)
-            part = request.operation.with_entries(request.operation.entries.part(span.start, end))
+        for call, start, places in request.spans:
+            end = start + len(places)
+            part = request.operation.with_entries(request.operation.entries.part(start, end))
             try:
                 outcomes = await self._below.send(part)
             except Exception as error:  # noqa: BLE001 - it is the caller's
                 call.fail(error)
-                failures |= dict.fromkeys(range(span.start, end), error)
+                failures |= dict.fromkeys(range(start, end), error)
             else:
-                call.record(span.places, outcomes, 0)
+                call.record(places, outcomes, 0)
                 call.defaults_put += outcomes.defaults_put
-                failures |= {span.start + place: problem for place, problem in outcomes.problems.items()}
-        for place, of, origin in request.followers:
+                failures |= {start + place: problem for place, problem in outcomes.problems.items()}
+        for place, call, origin in request.followers:
             failure = failures.get(place)
             if isinstance(failure, Problem):
-                calls[of].problems[origin] = failure
+                call.problems[origin] = failure
             elif failure is not None:
-                calls[of].fail(failure)
+                call.fail(failure)
 
-    def _finish_request(self, ticket: Ticket, members: Sequence[_Call], task: asyncio.Task[None]) -> None:
+    def _finish_request(self, request: _Request, ticket: Ticket, task: asyncio.Task[None]) -> None:
         ticket.release()
-        for call in members:
+        for call in request.members:
             if task.cancelled():
                 call.answer.cancel()
             elif (error := task.exception()) is not None:
@@ -456,14 +435,14 @@ class BatchProcessor:
             call.count_answer()
 
     async def _send_alone(self, operation: Operation[Any]) -> Outcomes:
-        if self._handler.is_one_request(operation):
+        if self._provider.is_one_request(operation):
             ticket = self._order.take(operation.entries)
             try:
                 if ticket.ahead:
                     await ticket.acquire()
                 await self._slots.acquire()
                 try:
-                    return await self._blocked_keys.send(ticket, operation, self._below)
+                    return await send_unblocked(ticket, operation, self._below)
                 finally:
                     self._slots.release()
             finally:
@@ -476,59 +455,6 @@ class BatchProcessor:
             for task in tasks:
                 task.cancel()
             raise
-
-
-class _Gathering:
-    """Operations that are sent together, in the order in which they were added, and their waiting callers."""
-
-    __slots__ = ("calls", "count", "operations", "size", "tasks", "timer", "withdrawn")
-
-    def __init__(self) -> None:
-        self.operations: list[Operation[Any]] = []
-        self.calls: list[_Call | None] = []
-        self.count = 0  # entries
-        self.size = 0  # bytes, where the provider has a limit
-        self.timer: asyncio.TimerHandle | None = None
-        self.withdrawn: set[int] = set()
-        self.tasks: list[asyncio.Task[None]] = []
-
-    def add(self, operation: Operation[Any], size: int) -> int:
-        """Add an operation of `size` bytes; return its place."""
-        self.operations.append(operation)
-        self.calls.append(None)
-        self.count += operation.count
-        self.size += size
-        return len(self.calls) - 1
-
-    def has_room(self, provider: BatchProvider, count: int, size: int) -> bool:
-        """Whether so many more entries and bytes are within the provider's limits."""
-        if self.count + count > provider.size:
-            return False
-        return provider.bytes is None or self.size + size <= provider.bytes
-
-    def withdraw(self, mine: int) -> None:
-        """Remove a cancelled caller: its unsent operations are dropped; without callers, the requests are cancelled."""
-        self.withdrawn.add(mine)
-        if len(self.withdrawn) == len(self.calls):
-            for task in self.tasks:
-                task.cancel()
-
-
-def _may_have_effect(operation: Operation[Any], error: BaseException) -> bool:
-    """Whether sending again may repeat an effect: for updates, unless their declaration was rejected."""
-    return operation.kind is OperationKind.UPDATE and not isinstance(error, ConfigurationError | SchemaMismatchError)
-
-
-def _may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
-    """Whether the request was rejected as a whole, so that each caller's part can be sent alone.
-
-    Errors about the table itself concern every caller.
-    """
-    problem = outcomes.problems.get(0)
-    if problem is None or problem.state is not State.REFUSED or not problem.of_request or problem.error is None:
-        return False
-    everybodys = isinstance(problem.error, ConfigurationError | TableAccessError)
-    return not everybodys and not _may_have_effect(operation, problem.error)
 
 
 @validated
@@ -545,19 +471,21 @@ class BatchLayer:
 
     def __init__(self, below: Layer, *, table: str, batches: BatchProvider | None = None, in_flight: int = 8) -> None:
         check_whole_number(in_flight, f"table {table}: in_flight={in_flight!r}", "1 or more", argument="in_flight")
-        provider = batches or BatchProvider()
-        self._below = below
-        self._handler = handler = BatchHandler(provider, table=table)
-        self._processors = PerLoop(lambda: BatchProcessor(below, provider, handler, in_flight))
+        self._below, self._table, self._provider = below, table, batches or BatchProvider()
+        self._batches = PerLoop(lambda: _Batches(below, self._provider, in_flight))
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        self._handler.check(operation)
-        return await self._processors.here().send(operation)
+        if self._provider.compact and (operation.kind is OperationKind.UPDATE or operation.conditions):
+            what = "updates" if operation.kind is OperationKind.UPDATE else "conditions"
+            problem = f"table {self._table}: its batches are compact, but {what} need every entry of a key."
+            step = "Declare the table with BatchProvider(compact=False), the default."
+            raise ConfigurationError(problem, step, argument="batches", table=self._table)
+        return await self._batches.here().send(operation)
 
     async def flush(self) -> None:
         """Send waiting operations, and return when everything requested so far is answered."""
         await asyncio.sleep(0)  # tasks that were created but have not started count too
-        await self._processors.here().flush()
+        await self._batches.here().flush()
 
     async def close(self) -> None:
         await self.flush()

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol, TypeVar
-from weakref import WeakKeyDictionary
 
 from dagster_adjunct.resources.tables.functions import is_retryable
 from dagster_adjunct.resources.tables.layers import Layer, send_without_problems
-from dagster_adjunct.resources.tables.operation import Operation, Outcomes, Problem
+from dagster_adjunct.resources.tables.operation import Operation, Outcomes, Problem, RowEntries
 
 
 class _HasKeys(Protocol):
     @property
     def keys(self) -> Sequence[Hashable]: ...
+
+
+_Line = tuple[Hashable, str]  # a key and the source of its messages
 
 
 class KeyLock:
@@ -31,6 +33,7 @@ class KeyLock:
         self._last: dict[Hashable, Ticket] = {}  # the last open ticket of each key
         self._alone: Ticket | None = None  # the only open ticket, if its keys are not in `_last`
         self._open: set[Ticket] = set()
+        self.blocked: dict[_Line, Problem] = {}  # until their batch is sent again; see `send_unblocked`
 
     def take(self, entries: _HasKeys) -> Ticket:
         """Return a ticket for a request on these keys."""
@@ -45,41 +48,21 @@ class KeyLock:
             self._alone = None
         keys = ticket.keys
         if not last.keys().isdisjoint(keys):
-            ahead = {last[key] for key in keys if key in last}
-            ticket.ahead = len(ahead)
-            for other in ahead:
-                other.behind.append(ticket)
+            ticket.wait_for({last[key] for key in keys if key in last})
         last.update(dict.fromkeys(keys, ticket))
         return ticket
 
-    def holds(self, entries: _HasKeys) -> bool:
-        """Whether a ticket for these keys would have to wait."""
-        if not self._open:
-            return False
-        held = self._last.keys() if self._alone is None else set(self._alone.keys)
-        return not held.isdisjoint(entries.keys)
-
-    @property
-    def open(self) -> frozenset[Ticket]:
-        """The tickets that are not released."""
-        return frozenset(self._open)
-
     async def wait_for_open(self) -> None:
         """Return when all tickets taken before are released."""
-        loop, waiting = asyncio.get_running_loop(), list[asyncio.Future[None]]()
-        for ticket in self._open:
-            ticket.over = ticket.over or loop.create_future()
-            waiting.append(ticket.over)
-        if waiting:
-            await asyncio.wait(waiting)
+        last = Ticket(self, RowEntries(()))
+        last.wait_for(self._open)
+        await last.acquire()
 
     def _finish(self, ticket: Ticket) -> None:
         over = [ticket]
         while over:
             ticket = over.pop()
             self._open.discard(ticket)
-            if ticket.over is not None:
-                ticket.over.set_result(None)
             if not self._open:
                 self._last.clear()
                 self._alone = None
@@ -99,20 +82,26 @@ class KeyLock:
 class Ticket:
     """A request's place in the order of its keys; always `release` it, repeatedly if need be."""
 
-    __slots__ = ("__weakref__", "_entries", "_order", "ahead", "behind", "over", "released", "waiting")
+    __slots__ = ("_entries", "ahead", "behind", "blocked", "order", "released", "waiting")
 
     def __init__(self, order: KeyLock, entries: _HasKeys) -> None:
-        self._order = order
+        self.order = order
         self._entries = entries
         self.ahead = 0  # how many tickets it waits for
         self.behind: list[Ticket] = []
         self.released = False
         self.waiting: asyncio.Future[None] | None = None
-        self.over: asyncio.Future[None] | None = None  # if somebody waits for its release
+        self.blocked: dict[_Line, Problem] = {}
 
     @property
     def keys(self) -> Sequence[Hashable]:
         return self._entries.keys
+
+    def wait_for(self, others: set[Ticket]) -> None:
+        """Place it behind these tickets."""
+        self.ahead = len(others)
+        for other in others:
+            other.behind.append(self)
 
     async def acquire(self) -> None:
         """Return when all earlier requests on these keys are over."""
@@ -125,62 +114,50 @@ class Ticket:
         if not self.released:
             self.released = True
             if not self.ahead:
-                self._order._finish(self)
+                self.order._finish(self)
 
 
-_Line = tuple[Hashable, str]
+async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer) -> Outcomes:
+    """Send the entries of an operation that are not blocked; the others are FAILED, as nothing of them was sent.
 
+    After a marked entry is given up, later entries of its key that already wait are blocked. The store skips messages
+    older than the last applied one: if a later message of the key were applied, the one given up would be skipped when
+    the batch is retried, and lost. Requests made after the caller got the error are sent, except those of a batch that
+    is retried as a whole (`Operation.rerun`), whose sender makes more requests before all are answered. Entries
+    rejected for their content block nothing.
 
-class BlockedKeys:
-    """Sends operations; after a marked entry is given up, later entries of its key that already wait are not sent.
-
-    The store skips messages older than the last applied one. If a later message of the key were applied, the one given
-    up would be skipped when the batch is retried, and lost. Requests made after the caller got the error are sent,
-    except those of a batch that is retried as a whole (`Operation.rerun`), whose sender makes more requests before all
-    are answered. Entries rejected for their content block nothing.
+    The ticket must have been acquired.
     """
+    if not operation.conditions.idempotent:
+        return await below.send(operation)
+    blocked = {**ticket.order.blocked, **ticket.blocked} if operation.rerun else ticket.blocked
+    held: dict[int, Problem] = {}
+    if blocked:
+        held = {place: blocked[line].unsent for place, line in enumerate(_lines(operation)) if line in blocked}
+    outcomes = await send_without_problems(operation, held, below.send)
+    if outcomes.problems and (ticket.behind or operation.rerun):
+        _block_followers(ticket, operation, outcomes)
+    return outcomes
 
-    def __init__(self) -> None:
-        self._blocked: WeakKeyDictionary[Ticket, dict[_Line, Problem]] = WeakKeyDictionary()
-        self._until_rerun: dict[_Line, Problem] = {}
 
-    async def send(self, ticket: Ticket, operation: Operation[Any], below: Layer) -> Outcomes:
-        """Send an operation whose ticket has been acquired, and return its outcomes."""
-        if not operation.conditions.idempotent:
-            return await below.send(operation)
-        held = self._blocked.pop(ticket, None) if self._blocked else None
-        if operation.rerun and self._until_rerun:
-            held = {**self._until_rerun, **(held or {})}
-        outcomes = await (below.send(operation) if held is None else _send_unblocked(operation, held, below))
-        if outcomes.problems and (ticket.behind or operation.rerun):
-            self._block_followers(ticket, operation, outcomes)
-        return outcomes
-
-    def _block_followers(self, ticket: Ticket, operation: Operation[Any], outcomes: Outcomes) -> None:
-        lines = _lines(operation)
-        given_up = {lines[place]: problem for place, problem in outcomes.problems.items() if is_retryable(problem)}
-        if operation.rerun:
-            self._until_rerun.update(given_up)
-        waiting, seen = list(ticket.behind) if given_up else [], set[Ticket]()
-        while waiting:
-            behind = waiting.pop()
-            if behind not in seen:
-                seen.add(behind)
-                waiting.extend(behind.behind)
-                self._blocked.setdefault(behind, {}).update(given_up)
+def _block_followers(ticket: Ticket, operation: Operation[Any], outcomes: Outcomes) -> None:
+    lines = _lines(operation)
+    given_up = {lines[place]: problem for place, problem in outcomes.problems.items() if is_retryable(problem)}
+    if operation.rerun:
+        ticket.order.blocked.update(given_up)
+    waiting, seen = list(ticket.behind) if given_up else [], set[Ticket]()
+    while waiting:
+        behind = waiting.pop()
+        if behind not in seen:
+            seen.add(behind)
+            waiting.extend(behind.behind)
+            behind.blocked.update(given_up)
 
 
 def _lines(operation: Operation[Any]) -> Sequence[_Line]:
     """Each entry's line: its key and source."""
     entries = operation.entries
     return [(key, mark.source) for key, mark in zip(entries.keys, entries.marks or (), strict=True)]
-
-
-async def _send_unblocked(operation: Operation[Any], held: Mapping[_Line, Problem], below: Layer) -> Outcomes:
-    """Send the entries whose lines are not blocked; the others are FAILED, as nothing of them was sent."""
-    lines = _lines(operation)
-    problems = {place: held[line].unsent for place, line in enumerate(lines) if line in held}
-    return await send_without_problems(operation, problems, below.send)
 
 
 L = TypeVar("L", bound=Hashable)

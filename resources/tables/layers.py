@@ -11,8 +11,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from dagster_adjunct.resources.errors import TableUnavailableError
-from dagster_adjunct.resources.tables.operation import Operation, Outcomes, Problem
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    SchemaMismatchError,
+    TableAccessError,
+    TableUnavailableError,
+)
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem, State
 from dagster_adjunct.resources.validation import validated
 
 
@@ -42,6 +47,23 @@ async def send_without_problems(
     if not places:
         return outcomes
     return outcomes.with_retried(places, await send(operation.with_entries(operation.entries.take(places))))
+
+
+def may_have_effect(operation: Operation[Any], error: BaseException) -> bool:
+    """Whether sending again may repeat an effect: for updates, unless their declaration was rejected."""
+    return operation.kind is OperationKind.UPDATE and not isinstance(error, ConfigurationError | SchemaMismatchError)
+
+
+def may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
+    """Whether the request was rejected as a whole, so that its parts can be sent alone.
+
+    Errors about the table itself concern every part.
+    """
+    problem = outcomes.problems.get(0)
+    if problem is None or problem.state is not State.REFUSED or not problem.of_request or problem.error is None:
+        return False
+    of_table = isinstance(problem.error, ConfigurationError | TableAccessError)
+    return not of_table and not may_have_effect(operation, problem.error)
 
 
 @dataclass(frozen=True, slots=True)

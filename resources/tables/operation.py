@@ -1,6 +1,6 @@
 """`Operation`: one request to a table, which every layer receives and passes on, and its `Outcomes`.
 
-    RemoteTable -> cache -> update contract -> batch and order -> retry -> rate -> function
+    RemoteTable -> cache -> batch and order -> update contract -> retry -> rate -> function
     Operation(kind, entries, args)  --send-->  Outcomes, one for each entry
 
 Entries are columns (one sequence of keys, one of records and so on), so a layer that does not touch them costs the same

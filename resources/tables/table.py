@@ -43,7 +43,7 @@ from dagster_adjunct.resources.tables.operation import (
 )
 from dagster_adjunct.resources.tables.rate import CreditSource, RateLayer, RateLimit
 from dagster_adjunct.resources.tables.retry import AttemptLayer, RetryLayer, RetryPolicy
-from dagster_adjunct.resources.tables.update_contract import UpdateContractLayer
+from dagster_adjunct.resources.tables.update_contract import UpdateContractLayer, explain_missing_records
 from dagster_adjunct.resources.validation import validated_methods
 
 K = TypeVar("K", bound=Hashable)
@@ -184,7 +184,7 @@ def error_from_outcomes(table: str, operation: Operation[Any], outcomes: Outcome
     keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
     cause = problem.error
     if problem.state is State.MISSING and isinstance(cause, RecordNotFoundError) and cause.table == table:
-        return cause  # the contract layer's error is complete
+        return cause  # `explain_missing_records` has said everything
     if isinstance(cause, AdjunctError):
         error = copy.copy(cause)  # of the same class, whatever its constructor requires
         error.next_step = cause.next_step
@@ -228,7 +228,6 @@ _COUNTED_AS = {
 
 class _Layers(NamedTuple):
     top: Layer
-    contract: UpdateContractLayer
     batch: BatchLayer
 
 
@@ -318,7 +317,7 @@ class RemoteTable(Generic[K, V, U]):
 
     @cached_property
     def _layers(self) -> _Layers:
-        """cache -> update contract -> batch (with the order of each key) -> retry -> rate -> function"""
+        """cache -> batch (with the order of each key) -> update contract -> retry -> rate -> function"""
         meter = self._meter
         function = FunctionLayer(self.name, self.read_function, self.write_function)
         attempt = AttemptLayer(self.name, function, self.retry.timeout, meter)
@@ -329,12 +328,11 @@ class RemoteTable(Generic[K, V, U]):
         largest = [most for f in functions if (most := f.capabilities.largest) is not None]
         size = rate.largest(min([self.batches.size, *largest]))
         batches = self.batches if size == self.batches.size else replace(self.batches, size=size)
-        batch = BatchLayer(retry, table=self.name, batches=batches, in_flight=self.in_flight)
         contract = UpdateContractLayer(
-            batch, table=self.name, capabilities=able, defaults_may_overwrite=self.defaults_may_overwrite
+            retry, table=self.name, capabilities=able, defaults_may_overwrite=self.defaults_may_overwrite
         )
-        top = contract if self.cache is None else CacheLayer(contract, self.cache, meter, self.clock)
-        return _Layers(top, contract, batch)
+        batch = BatchLayer(contract, table=self.name, batches=batches, in_flight=self.in_flight)
+        return _Layers(batch if self.cache is None else CacheLayer(batch, self.cache, meter, self.clock), batch)
 
     def __repr__(self) -> str:
         return (
@@ -385,7 +383,7 @@ class RemoteTable(Generic[K, V, U]):
 
     async def flush(self) -> None:
         """Send waiting operations, and return when everything requested so far is answered."""
-        await self._layers.contract.flush(self._layers.batch.flush)
+        await self._layers.batch.flush()
         if has_metrics_hooks():
             before, self._reported = self._reported, self.metrics
             report_metrics(self.name, self._reported - before)
@@ -416,6 +414,8 @@ class RemoteTable(Generic[K, V, U]):
             operation = replace(operation, key=self.key)
         operation = self.conditions.on(operation)
         outcomes = await self._layers.top.send(operation)
+        if outcomes.problems and operation.kind is UPDATE:
+            outcomes = explain_missing_records(self.name, operation, outcomes)
         self._count_entries(operation, outcomes)
         return outcomes
 

@@ -6,30 +6,28 @@
        `------- no record otherwise ----------------------------> missing
 
 A function that supports this in one request gets one. Others get three, the second and third for the missing entries
-only; other operations on these keys in this event loop wait for the third.
+only. The layer is below the one that keeps the order of each key, so other operations on these keys wait for the third.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError
 from dagster_adjunct.resources.tables.functions import outcomes_from_missing
-from dagster_adjunct.resources.tables.key_lock import KeyLock
-from dagster_adjunct.resources.tables.layers import Capabilities, Layer
+from dagster_adjunct.resources.tables.layers import Capabilities, Layer, may_send_separately
 from dagster_adjunct.resources.tables.operation import (
     Conditions,
     Operation,
     OperationKind,
     Outcomes,
-    PerLoop,
     Problem,
     RowEntries,
     State,
     UpdateContract,
+    concatenate_outcomes,
 )
 from dagster_adjunct.resources.validation import validated
 
@@ -51,60 +49,53 @@ class UpdateContractLayer:
         self._updates_with_defaults = capabilities.updates_with_defaults
         self._puts_if_absent = capabilities.puts_if_absent
         self._may_overwrite = defaults_may_overwrite
-        self._orders = PerLoop(KeyLock)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        updates, with_defaults = operation.kind is OperationKind.UPDATE, UpdateContract.UPDATE_WITH_DEFAULTS
-        begins = updates and operation.contract is with_defaults and operation.entries.defaults is not None
-        if begins and not (self._updates_with_defaults or self._puts_if_absent or self._may_overwrite):
+        if operation.kind is not OperationKind.UPDATE:
+            return await self._below.send(operation)
+        if operation.contract is UpdateContract.UPDATE_ONLY and operation.entries.defaults is not None:
+            operation = operation.with_entries(operation.entries.without_defaults())
+        if operation.entries.defaults is None or self._updates_with_defaults:
+            return await self._send_update(operation)
+        if not (self._puts_if_absent or self._may_overwrite):
             problem = f"table {self._table}: without put_if_absent, a default could overwrite another writer's record."
             step = "Implement put_if_absent(), accept the risk with defaults_may_overwrite=True, or send no defaults."
             raise ConfigurationError(problem, step, argument="defaults_may_overwrite", table=self._table)
-        order = self._orders.here()
-        if self._updates_with_defaults or not (begins or order.holds(operation.entries)):
-            return await self._send_once(operation)
-        ticket = order.take(operation.entries)
-        try:
-            await ticket.acquire()
-            return await (self._send_in_three(operation) if begins else self._send_once(operation))
-        finally:
-            ticket.release()
-
-    async def flush(self, below: Callable[[], Awaitable[None]]) -> None:
-        """Return when everything requested so far is answered; `below` flushes the layers below."""
-        await below()
-        order = self._orders.here()
-        before = order.open
-        while not before.isdisjoint(order.open):
-            await below()
+        return await self._send_in_three(operation, operation.entries.defaults)
 
     async def close(self) -> None:
         await self._below.close()
 
-    async def _send_once(self, operation: Operation[Any]) -> Outcomes:
-        if operation.kind is not OperationKind.UPDATE:
-            return await self._below.send(operation)
-        sent = operation
-        if operation.contract is UpdateContract.UPDATE_ONLY and operation.entries.defaults is not None:
-            sent = operation.with_entries(operation.entries.without_defaults())
-        return self._with_explanations(operation, await self._send_update(sent))
-
-    async def _send_in_three(self, operation: Operation[Any]) -> Outcomes:
-        entries, defaults = operation.entries, operation.entries.defaults
-        assert defaults is not None
-        bare = operation.with_entries(entries.without_defaults())
+    async def _send_in_three(self, operation: Operation[Any], defaults: Sequence[Any]) -> Outcomes:
+        keys = operation.entries.keys
+        bare = operation.with_entries(operation.entries.without_defaults())
         first = await self._send_update(bare)
-        begun, again = plan_defaults(entries.keys, defaults, first.places(State.MISSING))
+        begun, again = plan_defaults(keys, defaults, first.places(State.MISSING))
         if not begun:
-            return self._with_explanations(operation, first)
-        kind = OperationKind.PUT_IF_ABSENT if self._puts_if_absent else OperationKind.PUT
-        rows = RowEntries(list(begun), [defaults[place] for place in begun.values()])
-        # Without conditions: a default counts as no message.
-        puts = await self._below.send(replace(operation, kind=kind, entries=rows, conditions=Conditions()))
+            return first
+        puts = await self._put_defaults(operation, begun, defaults)
         later = await self._send_update(bare.with_entries(bare.entries.take(again)))
         outcomes = first.with_retried(again, replace(later, defaults_put=later.defaults_put + puts.done))
         failed = {key: puts.problems[place] for place, key in enumerate(begun) if place in puts.problems}
-        return self._with_explanations(operation, outcomes, failed)
+        problems = dict(outcomes.problems)
+        for place in outcomes.places(State.MISSING):
+            put = failed.get(keys[place])
+            if put is not None and put.state is not State.SKIPPED:
+                problems[place] = replace(put, error=self._failed_default_error(keys[place], put, problems[place]))
+        return replace(outcomes, problems=problems)
+
+    async def _put_defaults(
+        self, operation: Operation[Any], begun: dict[Hashable, int], defaults: Sequence[Any]
+    ) -> Outcomes:
+        kind = OperationKind.PUT_IF_ABSENT if self._puts_if_absent else OperationKind.PUT
+        rows = RowEntries(list(begun), [defaults[place] for place in begun.values()])
+        # Without conditions: a default counts as no message.
+        put = replace(operation, kind=kind, entries=rows, conditions=Conditions())
+        outcomes = await self._below.send(put)
+        if len(rows) == 1 or not may_send_separately(put, outcomes):
+            return outcomes
+        single = [await self._below.send(put.with_entries(rows.part(n, n + 1))) for n in range(len(rows))]
+        return concatenate_outcomes(single)
 
     async def _send_update(self, operation: Operation[Any]) -> Outcomes:
         try:
@@ -115,31 +106,22 @@ class UpdateContractLayer:
                 raise
             return outcomes
 
-    def _with_explanations(
-        self, operation: Operation[Any], outcomes: Outcomes, failed: Mapping[Hashable, Problem] = MappingProxyType({})
-    ) -> Outcomes:
-        """The same outcomes, with errors that say how to avoid the missing records; `failed` are defaults by key."""
-        problems, keys, table = dict(outcomes.problems), operation.entries.keys, self._table
-        without_help = []
-        for place in outcomes.places(State.MISSING):
-            put = failed.get(keys[place])
-            if put is None or put.state is State.SKIPPED:
-                without_help.append(place)
-                continue
-            error = RecordNotFoundError(
-                f"table {table} has no record to update for key {keys[place]!r}, and its default could not be put: "
-                f"{put.error}",
-                "Correct what the store rejects in the default.",
-                keys=(keys[place],),
-                table=table,
-            )
-            error.__cause__ = put.error or problems[place].error
-            problems[place] = replace(put, error=error)
-        if without_help:
-            error = missing_records_error(table, operation, without_help)
-            error.__cause__ = problems[without_help[0]].error
-            problems |= dict.fromkeys(without_help, Problem(State.MISSING, error))
-        return replace(outcomes, problems=problems) if problems else outcomes
+    def _failed_default_error(self, key: Any, put: Problem, missing: Problem) -> RecordNotFoundError:
+        problem = f"table {self._table} has no record to update for key {key!r}, and its default could not be put: "
+        step = "Correct what the store rejects in the default."
+        error = RecordNotFoundError(f"{problem}{put.error}", step, keys=(key,), table=self._table)
+        error.__cause__ = put.error or missing.error
+        return error
+
+
+def explain_missing_records(table: str, operation: Operation[Any], outcomes: Outcomes) -> Outcomes:
+    """Return the same outcomes, with errors that say how to avoid the missing records."""
+    missing = outcomes.places(State.MISSING)
+    if not missing:
+        return outcomes
+    error = missing_records_error(table, operation, missing)
+    error.__cause__ = outcomes.problems[missing[0]].error
+    return replace(outcomes, problems={**outcomes.problems, **dict.fromkeys(missing, Problem(State.MISSING, error))})
 
 
 def plan_defaults(

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
-from dagster_adjunct.resources.tables.batching import BatchHandler, BatchProvider
+from dagster_adjunct.resources.tables.batching import BatchLayer, BatchProvider
 from dagster_adjunct.resources.tables.functions import TableWriteFunction
 from dagster_adjunct.resources.tables.key_lock import group_preserving_key_order
 from dagster_adjunct.resources.tables.operation import (
@@ -344,8 +344,9 @@ def test_compact_batches_refuse_updates_and_conditions():
     with pytest.raises(ConfigurationError, match=r"batches are compact.*updates need every entry"):
         run(lambda: table_over(store, batches=compact).update("a", {}))
     entries = RowEntries(["a"], [{"at": 1}], None, [DIRECT], [1])
+    layer = BatchLayer(store, table="t", batches=compact)
     with pytest.raises(ConfigurationError, match="conditions need every entry"):
-        BatchHandler(compact, table="t").check(Operation(OperationKind.PUT, entries, (), Conditions("at")))
+        run(lambda: layer.send(Operation(OperationKind.PUT, entries, (), Conditions("at"))))
     assert store.requests == []
 
 

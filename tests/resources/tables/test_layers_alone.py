@@ -45,8 +45,8 @@ def contract(store: SlowStore) -> Layer:
 
 
 def all_of_them(store: SlowStore) -> Layer:
-    below = BatchLayer(FunctionLayer("t", store, store), table="t", batches=BatchProvider(size=2))
-    return UpdateContractLayer(below, table="t", capabilities=store.capabilities)
+    below = UpdateContractLayer(FunctionLayer("t", store, store), table="t", capabilities=store.capabilities)
+    return BatchLayer(below, table="t", batches=BatchProvider(size=2))
 
 
 def retry(store: SlowStore) -> Layer:
