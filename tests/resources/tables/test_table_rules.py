@@ -107,7 +107,7 @@ def test_entries_that_are_not_pairs_are_named():
             asyncio.run(table.put_all(wrong))
 
 
-@pytest.mark.parametrize("key", [[], "", {"a", "b"}, {"a": 1}.keys(), ["a", "a"], [1], ["a", ""]])
+@pytest.mark.parametrize("key", [[], "", {"a", "b"}, ["a", "a"], [1], ["a", ""]])
 def test_a_key_that_is_no_ordered_list_of_columns_is_refused(key):
     with pytest.raises(ConfigurationError, match="key"):
         RemoteTable("t", key=key, read_function=SlowStore())

@@ -186,6 +186,29 @@ def test_a_rejected_default_is_reported_with_its_cause():
     assert TableError in causes
 
 
+def test_a_default_that_fails_a_whole_request_concerns_its_own_key_only():
+    class Bulk(NoPutIfAbsent):
+        async def send(self, operation):
+            if operation.kind is OperationKind.PUT and {"bad": 1} in operation.entries.values:
+                raise ValueError("nothing was put")
+            return await super().send(operation)
+
+    function = Bulk()
+    table = table_over(function, defaults_may_overwrite=True)
+
+    async def scenario():
+        calls = [[(key, UpdateMessage({"n": 1}, {default: 1}))] for key, default in (("a", "m"), ("b", "bad"))]
+        return await asyncio.gather(
+            *(table.update_messages(call, WITH_DEFAULTS) for call in calls), return_exceptions=True
+        )
+
+    first, second = asyncio.run(scenario())
+    assert first is None
+    assert isinstance(second, RecordNotFoundError)
+    assert second.keys == ("b",)
+    assert function.records == {"a": {"m": 1, "n": 1}}
+
+
 def test_a_record_that_is_deleted_right_after_its_default_was_put_is_missing():
     class Deleted(SlowStore):
         async def send(self, operation):
