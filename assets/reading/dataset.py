@@ -22,7 +22,7 @@ from dagster_adjunct.assets.reading.rows_over_time import Validity
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion, Watch
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, VersionOperations
 from dagster_adjunct.assets.reading.verify import VerifyReport
-from dagster_adjunct.assets.reading.version_reader import Entry, EntryIterator, VersionReader, find_unreadable_version
+from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader, find_unreadable_version
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.version import SealedVersion
@@ -97,22 +97,22 @@ class Dataset(VersionOperations):
     @property
     def version(self) -> str:
         """The id of the version that the next call reads."""
-        return self._served.reader.version
+        return self._served.require().reader.version
 
     @property
     def sealed(self) -> SealedVersion:
         """The stored facts of that version: its name, number, offsets, counters and files."""
-        return self._served.reader.sealed
+        return self._served.require().reader.sealed
 
     @property
     def schema(self) -> Schema:
         """The columns of its entries."""
-        return self._served.reader.schema
+        return self._served.require().reader.schema
 
     @property
     def rows(self) -> int | None:
         """The number of its entries; None if counting them needs a merge of deltas."""
-        return self._served.reader.rows
+        return self._served.require().reader.rows
 
     @property
     def damaged(self) -> dict[str, ManifestMismatchError]:
@@ -152,7 +152,7 @@ class Dataset(VersionOperations):
         key columns. `start` (included) and `end` (excluded) are keys, or tuples of leading values. Only matching row
         groups are read, when they are reached. Raises SchemaMismatchError at once for bounds that do not fit the key.
         """
-        return EntryIterator(self._served, lambda reader: reader.items(prefix, start=start, end=end))
+        return self._served.iterate(lambda reader: reader.items(prefix, start=start, end=end))
 
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return all entries as a DataFrame with the columns of `schema`; the version stays leased until `close`.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
@@ -23,15 +23,10 @@ from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
     ManifestMismatchError,
-    NoSealedVersionError,
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects.commit_log import Commit
-from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.validation import validated_methods
-
-if TYPE_CHECKING:
-    from threading import RLock
 
 
 @dataclass(slots=True, eq=False)
@@ -54,91 +49,11 @@ class VersionInUse:
             lease.release()
 
 
-class LeasedVersion:
-    """The current version and its lease. Switching needs the lock `moving`; running calls keep their version.
-
-    A lease is released when its version has been replaced and the last call has left it.
-    """
-
-    def __init__(
-        self, lake: Lake, name: str, first: VersionReader | AdjunctError, *, leases: bool, holder: str
-    ) -> None:
-        """Start with `first`: a version, or the error that calls raise while there is none."""
-        self._lake, self._name = lake, name
-        self.leases, self._holder = leases, holder
-        # What the next call enters.
-        self.held: VersionInUse | None = None if isinstance(first, AdjunctError) else VersionInUse(first)
-        self._ended: AdjunctError | None = first if isinstance(first, AdjunctError) else None
-        self._lock = threading.Lock()  # never held over a request
-        self.moving = threading.RLock()
-
-    def require(self) -> VersionInUse:
-        """Return the version that the next call enters, or raise the error that says why there is none."""
-        held, ended = self.held, self._ended
-        if held is None:
-            assert ended is not None
-            raise ended.reworded(ended.problem, ended.next_step)
-        return held
-
-    def enter(self, *, leased: bool) -> VersionInUse:
-        """Return the version for a call, which must leave it; `leased` takes a lease first.
-
-        Raises VersionDiscardedError where the version was discarded before it could be leased.
-        """
-        leased = leased and self.leases
-        while True:
-            with self._lock:
-                held = self.require()
-                if not leased or held.leased:
-                    held.users += 1
-                    return held
-            with self.moving:
-                if held is self.held and not held.leased:
-                    held.lease = self.acquire(held.reader.version)
-
-    def leave(self, held: VersionInUse) -> None:
-        """End a call."""
-        with self._lock:
-            held.users -= 1
-            idle = not held.users and held is not self.held
-        if idle:
-            held.release()
-
-    def move_to(self, reader: VersionReader) -> None:
-        """Switch later calls to this version, leased if the previous one was."""
-        with self.moving:
-            leased = self.held is not None and self.held.lease is not None
-            self._replace(VersionInUse(reader, self.acquire(reader.version) if leased else None), None)
-
-    def end(self, why: AdjunctError) -> None:
-        """Make later calls raise this error."""
-        with self.moving:
-            self._replace(None, why)
-
-    def drop(self) -> None:
-        """Release the version without waiting, when no reference to the dataset is left. Lent versions stay leased."""
-        held, self.held = self.held, None
-        if held is not None and not held.users and held.lease is not None:
+def _release_idle(current: list[VersionInUse]) -> None:
+    """Release the version without waiting, when no reference to the dataset is left. Lent versions stay leased."""
+    for held in current:
+        if not held.users and held.lease is not None:
             held.lease.release_later()
-
-    def _replace(self, held: VersionInUse | None, why: AdjunctError | None) -> None:
-        with self._lock:
-            before, self.held, self._ended = self.held, held, why
-            idle = before is not None and not before.users
-        if before is not None and idle:
-            before.release()
-
-    def acquire(self, *versions: str) -> Lease:
-        """Return a lease on these versions. Raises VersionDiscardedError."""
-        try:
-            return Lease.acquire(self._lake, self._name, versions, holder=self._holder)
-        except ConfigurationError as error:
-            raise DatasetError(
-                f"dataset {self._name!r}: a reader could not write its lease: {error.problem}",
-                f"Grant write access to datasets/{self._name}/leases, or open with lease=False: versions may then be "
-                "discarded while they are read.",
-                dataset=self._name,
-            ) from error
 
 
 T = TypeVar("T")
@@ -162,7 +77,7 @@ class ServedVersion:
         on_damage: OnDamage,
         holder: str,
     ) -> None:
-        self._stored = stored
+        self._stored, self._leases, self._holder = stored, leases, holder
         self._on_damage: OnDamage = on_damage
         self.damaged: dict[str, ManifestMismatchError] = {}
         self._avoided: str | None = None  # the served version, while an earlier one is read because it is damaged
@@ -171,36 +86,37 @@ class ServedVersion:
         self._over_time: dict[tuple[str, ...], Lease] = {}
         self._fixed = None if fixed is None else fixed.version
         self._commit: Commit | None = None
-        first: VersionReader | NoSealedVersionError
-        if fixed is not None:
-            first = fixed
-        else:
+        self._lock = threading.Lock()  # never held over a request
+        self.moving = threading.RLock()
+        """The lock for switching versions. Running calls keep theirs."""
+        self._current: list[VersionInUse] = []  # at most one, which the next call enters
+        self._ended: AdjunctError | None = None  # why there is none
+        if fixed is None:
             self._commit, manifest = stored.newest()
-            first = stored.reader_of(manifest) or stored.not_served_error(manifest)
-        self._holding = LeasedVersion(stored.log.lake, stored.name, first, leases=leases, holder=holder)
+            fixed = stored.reader_of(manifest)
+            self._ended = None if fixed else stored.not_served_error(manifest)
+        if fixed is not None:
+            self._current.append(VersionInUse(fixed))
         # A dataset that is never closed releases its lease when it is garbage collected. Not at the end of the process:
         # nothing renews the lease then, so it expires.
-        weakref.finalize(self, self._holding.drop).atexit = False
-
-    @property
-    def reader(self) -> VersionReader:
-        """The version that the next call reads; raises what that call would raise."""
-        return self._holding.require().reader
+        weakref.finalize(self, _release_idle, self._current).atexit = False
 
     @property
     def held(self) -> VersionInUse | None:
-        """That version with its lease, or None."""
-        return self._holding.held
+        """The version that the next call enters, or None."""
+        return next(iter(self._current), None)
+
+    def require(self) -> VersionInUse:
+        """Return the version that the next call enters, or raise the error that says why there is none."""
+        if (held := self.held) is None:
+            assert self._ended is not None
+            raise self._ended.reworded(self._ended.problem, self._ended.next_step)
+        return held
 
     @property
     def lent(self) -> list[VersionReader]:
         """The versions that were lent until `close`."""
         return [held.reader for held in self._lent]
-
-    @property
-    def moving(self) -> RLock:
-        """The lock for switching versions."""
-        return self._holding.moving
 
     # -- calls
 
@@ -228,7 +144,7 @@ class ServedVersion:
         while True:
             held = self.enter(leased=True)
             try:
-                if not self._holding.leases:
+                if not self._leases:
                     check_retained(self._stored.log.lake, self._stored.name, [held.reader.version])
                 answer = read(held.reader)
             except ManifestMismatchError as error:
@@ -255,26 +171,70 @@ class ServedVersion:
             if versions is None:
                 return self.lend(lambda reader: reader)
             try:
-                if versions and versions not in self._over_time and self._holding.leases:
-                    self._over_time[versions] = self._holding.acquire(*versions)
+                if versions and versions not in self._over_time and self._leases:
+                    self._over_time[versions] = self._acquire(*versions)
                 return self._stored.over_time(versions)
             except VersionDiscardedError:  # discarded meanwhile: retry with the remaining versions
                 if tried + 1 == _TRIES:
                     raise
         raise AssertionError("unreachable")
 
-    def enter(self, *, leased: bool) -> VersionInUse:
-        """Return the version for a call, which must leave it."""
+    def iterate(self, read: Callable[[VersionReader], Iterator[T]]) -> Iterator[T]:
+        """Yield what `read` does of the version that is current now.
+
+        If a file is found damaged or discarded before the first item, another version may replace it; later the
+        iteration fails.
+        """
+        items = self._iterate(read)
+        next(items)  # enters the version, which the generator leaves even if nothing else is read
+        return items
+
+    def _iterate(self, read: Callable[[VersionReader], Iterator[T]]) -> Iterator[Any]:
+        entered = begun = False
         while True:
+            held = self.enter(leased=True)
             try:
-                return self._holding.enter(leased=leased)
+                items = read(held.reader)
+                if not entered:
+                    entered = True
+                    yield None
+                for item in items:
+                    begun = True
+                    yield item
+                return
+            except ManifestMismatchError as error:
+                if begun:
+                    self.raise_if_discarded(held.reader.version)
+                    raise
+                damage = error
+            finally:
+                self.leave(held)
+            self.replace_damaged(held, damage)
+
+    def enter(self, *, leased: bool) -> VersionInUse:
+        """Return the version for a call, which must leave it; `leased` takes a lease first."""
+        leased = leased and self._leases
+        while True:
+            with self._lock:
+                held = self.require()
+                if not leased or held.leased:
+                    held.users += 1
+                    return held
+            try:
+                with self.moving:
+                    if held is self.held and not held.leased:
+                        held.lease = self._acquire(held.reader.version)
             except VersionDiscardedError:
                 if self._fixed is not None or not self.refresh():
                     raise
 
     def leave(self, held: VersionInUse) -> None:
-        """End a call."""
-        self._holding.leave(held)
+        """End a call. The lease is released when the version has been replaced and its last call has left it."""
+        with self._lock:
+            held.users -= 1
+            idle = not held.users and held is not self.held
+        if idle:
+            held.release()
 
     def raise_if_discarded(self, version: str) -> None:
         """Raise VersionDiscardedError if this version was discarded, which explains a missing file."""
@@ -284,10 +244,10 @@ class ServedVersion:
 
     def refresh(self) -> bool:
         """Move on to the version served now; return whether it is a different one."""
-        with self._holding.moving:
+        with self.moving:
             if self._closed:
                 raise self._closed_error()
-            if self._holding.held is not None and not self._may_have_moved():
+            if self._current and not self._may_have_moved():
                 return False
             if self._fixed is not None:
                 self._read_or_end(lambda: self._stored.version(self._fixed or ""))
@@ -306,9 +266,9 @@ class ServedVersion:
 
     def close(self) -> None:
         """Release all versions once running calls have ended. Later calls raise an error."""
-        with self._holding.moving:
+        with self.moving:
             self._closed = True
-            self._holding.end(self._closed_error())
+            self._replace(None, self._closed_error())
             lent, self._lent = self._lent, []
             over_time, self._over_time = self._over_time, {}
         for held in lent:
@@ -318,7 +278,7 @@ class ServedVersion:
 
     def _keep_until_close(self, held: VersionInUse) -> None:
         """Keep this call's version until `close`; one call for each version is enough."""
-        with self._holding.moving:
+        with self.moving:
             known = self._closed or any(other is held for other in self._lent)
             if not known:
                 self._lent.append(held)
@@ -350,24 +310,51 @@ class ServedVersion:
         try:
             return read()
         except DatasetError as error:
-            self._holding.end(error)
+            self._replace(None, error)
             raise
 
     def _move_to_served(self, served: VersionReader) -> bool:
         """Switch to the served version unless it is current or found damaged; return whether it switched."""
-        held = self._holding.held
+        held = self.held
         if held is not None and (served.version == held.reader.version or self._keeps_replacement(held, served)):
             return False
-        self._holding.move_to(served)
+        self._move_to(served)
         self._avoided = None
         return True
+
+    def _move_to(self, reader: VersionReader) -> None:
+        """Switch later calls to this version, leased if the previous one was."""
+        leased = self.held is not None and self.held.lease is not None
+        self._replace(VersionInUse(reader, self._acquire(reader.version) if leased else None))
+
+    def _replace(self, held: VersionInUse | None, ended: AdjunctError | None = None) -> None:
+        """Let later calls enter this version, or raise this error."""
+        with self.moving:
+            with self._lock:
+                before, self._current[:], self._ended = self.held, [held] if held else [], ended
+                idle = before is not None and not before.users
+            if before is not None and idle:
+                before.release()
+
+    def _acquire(self, *versions: str) -> Lease:
+        """Return a lease on these versions. Raises VersionDiscardedError."""
+        name = self._stored.name
+        try:
+            return Lease.acquire(self._stored.log.lake, name, versions, holder=self._holder)
+        except ConfigurationError as error:
+            raise DatasetError(
+                f"dataset {name!r}: a reader could not write its lease: {error.problem}",
+                f"Grant write access to datasets/{name}/leases, or open with lease=False: versions may then be "
+                "discarded while they are read.",
+                dataset=name,
+            ) from error
 
     # -- damage
 
     def replace_damaged(self, held: VersionInUse, error: ManifestMismatchError) -> None:
         """Switch from this version, which has a missing or damaged file, to a replacement, or raise the error."""
-        with self._holding.moving:
-            if held is not self._holding.held:
+        with self.moving:
+            if held is not self.held:
                 return  # another call has switched already
             manifest, version = self._stored.require_manifest(), held.reader.version
             if self._fixed is not None:
@@ -376,14 +363,14 @@ class ServedVersion:
             served = self._stored.reader_of(manifest)
             if manifest.ref(version) is None and served is not None and served.version != version:
                 _log.info("dataset %s: %s was discarded, %s is read now", self._stored.name, version, served.version)
-                self._holding.move_to(served)
+                self._move_to(served)
                 return
             self.damaged[version] = error
             other = self._replacement(manifest, version)
             if other is None:
                 raise error
             _log.warning("dataset %s: %s is read instead of %s: %s", self._stored.name, other.version, version, error)
-            self._holding.move_to(other)
+            self._move_to(other)
             self._avoided = served.version if served is not None and served.version != other.version else None
 
     def _keeps_replacement(self, held: VersionInUse, served: VersionReader) -> bool:

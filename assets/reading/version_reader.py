@@ -24,7 +24,7 @@ from dagster_adjunct.assets.reading.rows_over_time import (
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, datetime_from_micros
 from dagster_adjunct.resources.bucketing.hashing import bucket_function
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
-from dagster_adjunct.resources.errors import AdjunctError, ManifestMismatchError, SchemaMismatchError
+from dagster_adjunct.resources.errors import ManifestMismatchError, SchemaMismatchError
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Field, Plain, Schema, plain_converter
@@ -33,59 +33,6 @@ from dagster_adjunct.resources.spark.in_process import resolve_session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-
-    from dagster_adjunct.assets.reading.served_version import ServedVersion, VersionInUse
-
-
-class EntryIterator(Iterator[tuple[Any, "Entry"]]):
-    """Yields (key, entry) of the version that is current when the iterator is created.
-
-    If a file is found damaged or discarded before the first entry, another version may replace it; later the iteration
-    fails.
-    """
-
-    def __init__(self, served: ServedVersion, read: Callable[[VersionReader], Iterator[tuple[Any, Entry]]]) -> None:
-        self._served, self._read = served, read
-        self._begun = False
-        self._held: VersionInUse | None = None
-        self._open()
-
-    def __next__(self) -> tuple[Any, Entry]:
-        while self._held is not None:
-            try:
-                item = next(self._rows)
-            except StopIteration:
-                break
-            except ManifestMismatchError as error:
-                held = self._held
-                self.close()
-                if self._begun:
-                    self._served.raise_if_discarded(held.reader.version)
-                    raise
-                self._served.replace_damaged(held, error)
-                self._open()
-            else:
-                self._begun = True
-                return item
-        self.close()
-        raise StopIteration
-
-    def close(self) -> None:
-        """Leave the version."""
-        held, self._held = self._held, None
-        if held is not None:
-            self._served.leave(held)
-
-    def __del__(self) -> None:
-        self.close()
-
-    def _open(self) -> None:
-        self._held = self._served.enter(leased=True)
-        try:
-            self._rows = self._read(self._held.reader)
-        except AdjunctError:
-            self.close()
-            raise
 
 
 # Bounds in stored form. They may be leading parts of keys, which sort before all keys that begin with them.

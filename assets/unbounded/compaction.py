@@ -29,7 +29,7 @@ from dagster_adjunct.assets.versions.version import (
     find_newest_valid_from,
     version_id,
 )
-from dagster_adjunct.assets.writing.generation import Runtime, open_runtime, write_generation
+from dagster_adjunct.assets.writing.generation import Runtime, count_deletions, open_runtime, write_generation
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, Generation
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
@@ -193,7 +193,8 @@ def merge_generations(
     assert version is not None
     what, history = f"dataset {manifest.name!r}, {plan.level} compaction", version.history
     rows = engine.stored_rows(context.lake.store, what, version.layout, plan.generations)
-    horizon = edge = counts = None
+    horizon = edge = None
+    ordered = history is None and major and version.order_by is not None
     if history is not None:
         newest = find_newest_valid_from(plan.generations)
         if major and forget and newest is not None and history.kept is not None:
@@ -202,16 +203,15 @@ def merge_generations(
         edge = history.edge(newest) if major else None
         options = WriteOptions(what, over_time=TimelineOptions(fills_ends=major, edge=edge, forget=limit))
     else:
-        ordered, kept = version.order_by is not None and major, manifest.declaration.keep_tombstones
+        kept = manifest.declaration.keep_tombstones
         if ordered and forget and kept is not None:
             highest = engine.position_bounds(rows)[1]
             horizon = None if highest is None else highest - kept
-        if ordered:
-            rows, counts = engine.drop_forgotten(rows, version.key, _highest(manifest.horizon, horizon))
         expires, written = manifest.declaration.expires, manifest.written
         if expires is not None and written is not None and written.watermark is not None:
             rows = engine.drop_expired(rows, expires, written.watermark)
-        options = WriteOptions(what, drop_tombstones=major and not ordered, range_of=expires)
+        limit = _highest(manifest.horizon, horizon) if ordered else None
+        options = WriteOptions(what, drop_tombstones=major and not ordered, forget_to=limit, range_of=expires)
     generation, counters = write_generation(
         context.lake,
         attempt,
@@ -228,10 +228,9 @@ def merge_generations(
     if history is not None:
         horizon = counters.pop("forgotten_to", None)
         entries = count_current_rows(generation) if major else None
-    elif counts is not None:
-        counted = counts()
-        counters |= {"superseded": plan.rows - counted["keys"], "deleted": counted["forgotten"]}
-        entries = generation.rows - counted["tombstones"]
+    elif ordered:
+        counters["deleted"] = counters.pop("forgotten", 0)
+        entries = generation.rows - count_deletions(generation)
         if version.order_by == STREAMED_FIRST:  # a snapshot row of an unknown key is never late: it is its first row
             horizon = None
     return MergeResult(attempt, strip_large_footers(generation), counters, entries, horizon, edge)

@@ -50,7 +50,7 @@ from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 DEAD_LETTERS = Schema.of(
     dataset="string", stream="string", partition="int", offset="bigint", reason="string", value="string", at="timestamp"
@@ -58,9 +58,8 @@ DEAD_LETTERS = Schema.of(
 """The columns of a stream of dead letters. `value` is the record's columns as JSON, `at` its own time."""
 Counted = Callable[[], int] | None
 """Counts the late changes once they are written; None where they are not left out."""
-Counts = Callable[[], dict[str, int]]
 Key = tuple[Any, ...]
-_NEWER, _GENERATION = "__newer", "__gen"
+_GENERATION = "__gen"
 _STORED, _LATE, _NEWEST = "__stored", "__late", "__newest"
 
 
@@ -152,30 +151,6 @@ class SparkEngine:
         """Return the lowest and the highest position of these rows; None and None without rows."""
         lowest, highest = rows.agg(F.min(POSITION), F.max(POSITION)).collect()[0]
         return lowest, highest
-
-    def drop_forgotten(self, rows: DataFrame, key: tuple[str, ...], horizon: int | None) -> tuple[DataFrame, Counts]:
-        """Return the winner of each key without tombstones up to the horizon, and a function with the counts.
-
-        Once the rows are written it counts "keys", dropped tombstones ("forgotten") and kept "tombstones".
-        """
-        from pyspark.sql import Observation, Window
-
-        places = Window.partitionBy(*[named_column(name) for name in key]).orderBy(POSITION, _GENERATION)
-        winners = rows.withColumn(_NEWER, F.lead(F.lit(1)).over(places)).where(F.col(_NEWER).isNull()).drop(_NEWER)
-        tombstone = F.col(TOMBSTONE)
-        forgotten = tombstone & (F.col(POSITION) <= F.lit(horizon)) if horizon is not None else F.lit(False)
-        observed = Observation()
-
-        def count(condition: Column, name: str) -> Column:
-            return F.coalesce(F.sum(condition.cast("long")), F.lit(0)).alias(name)
-
-        watched = winners.observe(
-            observed,
-            F.count(F.lit(1)).alias("keys"),
-            count(forgotten, "forgotten"),
-            count(tombstone & ~forgotten, "tombstones"),
-        )
-        return watched.where(~forgotten), lambda: {name: int(value) for name, value in observed.get.items()}
 
     def drop_expired(self, rows: DataFrame, expires: str, watermark: datetime) -> DataFrame:
         """Return the rows whose time in the column `expires` is after the watermark."""
@@ -303,19 +278,6 @@ class ArrowEngine:
     def position_bounds(self, rows: pa.Table) -> tuple[int | None, int | None]:
         bounds = pc.min_max(rows.column(POSITION)).as_py()
         return bounds["min"], bounds["max"]
-
-    def drop_forgotten(self, rows: pa.Table, key: tuple[str, ...], horizon: int | None) -> tuple[pa.Table, Counts]:
-        order = [(name, "ascending") for name in (*key, POSITION, _GENERATION)]
-        rows = rows.sort_by(order)
-        last = {row: index for index, row in enumerate(_iterate_keys(rows, key))}
-        winners = rows.take(list(last.values()))
-        deleted, positions = (winners.column(name).to_pylist() for name in (TOMBSTONE, POSITION))
-        forgotten = [
-            mark and horizon is not None and position <= horizon
-            for mark, position in zip(deleted, positions, strict=True)
-        ]
-        counts = {"keys": len(last), "forgotten": sum(forgotten), "tombstones": sum(deleted) - sum(forgotten)}
-        return winners.filter(pa.array([not mark for mark in forgotten], pa.bool_())), lambda: counts
 
     def drop_expired(self, rows: pa.Table, expires: str, watermark: datetime) -> pa.Table:
         return rows.filter(pc.greater(rows.column(expires).cast("int64"), to_microseconds(watermark)))

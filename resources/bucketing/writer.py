@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 ROW = "__row"
 DIGEST = "__digest"
-TOMBSTONE = "__tombstone"
+POSITION, TOMBSTONE = "__position", "__tombstone"
 ROWS_PER_GROUP = 65_536
 GROUP_KEYS = b"adjunct-group-keys"
 _FACTS = b"adjunct"
@@ -86,7 +86,8 @@ class WriteOptions:
     """How the writer filters, completes and counts rows. Counts go into the stats of the file.
 
     `what` names the target in errors. `last_per_key` keeps only the last of the rows with equal key, which must be
-    adjacent, and counts the superseded ones and those with other values. `drop_tombstones` then omits deleted keys.
+    adjacent, and counts the superseded ones and those with other values. `drop_tombstones` then omits deleted keys;
+    `forget_to` omits, and counts as forgotten, those deleted up to this position.
     `name_conflicting` is how many keys with different values the stats name. `number_rows` adds `__row`, counted from
     0. `range_of` is a timestamp column whose minimum and maximum, in microseconds since the epoch, and number of nulls
     go into the stats. `differing` are two integer columns: the stats count the rows in which they differ, null counting
@@ -98,6 +99,7 @@ class WriteOptions:
     what: str
     last_per_key: bool = False
     drop_tombstones: bool = False
+    forget_to: int | None = None
     name_conflicting: int = 0
     number_rows: bool = False
     range_of: str | None = None
@@ -261,8 +263,11 @@ class BucketFileWriter:
         self._take(batch if self._over_time is None or not batch.num_rows else self._over_time.take(batch))
 
     def _take(self, batch: pa.Table) -> None:
-        if self._options.drop_tombstones and batch.num_rows:
-            kept = batch.filter(pc.invert(batch.column(TOMBSTONE)))
+        if (self._options.drop_tombstones or self._options.forget_to is not None) and batch.num_rows:
+            dropped = batch.column(TOMBSTONE)
+            if not self._options.drop_tombstones:
+                dropped = pc.and_(dropped, pc.less_equal(batch.column(POSITION), self._options.forget_to))
+            kept = batch.filter(pc.invert(dropped))
             self._deleted += batch.num_rows - kept.num_rows
             batch = kept
         if not batch.num_rows:
@@ -332,6 +337,8 @@ class BucketFileWriter:
                 stats["conflicting_keys"] = self._conflicting_keys
         if self._options.drop_tombstones:
             stats["deleted"] = self._deleted
+        elif self._deleted:
+            stats["forgotten"] = self._deleted
         if self._tombstones:
             stats["tombstones"] = self._tombstones
         if self._range is not None:
