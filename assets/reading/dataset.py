@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -20,11 +20,9 @@ from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
 from dagster_adjunct.assets.reading.key_lookup import FileCache, coerce_key
 from dagster_adjunct.assets.reading.rows_over_time import Validity
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion, Watch
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions, VersionOperations
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions, VersionOperations, current_readers
 from dagster_adjunct.assets.reading.verify import VerifyReport
 from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader, find_unreadable_version
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources.backends.columns import register_backend
 from dagster_adjunct.resources.common import check_seconds
@@ -80,6 +78,7 @@ class Dataset(VersionOperations):
     """
 
     def __init__(self, stored: StoredVersions, served: ServedVersion) -> None:
+        super().__init__(stored.log, stored.require_manifest)
         self._stored, self._served = stored, served
         self._watch: Watch | None = None
 
@@ -249,13 +248,6 @@ class Dataset(VersionOperations):
         if lent and (unreadable := find_unreadable_version(error, lent)) is not None:
             self._served.raise_if_discarded(unreadable[1].version)
             raise unreadable[0] from error
-
-    @property
-    def _log(self) -> DatasetLog:
-        return self._stored.log
-
-    def _newest(self) -> DatasetManifest:
-        return self._stored.require_manifest()
 
 
 @validated
@@ -469,16 +461,3 @@ class _OpenDataset:
 
 
 register_backend("dataset", DatasetTable)
-
-
-def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, VersionReader | None]:
-    """Return a reader of each dataset's served version; members of one version set come from one snapshot of it."""
-    readers: dict[str, VersionReader | None] = {}
-    for name, stored in datasets.items():
-        if name in readers:
-            continue
-        snapshot = stored.log.read_all()[1]
-        for member, other in datasets.items():
-            if member == name or (member in snapshot and member not in readers):
-                readers[member] = other.reader_of(snapshot.get(member))
-    return readers

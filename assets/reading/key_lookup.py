@@ -397,18 +397,13 @@ _TAIL_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """A file's metadata, and for each row group a lower bound of its keys.
-
-    With `exact` the bounds are the first keys. Files without stored first keys have bounds from statistics, of the
-    first key column only.
-    """
+    """A file's metadata, and the first key of each row group."""
 
     metadata: pq.FileMetaData
     starts: tuple[Key, ...]
-    exact: bool
 
     def find_group(self, key: Key) -> int:
-        """Return the last row group that may hold this key; without `exact`, earlier ones may hold it too."""
+        """Return the row group where this key, or the first with this leading part, is or would be."""
         return max(0, bisect_right(self.starts, key) - 1)
 
 
@@ -444,7 +439,8 @@ class KeyFiles:
         file, least, greatest = stored
         if key < least or (greatest and key > greatest):
             return None
-        rows = self._group_at(file, self._footer(file), key)[1]
+        footer = self._footer(file)
+        rows = self._group(file, footer, footer.find_group(key))
         row = rows.find(key)
         return None if row is None else (rows, row)
 
@@ -478,7 +474,8 @@ class KeyFiles:
         if (end is not None and least >= end) or (greatest and greatest[: len(start)] < start):
             return
         footer = self._footer(file)
-        group, rows = self._group_at(file, footer, start)
+        group = footer.find_group(start)
+        rows = self._group(file, footer, group)
         first = rows.first_at_or_after(start)
         while True:
             after = rows.rows if end is None else rows.first_at_or_after(end)
@@ -488,15 +485,6 @@ class KeyFiles:
             if after < rows.rows or group == len(footer.starts) or (end is not None and footer.starts[group] >= end):
                 return
             rows = self._group(file, footer, group)
-
-    def _group_at(self, file: StoredFile, footer: Footer, key: Key) -> tuple[int, RowGroup]:
-        """Return the number and rows of the row group where this key is, or would be."""
-        group = footer.find_group(key)
-        rows = self._group(file, footer, group)
-        while not footer.exact and group and key < rows.key(0):
-            group -= 1
-            rows = self._group(file, footer, group)
-        return group, rows
 
     # -- reading
 
@@ -518,24 +506,13 @@ class KeyFiles:
             metadata = file.reading(lambda: pq.read_metadata(pa.BufferReader(tail)))
             if metadata.num_rows != file.file.rows:
                 raise file.damaged(f"it has {metadata.num_rows} rows")
-            return self._build_footer(metadata), 4 * len(tail)  # parsed, it takes about four times its stored size
+            starts = (metadata.metadata or {}).get(GROUP_KEYS)
+            if starts is None:
+                raise file.damaged("it does not list the first keys of its row groups")
+            keys = (stored_key_from_manifest(self._types, self._plain, key) for key in json.loads(starts))
+            return Footer(metadata, tuple(keys)), 4 * len(tail)  # parsed, it takes about four times its stored size
 
         return self._cache.get((self._place, file.file.bucket), load)
-
-    def _build_footer(self, metadata: pq.FileMetaData) -> Footer:
-        stored = (metadata.metadata or {}).get(GROUP_KEYS)
-        if stored is not None:
-            starts_of_groups = (stored_key_from_manifest(self._types, self._plain, key) for key in json.loads(stored))
-            return Footer(metadata, tuple(starts_of_groups), True)
-        columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-        first = columns.index(self._key[0])
-        starts: list[Key] = []
-        for group in range(metadata.num_row_groups):
-            stats = metadata.row_group(group).column(first).statistics
-            # Without statistics the bound is that of the group before, since rows are sorted.
-            known = (self._plain[0](stats.min),) if stats is not None and stats.has_min_max else ()
-            starts.append(max(known, starts[-1] if starts else ()))
-        return Footer(metadata, tuple(starts), False)
 
 
 def _read_tail(file: StoredFile) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -49,6 +49,12 @@ class StoredFile:
                 open_object(self.store, self.key, self.file.size), page_checksum_verification=True, pre_buffer=True
             )
         )
+
+    def row_groups(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """Yield the rows of the file, a row group at a time. Raises ManifestMismatchError."""
+        file = self.open()
+        for group in range(file.num_row_groups):
+            yield self.reading(partial(file.read_row_group, group, columns=columns))
 
     def reading(self, read: Callable[[], T]) -> T:
         """Return `read()`, with errors about a missing or damaged file raised as ManifestMismatchError."""

@@ -1,4 +1,4 @@
-"""Finds stored versions of a dataset by id, name or time, and opens readers of them.
+"""Finds stored versions of a dataset by id, name or time, and opens readers of them; errors where there is none.
 
 These readers take no lease. Callers that may race with a discard lease the version, as an open `Dataset` and a batch
 do, or report it as discarded where a file is missing.
@@ -6,9 +6,8 @@ do, or report it as discarded where a file is missing.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,15 +15,10 @@ from functools import cached_property
 from itertools import groupby, islice
 from typing import Any, NoReturn, TypeAlias
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
 from dagster_adjunct.assets.reading.diff import VersionDiff
 from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.key_lookup import FileCache
-from dagster_adjunct.assets.reading.no_version_errors import (
-    describe_waiting,
-    is_delivered,
-    no_version_error,
-)
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.deliveries import Awaiting
 from dagster_adjunct.assets.versions.actions import (
@@ -299,21 +293,16 @@ _HIDDEN = {"format", "version", "delivered", "known", "next_generation", "next_n
 
 
 @validated_methods
-class VersionOperations(ABC):
+class VersionOperations:
     """The operations of a dataset that read and write its log. Every call reads the current pointer.
 
     Each change is one commit; for a member of a version set, a commit of the whole set. The history keeps its `reason`
     and who made it (`by`).
     """
 
-    @property
-    @abstractmethod
-    def _log(self) -> DatasetLog:
-        """The dataset's commits."""
-
-    @abstractmethod
-    def _newest(self) -> DatasetManifest:
-        """Return the newest manifest. Raises DatasetNotFoundError before the first commit."""
+    def __init__(self, log: DatasetLog, newest: Callable[[], DatasetManifest]) -> None:
+        """`newest` returns the newest manifest, and raises DatasetNotFoundError before the first commit."""
+        self._log, self._newest = log, newest
 
     # -- what is known
 
@@ -397,16 +386,9 @@ class StoredVersions(VersionOperations):
     def __init__(self, lake: Lake, spec: AdjunctDataset | str, cache: FileCache | None = None) -> None:
         self.name = spec if isinstance(spec, str) else spec.name
         self.spec = None if isinstance(spec, str) else spec
-        self.log = DatasetLog(lake, self.name)
-        self._lake = lake
+        self.log, self._lake = DatasetLog(lake, self.name), lake
+        super().__init__(self.log, self.require_manifest)
         self._cache = cache or FileCache()
-
-    @property
-    def _log(self) -> DatasetLog:
-        return self.log
-
-    def _newest(self) -> DatasetManifest:
-        return self.newest()[1]
 
     def manifest(self) -> DatasetManifest | None:
         """Return the newest manifest, None before the first commit. Two requests."""
@@ -533,3 +515,100 @@ def open_stored_versions(lake: Lake, name: str) -> StoredVersions:
     stored = StoredVersions(lake, name)
     stored.require_manifest()
     return stored
+
+
+def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, VersionReader | None]:
+    """Return a reader of each dataset's served version; members of one version set come from one snapshot of it."""
+    readers: dict[str, VersionReader | None] = {}
+    for name, stored in datasets.items():
+        if name in readers:
+            continue
+        snapshot = stored.log.read_all()[1]
+        for member, other in datasets.items():
+            if member == name or (member in snapshot and member not in readers):
+                readers[member] = other.reader_of(snapshot.get(member))
+    return readers
+
+
+def is_delivered(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
+    """Whether this dataset's versions are delivered, and none was revoked."""
+    revoked = manifest is not None and any(ref.state == "revoked" for ref in manifest.listed)
+    return not (revoked or _follows_changes(spec, manifest) or _is_computed(spec, manifest))
+
+
+def no_version_error(
+    name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None = None
+) -> NoSealedVersionError:
+    """Return the error for a dataset without a version; `waiting` describes what a delivered one waits for."""
+    by_name, step = False, "Deliver what is missing and advance the dataset (materialise its asset, or adjunct run)."
+    if _is_computed(spec, manifest):
+        # Whether versions are partitions of the asset.
+        by_name = spec.versions is not None if spec else bool(manifest and manifest.declaration.order == "name")
+        step = f"Materialise {_describe_partitions(spec, by_name)} in Dagster, or run adjunct dataset advance {name} "
+        step += f"MODULE:APP{' --partition NAME' if by_name else ''}."
+    cause = _describe_cause(spec, manifest, waiting, by_name)
+    return NoSealedVersionError(f"dataset {name!r} has no version to read yet: {cause}.", step, dataset=name)
+
+
+def no_complete_version_error(
+    spec: AdjunctDataset, manifest: DatasetManifest | None, awaiting: Awaiting
+) -> NoSealedVersionError:
+    """Return the error for a declared dataset without a complete version, which waits for `awaiting`."""
+    waiting = describe_waiting(awaiting, manifest) if is_delivered(spec, manifest) else None
+    return no_version_error(spec.name, spec, manifest, waiting)
+
+
+def describe_waiting(awaiting: Awaiting | None, manifest: DatasetManifest | None, others: Sequence[str] = ()) -> str:
+    """Return a description of what the next version waits for; with None it is completely delivered.
+
+    `others` are the markers that the other members of its version set wait for.
+    """
+    if awaiting is None:
+        lacks = f", and other members of its version set wait for the end-of-dataset markers of {', '.join(others)}"
+        return f"one is completely delivered and not sealed yet{lacks if others else ''}"
+    version = f"version {awaiting.version!r}" if awaiting.version else "the first version"
+    begun = manifest.awaited if manifest is not None else None
+    since = f" since {begun.since:%Y-%m-%d %H:%M} UTC" if begun else ""
+    return f"{version} waits{since} for the end-of-dataset markers of {', '.join(awaiting.missing)}"
+
+
+def _describe_cause(
+    spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None, by_name: bool
+) -> str:
+    is_computed = _is_computed(spec, manifest)
+    if not is_computed:
+        if (spec is not None and spec.is_local) or (manifest is not None and manifest.declaration.owner is not None):
+            return "no batch of its application has written it"
+        if _follows_changes(spec, manifest):
+            return "its bootstrap is not finished"
+    refs = manifest.listed if manifest is not None else ()
+    if any(ref.state == "revoked" for ref in refs):
+        return "all that were sealed are revoked"
+    rejected = next((ref for ref in reversed(refs) if ref.state == "rejected"), None)
+    refused = f"version {rejected.name!r} was rejected ({rejected.reason})" if rejected else ""
+    if not is_computed:
+        source = manifest.declaration.input if manifest else spec.input if spec else "its input"
+        waiting = waiting or f"no version has been marked as complete in every partition of {source} and sealed"
+        return "; ".join(filter(None, (waiting, refused)))
+    if by_name:
+        return refused or "a query computes each of its partitions, and none has been materialised"
+    return refused or "a query computes it, and has not run yet"
+
+
+def _follows_changes(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
+    """Whether the dataset follows a change stream."""
+    return manifest.versions_are_commits if manifest else spec is not None and spec.follows_changes
+
+
+def _is_computed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
+    """Whether a query computes the versions."""
+    return isinstance(spec.input, QuerySource) if spec else manifest is not None and manifest.declaration.computed
+
+
+def _describe_partitions(spec: AdjunctDataset | None, by_name: bool) -> str:
+    versions = spec.versions if spec is not None else None
+    if versions is not None and versions.start is not None:
+        return f"the partition of a day of its asset ({versions.start} is the first)"
+    if versions is not None and versions.names:
+        return f"one of the partitions of its asset ({', '.join(versions.names[:5])}, …)"
+    return "a partition of its asset" if by_name else "its asset"

@@ -21,15 +21,21 @@ import pyarrow as pa
 from dagster_adjunct.assets.declaration.dataset import DatasetKind
 from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.retention.discard import Roots, delete_doomed
-from dagster_adjunct.assets.retention.rewrite import VersionReplacement, replace_versions
+from dagster_adjunct.assets.retention.rewrite import (
+    RewrittenGeneration,
+    VersionReplacement,
+    drop_unusable,
+    replace_versions,
+    write_on_record,
+)
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog, no_commit_error
-from dagster_adjunct.assets.versions.leases import Lease, delete_attempt, read_lake_clock, record_build, renew_attempt
+from dagster_adjunct.assets.versions.leases import Lease, delete_attempt, read_lake_clock, record_build
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, has_row_ends, version_id
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, conform_to_layout
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
-from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP, BucketFileWriter, WriteOptions
+from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -144,24 +150,13 @@ def _rebucket_generation(
     width = -(-partitions // passes)
     written: list[BucketFile] = []
     for first in range(0, partitions, width):
-        parts: dict[int, list[pa.Table]] = {}
+        parts = [layout.arrow_schema().empty_table()]
         for file in stored:
             for rows, buckets in _iterate_bucketed_rows(file, layout):
-                for bucket in range(first, min(first + width, partitions)):
-                    mine = rows.filter(pa.array(buckets == bucket))
-                    if mine.num_rows:
-                        parts.setdefault(bucket, []).append(mine)
-        for bucket, tables in sorted(parts.items()):
-            rows = pa.concat_tables(tables).sort_by([(name, "ascending") for name in layout.key]).combine_chunks()
-            writer = BucketFileWriter(log.lake.store, folder, bucket, layout, options)
-            try:
-                for start in range(0, rows.num_rows, ROWS_PER_GROUP):
-                    writer.write(rows.slice(start, ROWS_PER_GROUP))
-                done = writer.finish()
-            finally:
-                writer.discard()
-            if done is not None and done.rows:
-                written.append(done)
+                parts.append(rows.filter(pa.array((buckets >= first) & (buckets < first + width))))
+        rows = pa.concat_tables(parts).sort_by([(name, "ascending") for name in layout.key])
+        files = write_arrow_buckets(rows, log.lake.store, folder, layout, options)
+        written += [file for file in files if file.rows]
     new = attempt.generation(old.id, written)
     if new.rows != old.rows:
         log.drop(new)
@@ -177,11 +172,9 @@ def _iterate_bucketed_rows(stored: StoredFile, layout: BucketLayout) -> Iterator
 
     if stored.sha256() != stored.file.sha256:
         raise stored.damaged("its SHA-256 differs, so it can't be rewritten")
-    file = stored.open()
-    for group in range(file.metadata.num_row_groups):
-        rows = stored.reading(lambda at=group: file.read_row_group(at))  # type: ignore[misc]
+    for group in stored.row_groups():
         # A change stream's table may have files older than its last added or widened column.
-        rows = conform_to_layout(rows, layout) if layout.hidden else rows.select(list(layout.columns))
+        rows = conform_to_layout(group, layout) if layout.hidden else group.select(list(layout.columns))
         yield rows, assign_buckets([rows.column(name) for name in layout.bucket_by], layout.partitions)
 
 
@@ -200,14 +193,8 @@ def repartition_table(
     CommitConflictError if other writers keep committing.
     """
     log = DatasetLog(lake, dataset)
-    made: dict[str, Generation] = {}  # by the old folder: each is written once, even if the commit is retried
+    made: dict[str, RewrittenGeneration] = {}  # by the old folder: written once, even if the commit is retried
     is_requested = False  # whether a commit was requested and is not known to have failed
-
-    def drop_others(version: SealedVersion | None) -> None:
-        """Delete rewritten generations that this version no longer has, for example after an erasure."""
-        needed = {generation.folder for generation in version.generations} if version is not None else set()
-        for folder in made.keys() - needed:
-            log.drop(made.pop(folder))
 
     def rewrite_once() -> RebucketReport:
         nonlocal is_requested
@@ -218,17 +205,15 @@ def repartition_table(
         if dry_run:
             return report({version.id: ""}, holding=tuple(sorted(set(roots().values()))), dry_run=True)
         _check_unused(dataset, roots)
-        drop_others(version)
+        old = {generation.folder: generation for generation in version.generations if generation.files}
+        drop_unusable(log, manifest, made, old)
         try:
             with Lease.acquire(lake, dataset, [version.id], holder=f"repartition by {by}"):
-                for generation in version.generations:
-                    if generation.folder not in made and generation.files:
-                        attempt = log.attempt()
-                        # Recorded until the commit, so that no discard deletes the new files.
-                        records.enter_context(record_build(lake, dataset, attempt.id, by))
-                        options = _table_options(f"dataset {dataset!r}, version {version.id}", version, generation)
-                        written = _rebucket_generation(log, version, generation, partitions, attempt, options)
-                        made[generation.folder] = written
+                for folder in [folder for folder in old if folder not in made]:
+                    attempt = log.attempt()
+                    # Recorded until the commit, so that no discard deletes the new files.
+                    records.enter_context(record_build(lake, dataset, attempt.id, by))
+                    made[folder] = rewrite_generation(version, old[folder], attempt)
         except VersionDiscardedError as discarded:  # another version is served now
             raise CommitConflictError(discarded.problem, discarded.next_step, dataset=dataset) from discarded
         _check_unused(dataset, roots)  # again, because writing takes a while
@@ -238,8 +223,7 @@ def repartition_table(
             number=commit.number + 1,
             sealed_at=lake.now(),
             partitions=partitions,
-            generations=tuple(strip_large_footers(made[old.folder]) for old in version.generations if old.files)
-            or version.generations[:1],
+            generations=tuple(strip_large_footers(made[folder].new) for folder in old) or version.generations[:1],
             counters={},
         )
         after = switch_version(_declare_partitions(manifest, partitions, new.id, reason), new, new.sealed_at)
@@ -251,20 +235,23 @@ def repartition_table(
             raise
         return report({version.id: new.id})
 
+    def rewrite_generation(version: SealedVersion, old: Generation, attempt: Attempt) -> RewrittenGeneration:
+        # Readers learn from this statistic whether tombstones were left out.
+        left_out = all(_LEFT_OUT in file.stats for file in old.files)
+        over_time = None if version.history is None else TimelineOptions(fills_ends=has_row_ends(old))
+        what = f"dataset {dataset!r}, version {version.id}"
+        options = WriteOptions(what, last_per_key=True, drop_tombstones=left_out, over_time=over_time)
+        new = _rebucket_generation(log, version, old, partitions, attempt, options)
+        return RewrittenGeneration(old, new, attempt)
+
     with ExitStack() as records:
         try:
             return log.rewrite(rewrite_once, slower="its table can be rewritten")
         except Exception:
             if not is_requested:  # otherwise it may be committed; if not, a discard deletes the files
-                drop_others(None)
+                for replacement in made.values():
+                    log.drop(replacement.new)
             raise
-
-
-def _table_options(what: str, version: SealedVersion, generation: Generation) -> WriteOptions:
-    # Readers learn from this statistic whether tombstones were left out.
-    left_out = all(_LEFT_OUT in file.stats for file in generation.files)
-    over_time = None if version.history is None else TimelineOptions(fills_ends=has_row_ends(generation))
-    return WriteOptions(what, last_per_key=True, drop_tombstones=left_out, over_time=over_time)
 
 
 def _declare_partitions(manifest: M, partitions: int, version: str | None, reason: str) -> M:
@@ -295,11 +282,10 @@ def repartition_versions(
         commit, manifest = _read_manifest(log, BoundedManifest)
         before = check_repartitioning(log, manifest, partitions, reason)
         _check_unused(dataset, roots)
-        for document in [document for document, new in made.items() if not new.is_stored(lake.store, manifest)]:
-            del made[document]
+        drop_unusable(log, manifest, made, [str(ref.document) for ref in manifest.built])
         for ref in manifest.built:
             if str(ref.document) not in made:
-                made[str(ref.document)] = _rewrite_version(log, ref, partitions, by)
+                made[str(ref.document)] = write_on_record(log, by, partial(rewrite_version, ref))
         _check_unused(dataset, roots)  # again, because writing takes a while
         old = {ref.id: made[str(ref.document)] for ref in manifest.built}
         served = old.get(manifest.version.id) if manifest.version else None
@@ -308,6 +294,14 @@ def repartition_versions(
         after = _declare_partitions(after, partitions, served.new.id if served else None, reason)
         log.commit(commit, after, by=by)
         return before, after
+
+    def rewrite_version(ref: VersionRef, attempt: Attempt) -> VersionReplacement:
+        sealed = log.read_version(ref)
+        (generation,) = sealed.generations
+        options = WriteOptions(f"dataset {dataset!r}, version {ref.id}")
+        new = _rebucket_generation(log, sealed, generation, partitions, attempt, options)
+        made = sealed.after(id=version_id(sealed.number, attempt.id), partitions=partitions, generations=(new,))
+        return VersionReplacement.write(log, ref, made, attempt, rows=0)
 
     if dry_run:
         manifest = _read_manifest(log, BoundedManifest)[1]
@@ -322,18 +316,6 @@ def repartition_versions(
             if new.attempt is not None:
                 delete_attempt(lake, dataset, new.attempt.id)
     spared, _ = delete_doomed(log, after, roots, read_lake_clock(lake, dataset), by=by)
-    used = [new for new in made.values() if after.ref(new.new.id) is not None]
-    ids, rows = {new.old.id: new.new.id for new in used}, sum(new.sealed.stored_rows for new in used)
+    ids, rows = {new.old.id: new.new.id for new in made.values()}, sum(new.sealed.stored_rows for new in made.values())
     pending = tuple(f"{decision.what}: {decision.reason}" for decision in spared)
     return RebucketReport(dataset, before, partitions, ids, pending, rows=rows)
-
-
-def _rewrite_version(log: DatasetLog, ref: VersionRef, partitions: int, by: str) -> VersionReplacement:
-    sealed, attempt = log.read_version(ref), log.attempt()
-    (generation,) = sealed.generations
-    options = WriteOptions(f"dataset {log.name!r}, version {ref.id}")
-    # Recorded until the commit, so that no discard deletes the new files.
-    with renew_attempt(log.lake, log.name, attempt.id, by):
-        new = _rebucket_generation(log, sealed, generation, partitions, attempt, options)
-    made = sealed.after(id=version_id(sealed.number, attempt.id), partitions=partitions, generations=(new,))
-    return VersionReplacement.write(log, ref, made, attempt, rows=0)

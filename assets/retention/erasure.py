@@ -109,7 +109,7 @@ def erase_keys(
         reason=reason,
         by=by,
         rewritten=work.rewritten(manifest),
-        redacted=past + work.count_redacted(manifest),
+        redacted=past + sum(not made.rows for made in work.made.values()),
         deleted=len(objects) + superseded,
         pending=tuple(decision for decision in (*spared, *work.leftovers.builds) if _has_found_keys(decision, proof)),
         proof=proof,

@@ -10,9 +10,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from dagster_adjunct.assets.reading.dataset import current_readers
 from dagster_adjunct.assets.reading.history import VersionsOverTime
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions, current_readers
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import require_local_manifest, undo_batch
 from dagster_adjunct.assets.unbounded.progress import raise_if_stale

@@ -16,8 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.reading.no_version_errors import no_complete_version_error
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions, no_complete_version_error
 from dagster_adjunct.assets.sources.deliveries import Awaiting
 from dagster_adjunct.assets.sources.stream_source import open_source
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog

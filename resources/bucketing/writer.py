@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -444,14 +444,9 @@ def write_arrow_buckets(
         numbers = np.zeros(table.num_rows, dtype=np.int32)
     files: list[BucketFile | None] = []
     for bucket in np.unique(numbers).tolist():
-        writer = BucketFileWriter(store, folder, bucket, layout, options)
-        try:
-            rows = table.take(np.nonzero(numbers == bucket)[0])
-            for start in range(0, rows.num_rows, ROWS_PER_GROUP):
-                writer.write(rows.slice(start, ROWS_PER_GROUP))
-            files.append(writer.finish())
-        finally:
-            writer.discard()
+        rows = table.take(np.nonzero(numbers == bucket)[0])
+        parts = (rows.slice(start, ROWS_PER_GROUP) for start in range(0, rows.num_rows, ROWS_PER_GROUP))
+        files.append(write_bucket_file(BucketFileWriter(store, folder, bucket, layout, options), parts))
     return sorted((file for file in files if file), key=lambda file: file.bucket)
 
 
@@ -551,7 +546,7 @@ def _task(
         facts = []
         try:
             for number, tables in parts:
-                file = _write_file(BucketFileWriter(store, folder, number, layout, options), tables)
+                file = write_bucket_file(BucketFileWriter(store, folder, number, layout, options), tables)
                 facts += [json.dumps(file.to_json())] if file else []
         except PermanentError as error:
             # Returned instead of raised: Spark would retry the task, and wrap the error.
@@ -563,7 +558,7 @@ def _task(
     return write
 
 
-def _write_file(writer: BucketFileWriter, tables: Iterator[pa.Table]) -> BucketFile | None:
+def write_bucket_file(writer: BucketFileWriter, tables: Iterable[pa.Table]) -> BucketFile | None:
     """Write these rows as one file, and return its facts, None if there is nothing to store."""
     try:
         for table in tables:

@@ -302,23 +302,12 @@ def test_a_key_of_several_columns_is_looked_for_in_one_row_group() -> None:
     assert [key for key, _ in view.items("J")] == [("JFK", h) for h in range(50)]
 
 
-def test_files_without_row_group_offsets_are_searched_by_their_statistics(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    schema = Schema.of(origin="string", hour="int", temp="int")
-    rows = {(o, h): {"origin": o, "hour": h, "temp": h} for o in ("EWR", "JFK", "LGA") for h in range(50)}
+def test_a_file_that_does_not_list_its_row_groups_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagster_adjunct.assets.reading.key_lookup.GROUP_KEYS", b"unknown")
-    view = view_of(rows, schema, ["origin", "hour"], partition_by=["origin"], partitions=2, group=7)
-    assert {key: view.get(key) for key in rows} == rows
-    assert view.get(("JFK", 50)) is None
-    assert dict(
-        view.items(
-            ("JFK",),
-        )
-    ) == {key: row for key, row in rows.items() if key[0] == "JFK"}
-    assert [key for key, _ in view.items(start=("EWR", 40), end=("LGA", 3))] == [
-        key for key in rows if ("EWR", 40) <= key < ("LGA", 3)
-    ]
+    view = view_of(numbers(100), NUMBERS, ["k"])
+    with pytest.raises(ManifestMismatchError) as failure:
+        view.get(7)
+    assert failure.value.key is not None
 
 
 def test_what_is_kept_stays_below_the_cache_s_bytes() -> None:
