@@ -206,10 +206,9 @@ class ServedVersion:
                 if begun:
                     self.raise_if_discarded(held.reader.version)
                     raise
-                damage = error
+                self.replace_damaged(held, error)
             finally:
                 self.leave(held)
-            self.replace_damaged(held, damage)
 
     def enter(self, *, leased: bool) -> VersionInUse:
         """Return the version for a call, which must leave it; `leased` takes a lease first."""
