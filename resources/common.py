@@ -64,12 +64,6 @@ def check_choice(value: object, found: str, choices: Sequence[object], *, argume
         raise argument_error(found, f"one of {', '.join(map(repr, choices))}", argument=argument, **about)
 
 
-def check_bool(value: object, found: str, *, argument: str, **about: Any) -> None:
-    """Raise `argument_error` unless `value` is True or False."""
-    if not isinstance(value, bool):
-        raise argument_error(found, "True or False", argument=argument, **about)
-
-
 class LazyModule:
     """A module that is slow to import, imported when one of its attributes is first used."""
 

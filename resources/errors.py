@@ -36,9 +36,13 @@ their system. Retry logic checks for `TransientError` only: the base class of an
 
 from __future__ import annotations
 
+import errno
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, Field, dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar, Self, dataclass_transform
 
 # The text after the colon is a password, unless it is a port before a path. Some passwords contain a slash.
@@ -347,6 +351,36 @@ class SourceChangedError(TransientError):
 
 class TableUnavailableError(TransientError):
     """The table's server is busy, restarting or temporarily unreachable."""
+
+
+# Errors of the local file system.
+
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+# Permanent until somebody changes permissions or paths. Other errors (a full or failing disk) may pass.
+REFUSED_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+
+
+def file_error(error: OSError, place: str | Path, what: str) -> AdjunctError:
+    """Return Adjunct's error for an error of the file system at `place`; `what` names the operation.
+
+    It is a ConfigurationError where access is denied or the path is wrong, and else a StoreUnavailableError, which is
+    transient.
+    """
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno in (*REFUSED_ERRNOS, errno.ENOENT):
+        step = "Give this user read and write access, or choose another path (for temporary files: TMPDIR)."
+        return ConfigurationError(f"{what}: {place} can't be accessed: {reason}.", step, url=str(place))
+    step = "Check whether the disk is full or failing, then run it again. Nothing was committed and nothing is lost."
+    return StoreUnavailableError(f"{what}: the file system failed at {place}: {reason}.", step, url=str(place))
+
+
+@contextmanager
+def translate_file_errors(place: str | Path, what: str) -> Iterator[None]:
+    """Raise errors of the file system as `file_error` translates them."""
+    try:
+        yield
+    except OSError as error:
+        raise file_error(error, place, what) from error
 
 
 def raise_first(errors: Sequence[Exception], *, describe: Callable[[Exception], str] = str) -> None:

@@ -39,8 +39,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 import pyarrow.parquet as pq
 
-from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError
-from dagster_adjunct.resources.file_errors import file_error
+from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, file_error
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 from dagster_adjunct.resources.objects.arrow_files import ArrowReadableFile, RangedFile, open_bytes
 from dagster_adjunct.resources.schemas.column_sql import F

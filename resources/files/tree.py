@@ -24,8 +24,9 @@ from dagster_adjunct.resources.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
     SourceChangedError,
+    file_error,
+    translate_file_errors,
 )
-from dagster_adjunct.resources.file_errors import file_error, translate_file_errors
 from dagster_adjunct.resources.objects.lake import check_store_url
 from dagster_adjunct.resources.objects.store import S3Options
 

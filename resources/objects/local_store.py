@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from dagster_adjunct.resources.errors import (
+    DISK_FULL_ERRNOS,
+    REFUSED_ERRNOS,
     AdjunctError,
     ConditionalWritesUnsupportedError,
     ConfigurationError,
     LakeNotFoundError,
     StoreUnavailableError,
 )
-from dagster_adjunct.resources.file_errors import DISK_FULL_ERRNOS, REFUSED_ERRNOS
 from dagster_adjunct.resources.objects.store import (
     LAKE_DOCUMENT,
     PROBE_PREFIX,

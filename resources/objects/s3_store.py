@@ -25,8 +25,8 @@ from dagster_adjunct.resources.errors import (
     ObjectNotFoundError,
     PreconditionFailedError,
     StoreUnavailableError,
+    translate_file_errors,
 )
-from dagster_adjunct.resources.file_errors import translate_file_errors
 from dagster_adjunct.resources.objects.store import (
     DescribedStore,
     ObjectInfo,

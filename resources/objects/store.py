@@ -24,8 +24,8 @@ from dagster_adjunct.resources.errors import (
     ObjectExistsError,
     ObjectNotFoundError,
     PreconditionFailedError,
+    translate_file_errors,
 )
-from dagster_adjunct.resources.file_errors import translate_file_errors
 
 LAKE_DOCUMENT = "_adjunct/lake.json"
 PROBE_PREFIX = "_adjunct/probe/"

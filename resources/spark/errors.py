@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.errors import (
+    DISK_FULL_ERRNOS,
     AdjunctError,
     ManifestMismatchError,
     PlanningError,
     StoreUnavailableError,
     TransientError,
+    file_error,
 )
-from dagster_adjunct.resources.file_errors import DISK_FULL_ERRNOS, file_error
 from dagster_adjunct.resources.schemas.column_sql import F
 
 if TYPE_CHECKING:

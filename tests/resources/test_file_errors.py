@@ -35,8 +35,9 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     TableAccessError,
     TransientError,
+    file_error,
+    translate_file_errors,
 )
-from dagster_adjunct.resources.file_errors import file_error, translate_file_errors
 from dagster_adjunct.resources.files.tree import ListedFile, open_tree
 from dagster_adjunct.resources.spark.errors import find_adjunct_error
 from dagster_adjunct.resources.streams.lake.export import export_records

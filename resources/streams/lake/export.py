@@ -13,8 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.file_errors import translate_file_errors
+from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
 
 _GROUP = 65_536
 
