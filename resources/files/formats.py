@@ -45,7 +45,7 @@ from dagster_adjunct.resources.objects.arrow_files import ArrowReadableFile, Ran
 from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, fit_to_schema, repeated_names
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.spark.errors import encode_task_errors
+from dagster_adjunct.resources.spark.map_arrow import read_in_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -489,34 +489,15 @@ def read_files_with_spark(spark: SparkSession, declared: DeclaredFiles, files: S
 
     `__partition` is the file's index in `files`, `__offset` the record's in its file, both counted from 0.
     """
-    tasks, schema = plan_tasks(files, declared.format), declared.schema
-
-    def read(batches: Iterator[Any]) -> Iterator[Any]:
-        wanted = [number for batch in batches for number in batch.column(0).to_pylist()]
-        for number in wanted:
-            for piece in tasks[number]:
-                yield from encode_task_errors(_batches(declared, piece))
-
-    # By position, because mapInArrow looks up columns by name and fails on dots and backticks.
-    kinds = [*(field.type for field in schema.fields), "int", "bigint"]
-    ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(kinds))
-    frame = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(read, ddl)
-    return frame.select(
-        *[F.col(f"c{index}").alias(name) for index, name in enumerate((*schema.names, PARTITION, OFFSET))],
-        F.lit(None).cast("timestamp").alias(TIMESTAMP),
-        F.lit(False).alias(TOMBSTONE),
-    )
+    columns = [*((field.name, field.type) for field in declared.schema.fields), (PARTITION, "int"), (OFFSET, "bigint")]
+    frame = read_in_tasks(spark, plan_tasks(files, declared.format), partial(_batches, declared), columns)
+    return frame.select("*", F.lit(None).cast("timestamp").alias(TIMESTAMP), F.lit(False).alias(TOMBSTONE))
 
 
 def read_files(declared: DeclaredFiles, files: Sequence[ListedFile]) -> pa.Table:
     """Return what `read_files_with_spark` returns as an Arrow table in memory, without Spark."""
     columns = [*declared.schema.to_arrow(), pa.field(PARTITION, pa.int32()), pa.field(OFFSET, pa.int64())]
-    parts = [
-        batch.rename_columns([column.name for column in columns])
-        for task in plan_tasks(files, declared.format)
-        for piece in task
-        for batch in _batches(declared, piece)
-    ]
+    parts = [batch for task in plan_tasks(files, declared.format) for batch in _batches(declared, task)]
     rows = pa.Table.from_batches(parts).cast(pa.schema(columns)) if parts else pa.schema(columns).empty_table()
     rows = rows.append_column(TIMESTAMP, pa.nulls(rows.num_rows, pa.timestamp("us", "UTC")))
     return rows.append_column(TOMBSTONE, pa.array([False] * rows.num_rows, pa.bool_()))
@@ -556,10 +537,10 @@ def plan_tasks(files: Sequence[ListedFile], format: FileFormat) -> list[list[Fil
     return tasks
 
 
-def _batches(declared: DeclaredFiles, piece: FilePart) -> Iterator[pa.RecordBatch]:
-    for first, table in declared.tables(piece.file, (piece.start, piece.end)):
-        rows = table.num_rows
-        numbers, offsets = np.full(rows, piece.number, np.int32), np.arange(first, first + rows, dtype=np.int64)
-        columns = [*table.columns, pa.array(numbers), pa.array(offsets)]
-        numbered = pa.table(columns, names=[f"c{index}" for index in range(len(columns))])
-        yield from numbered.combine_chunks().to_batches()
+def _batches(declared: DeclaredFiles, pieces: Sequence[FilePart]) -> Iterator[pa.RecordBatch]:
+    for piece in pieces:
+        for first, table in declared.tables(piece.file, (piece.start, piece.end)):
+            numbers = pa.array(np.full(table.num_rows, piece.number, np.int32))
+            offsets = pa.array(np.arange(first, first + table.num_rows, dtype=np.int64))
+            numbered = table.append_column(PARTITION, numbers).append_column(OFFSET, offsets)
+            yield from numbered.combine_chunks().to_batches()

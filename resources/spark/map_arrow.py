@@ -6,16 +6,18 @@ Spark's own `mapInArrow` and `applyInArrow` look up columns by name, and read a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
 from dagster_adjunct.resources.schemas.column_sql import F
+from dagster_adjunct.resources.spark.errors import encode_task_errors
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+T = TypeVar("T")
 _MARKS = (".", "`")
 
 
@@ -50,9 +52,29 @@ def apply_in_arrow(
     return plain.groupBy(*[F.col(f"c{names.index(name)}") for name in key]).applyInArrow(named, schema)
 
 
+def read_in_tasks(
+    spark: SparkSession,
+    tasks: Sequence[T],
+    read: Callable[[T], Iterator[pa.RecordBatch]],
+    columns: Sequence[tuple[str, str]],
+) -> DataFrame:
+    """Return the batches that `read` yields for each of `tasks`, by a Spark task each; `columns` are (name, type)."""
+    names = _by_position(columns)
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in [number for batch in batches for number in batch.column(0).to_pylist()]:
+            for batch in read(tasks[number]):
+                yield batch.rename_columns(names)
+
+    ddl = ", ".join(f"{name} {kind}" for name, (_, kind) in zip(names, columns, strict=True))
+    numbers = spark.range(0, len(tasks), 1, max(1, len(tasks)))
+    frame = numbers.mapInArrow(lambda batches: encode_task_errors(run(batches)), ddl)
+    return frame.toDF(*[name for name, _ in columns])
+
+
 def _needs_other_names(names: Sequence[str]) -> bool:
     return any(mark in name for name in names for mark in _MARKS)
 
 
-def _by_position(names: Sequence[str]) -> list[str]:
+def _by_position(names: Sequence[object]) -> list[str]:
     return [f"c{index}" for index in range(len(names))]

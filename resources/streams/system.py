@@ -276,7 +276,8 @@ EPOCH = "__epoch"
 FIRST_OFFSET = "0"
 META = (PARTITION, OFFSET, TIMESTAMP, TOMBSTONE)
 RECORD_META = (*META, EPOCH)
-RECORD_META_TYPES = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
+RECORD_META_COLUMNS = tuple(zip(RECORD_META, ("int", "bigint", "timestamp", "boolean", "int"), strict=True))
+"""The names and Spark types of RECORD_META."""
 # The source position of a record that an application produced: the input's partition ("lake.orders.3"), offset and
 # epoch there, and the reader. Reads add these only on request; null if the producer gave none.
 SOURCE = "__source"
@@ -284,9 +285,7 @@ SOURCE_OFFSET = "__source_offset"
 SOURCE_EPOCH = "__source_epoch"
 READER = "__source_reader"
 POSITION = (SOURCE, SOURCE_OFFSET, SOURCE_EPOCH, READER)
-RECORD_META_DDL = (
-    f"`{PARTITION}` INT, `{OFFSET}` BIGINT, `{TIMESTAMP}` TIMESTAMP, `{TOMBSTONE}` BOOLEAN, `{EPOCH}` INT NOT NULL"
-)
+RECORD_META_DDL = ", ".join(f"`{name}` {kind}" for name, kind in RECORD_META_COLUMNS) + " NOT NULL"
 
 # The records of a replayed output that a read returns: all, or the latest results of each source record.
 Epochs = Literal["all", "latest"]

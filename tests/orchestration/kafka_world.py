@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic
+from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
+from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
+from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 from dagster_adjunct.resources.streams.system import StreamSystem
 from tests.orchestration.step_world import StepWorld
 from tests.servers.kafka import KafkaServer

@@ -15,24 +15,25 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import SkipValidation
 
+from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
     StreamNotFoundError,
     StreamUnavailableError,
 )
+from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, check_topic_name
 from dagster_adjunct.resources.streams.system import OffsetRangeChecker
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
     from confluent_kafka.admin import AdminClient
-
-    from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings
 
 SettingValue = SkipValidation[str | int | float | bool]  # checked here, without showing a secret
 _REFERENCE = "env:"
@@ -97,6 +98,47 @@ def check_client_settings(client: Mapping[str, SettingValue], client_factory: st
         problem = f"client_factory is {client_factory!r}: expected a function, as module:function."
         step = "Name a function that executors can import; it takes nothing and returns librdkafka settings."
         raise ConfigurationError(problem, step, argument="client_factory")
+
+
+@validated
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """A Kafka cluster as a system of streams; see `kafka_system`, which creates and registers it."""
+
+    name: str
+    bootstrap_servers: str
+    client: Mapping[str, SettingValue] = field(default_factory=dict)
+    client_factory: str | None = None
+    topics: Mapping[str, KafkaTopic] = field(default_factory=dict)
+    prefix: str = ""
+
+    def __post_init__(self) -> None:
+        check_name("system", self.name)
+        if not self.bootstrap_servers:
+            problem = f"Kafka system {self.name!r} has no bootstrap servers."
+            step = "Give them as HOST:PORT, separated by commas."
+            raise ConfigurationError(problem, step, argument="bootstrap_servers")
+        check_client_settings(self.client, self.client_factory)
+        if self.prefix:
+            check_topic_name(self.prefix)
+        names: dict[str, str] = {}
+        for stream, topic in self.topics.items():
+            check_name("stream", stream)
+            other = names.setdefault(topic.name_for(stream), stream)
+            if other != stream:
+                raise ConfigurationError(
+                    f"streams {other!r} and {stream!r} of Kafka system {self.name!r} are both topic "
+                    f"{topic.name_for(stream)!r}: a topic can only be one stream.",
+                    "Leave one of them out.",
+                    argument="topics",
+                    system=self.name,
+                    topic=topic.name_for(stream),
+                )
+
+    @property
+    def where(self) -> str:
+        """The name of the cluster in errors."""
+        return f"Kafka system {self.name!r} ({self.bootstrap_servers})"
 
 
 def resolve_client_settings(settings: KafkaSettings) -> dict[str, Any]:
@@ -270,15 +312,6 @@ _LEADER_SECONDS = 0.2
 _PROPAGATION_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class TopicDescription:
-    """A topic of the cluster. `identity` is its id, which changes when it is recreated."""
-
-    topic: str
-    identity: str
-    partitions: int
-
-
 class KafkaAdmin:
     """An admin client, which connects on first use; threads may share it.
 
@@ -308,15 +341,13 @@ class KafkaAdmin:
                     raise translated from error
             part *= 2
 
-    def describe(self, topic: str) -> TopicDescription | None:
-        """Return the topic, or None if it does not exist."""
+    def describe(self, topic: str) -> tuple[str, int] | None:
+        """Return the topic's id, which changes when it is recreated, and its partition count; None if there is none."""
         from confluent_kafka import TopicCollection
 
         asked = self._connected().describe_topics(TopicCollection([topic]))
         description = self._answer(asked, f"topic {topic!r}", {"UNKNOWN_TOPIC_OR_PART"})
-        if description is None:
-            return None
-        return TopicDescription(topic, str(description.topic_id), len(description.partitions))
+        return None if description is None else (str(description.topic_id), len(description.partitions))
 
     def config(self, topic: str) -> Mapping[str, str]:
         """Return the settings of a topic by Kafka's names; none if we are not authorized to read them."""

@@ -17,34 +17,24 @@ from __future__ import annotations
 
 import hashlib
 import time
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from dagster_adjunct.resources.common import StoredDocument, check_name
-from dagster_adjunct.resources.errors import ConfigurationError, StreamUnavailableError
+from dagster_adjunct.resources.common import StoredDocument
+from dagster_adjunct.resources.errors import StreamUnavailableError
 from dagster_adjunct.resources.objects.commit_log import decode_document
 from dagster_adjunct.resources.schemas.column_sql import F, quote_name
-from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.spark.errors import encode_task_errors, translate_spark_errors
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.streams.kafka.client import BrokerRefusals, new_client
-from dagster_adjunct.resources.streams.kafka.consume import (
-    MarkerHeader,
-    TopicRange,
-    is_marker,
-    marker_from_message,
-    read_ranges,
-)
 from dagster_adjunct.resources.streams.kafka.formats import Raw
-from dagster_adjunct.resources.streams.kafka.record_formats import KEY, encode_frame, encode_table, topic_schema
+from dagster_adjunct.resources.streams.kafka.record_formats import KEY, KafkaTopic, encode_frame
 from dagster_adjunct.resources.streams.kafka.task_producer import (
     OutgoingRecord,
     Sender,
@@ -60,25 +50,13 @@ from dagster_adjunct.resources.streams.system import (
     TIMESTAMP,
     TOMBSTONE,
     AppendResult,
-    Marker,
-    Sources,
-    StreamSystem,
-    SystemStreamPartition,
-    check_marker_partitions,
-    check_producer,
     check_same_contents,
-    check_table_options,
-    micros_from_valid_from,
-    parse_offset,
     stale_sequence_error,
 )
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
     from pyspark.sql import DataFrame
-
-    from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin
-    from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaTopic
 
 _MARKS = "adjunct:"  # application names have no colon, so their groups differ
 _SECONDS = 60.0
@@ -265,9 +243,6 @@ def _group_consumer(target: Target, group: str, refusals: BrokerRefusals, isolat
 
 
 _TASKS = 32
-_DEFAULT_LIMIT = 1_000_000  # if the topic's settings can't be read
-_VISIBLE_SECONDS = 10.0
-_LOOK_SECONDS = 0.02
 _SPANS = "`partition` INT, `first` BIGINT, `next` BIGINT, `rows` BIGINT, `duplicate` BOOLEAN"
 _ORDER = "__order_"
 
@@ -286,191 +261,7 @@ class TopicFacts:
     identity: str
     partitions: int
     declared: KafkaTopic
-    key: tuple[str, ...]
     config: Mapping[str, str]
-
-
-class KafkaAppends(StreamSystem):
-    """The streams of a cluster: appending, and end-of-dataset markers."""
-
-    settings: KafkaSettings
-    admin: KafkaAdmin
-
-    @abstractmethod
-    def topic(self, stream: str) -> TopicFacts:
-        """Return the stream's topic, with its settings. Raises StreamNotFoundError."""
-
-    def append(
-        self,
-        stream: str,
-        data: DataFrame | ArrowFrame | Sequence[Mapping[str, Any]],
-        *,
-        producer: str,
-        sequence: int,
-        end_of_dataset: str | None = None,
-        order_by: Sequence[str] = (),
-        partitioned: bool = False,
-        consumed: Mapping[SystemStreamPartition, str] | None = None,
-        sources: Sources | None = None,
-        valid_from: datetime | None = None,
-    ) -> AppendResult:
-        """Append records to a topic: a Spark frame by its tasks, anything else by this process, in its order.
-
-        `data` has the stream's columns and may have `__tombstone`, `__timestamp` (stored in ms; null is now) and
-        `__epoch`. One task sends the records of a key, ordered by `order_by` (columns that only serve the order are
-        dropped), to the partition that Kafka's Java client chooses for the key; records without key go to any.
-        `partitioned` has no effect, since several tasks may have read one partition. `end_of_dataset` ends a version:
-        every partition gets a marker; `valid_from` (with its zone) is when the version becomes valid. Source positions
-        of records become headers. `sources` are not stored.
-
-        Without transactions this is at least once. With transactions it is exactly once per producer and sequence, and
-        `consumed`, the next offsets of input from the same cluster, is committed with the records for the consumer
-        group `producer`. Sequences of a producer must increase.
-
-        The result's ranges of offsets may include records of other producers. Raises SchemaMismatchError,
-        PermanentError for a record that Kafka rejects, ProducerConflictError, CommitConflictError, and
-        StreamUnavailableError, after which the same call may be repeated.
-        """
-        check_producer(producer, sequence)
-        micros_from_valid_from(end_of_dataset, valid_from)
-        facts = self.topic(stream)
-        markers: dict[int, bytes] = {}
-        if end_of_dataset is not None:
-            check_name("version", end_of_dataset)
-            header = MarkerHeader(version=end_of_dataset, partitions=facts.partitions, valid_from=valid_from)
-            markers = dict.fromkeys(range(facts.partitions), header.encode())
-        what = self._task_append(facts, producer, sequence, markers, consumed or {})
-        before = self.admin.upcoming(facts.topic, range(facts.partitions))
-        name = str(what.target)
-        if hasattr(data, "mapInArrow"):
-            frame = _select_columns(cast("DataFrame", data), facts, order_by)
-            sent = _send_frame(encode_frame(frame, facts.declared, name), facts, what, len(order_by))
-            return self._await_result(what, sent, before)
-        check_table_options(name, order_by, partitioned)
-        table = encode_table(to_arrow_table(data, name, topic_schema(facts.declared)), facts.declared, name)
-        return self._await_result(what, _send_function(facts)(what, table.to_batches()), before)
-
-    def append_markers(
-        self,
-        stream: str,
-        version: str,
-        *,
-        producer: str,
-        sequence: int,
-        partitions: Sequence[int] | None = None,
-        rows: Mapping[int, int] | None = None,
-        checksum: str | None = None,
-        valid_from: datetime | None = None,
-    ) -> AppendResult:
-        """Append only an end-of-dataset marker to these partitions (default: all).
-
-        `rows` are the version's numbers of records by partition, for validation; `valid_from` (with its zone) is when
-        it becomes valid.
-        """
-        check_producer(producer, sequence)
-        check_name("version", version)
-        micros_from_valid_from(version, valid_from)
-        facts = self.topic(stream)
-        chosen = range(facts.partitions) if partitions is None else sorted(set(partitions))
-        check_marker_partitions(f"{self.name}.{stream}", version, chosen, facts.partitions, rows)
-        same: Any = {"version": version, "checksum": checksum, "valid_from": valid_from, "partitions": facts.partitions}
-        counts: Mapping[int, int] = rows or {}
-        markers = {p: MarkerHeader(**same, rows=counts.get(p)).encode() for p in chosen}
-        what = self._task_append(facts, producer, sequence, markers, {})
-        before = self.admin.upcoming(facts.topic, range(facts.partitions))
-        return self._await_result(what, _send_function(facts)(what, []), before)
-
-    def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
-        """Return the result of an earlier append, or None; always None for a topic without transactions.
-
-        A transaction that a crash left open does not count; the producer's next append aborts it. Raises
-        ProducerConflictError for a sequence before the last.
-        """
-        check_producer(producer, sequence)
-        facts = self.topic(stream)
-        if not facts.declared.transactional:
-            return None
-        marks = read_marks(self._target(facts), producer)
-        if 0 not in marks or marks[0][0].sequence < sequence:
-            return None
-        if marks[0][0].sequence > sequence:
-            raise stale_sequence_error(f"{self.name}.{stream}", producer, sequence, marks[0][0].sequence)
-        return _result_from_spans(spans_from_marks(marks, sequence), duplicate=True)
-
-    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
-        """Return the markers at or after these offsets (of all partitions when None), in order.
-
-        Reads all records from there on. An offset that retention has passed counts as the oldest.
-        """
-        facts = self.topic(stream)
-        name = f"{self.name}.{stream}"
-        starts = dict.fromkeys(range(facts.partitions), 0)
-        if since is not None:
-            starts = {s.partition: parse_offset(o, str(s)) for s, o in since.items() if s.qualified_stream == name}
-        oldest, upcoming = self.admin.oldest(facts.topic, starts), self.admin.upcoming(facts.topic, starts)
-        ranges = [
-            TopicRange(facts.topic, facts.identity, p, max(start, oldest[p]), upcoming[p], name)
-            for p, start in sorted(starts.items())
-        ]
-        found = [
-            marker_from_message(message, SystemStreamPartition(self.name, stream, wanted.partition))
-            for wanted, got in read_ranges(self.settings, ranges)
-            for message in got
-            if is_marker(message.headers())
-        ]
-        return sorted(found, key=lambda marker: (marker.ssp.partition, int(marker.offset)))
-
-    def _task_append(
-        self,
-        facts: TopicFacts,
-        producer: str,
-        sequence: int,
-        markers: Mapping[int, bytes],
-        consumed: Mapping[SystemStreamPartition, str],
-    ) -> TaskAppend:
-        if markers and "compact" in facts.config.get("cleanup.policy", ""):
-            problem = (
-                f"{self.name}.{facts.stream} can't have end-of-dataset markers: topic {facts.topic!r} is compacted "
-                "(cleanup.policy), which only accepts records with a key."
-            )
-            step = "Deliver versions through a topic that is not compacted."
-            raise ConfigurationError(problem, step, stream=f"{self.name}.{facts.stream}", topic=facts.topic)
-        offsets: dict[str, dict[int, int]] = {}
-        if facts.declared.transactional:
-            ours = [(ssp, int(offset)) for ssp, offset in consumed.items() if ssp.system == self.name]
-            topics = {name: self.topic(name).topic for name in {ssp.stream for ssp, _ in ours}}
-            for ssp, offset in ours:
-                offsets.setdefault(topics[ssp.stream], {})[ssp.partition] = offset
-        return TaskAppend(self._target(facts), producer, sequence, tuple(sorted(markers.items())), offsets)
-
-    def _target(self, facts: TopicFacts) -> Target:
-        limit = int(facts.config.get("max.message.bytes", _DEFAULT_LIMIT))
-        settings = replace(self.settings, topics={})  # the producer needs no formats, which may be large
-        return Target(settings, facts.stream, facts.topic, facts.identity, facts.partitions, limit)
-
-    def _await_result(self, append: TaskAppend, sent: SendResult, before: Mapping[int, int]) -> AppendResult:
-        """Return the result of an append, once readers see it; partitions without records have empty ranges.
-
-        `before` are the partitions' previous ends, for offsets that a broker did not return.
-        """
-        spans, duplicate = sent
-        if duplicate:
-            return _result_from_spans(spans, duplicate=True)
-        target, deadline = append.target, time.monotonic() + _VISIBLE_SECONDS
-        ends = {p: max((s.next or 0 for s in spans if s.partition == p), default=0) for p in range(target.partitions)}
-        after = self.admin.upcoming(target.topic, range(target.partitions))
-        # Another producer's open transaction may hide our records for longer.
-        while any(after[p] < end for p, end in ends.items()) and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
-            after = self.admin.upcoming(target.topic, range(target.partitions))
-        unknown = {span.partition for span in spans if span.first is None or span.next is None}
-        known = [
-            SentSpan(s.partition, before[s.partition], after[s.partition], s.rows) if s.partition in unknown else s
-            for s in spans
-        ]
-        result = _result_from_spans(known, duplicate=False)
-        empty = {p: str(offset) for p, offset in after.items() if p not in result.first}
-        return replace(result, first={**result.first, **empty}, next={**result.next, **empty})
 
 
 def send_without_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
@@ -487,19 +278,22 @@ def send_without_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatc
         raise
 
 
-def _send_function(facts: TopicFacts) -> Callable[[TaskAppend, Iterable[pa.RecordBatch]], SendResult]:
-    return send_in_transaction if facts.declared.transactional else send_without_transaction
+def send_batches(facts: TopicFacts, append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
+    """Send encoded records and the append's markers from this process."""
+    send = send_in_transaction if facts.declared.transactional else send_without_transaction
+    return send(append, batches)
 
 
-def _send_frame(frame: DataFrame, facts: TopicFacts, append: TaskAppend, ordered_by: int) -> SendResult:
-    """Send an encoded frame by Spark's tasks: by one in a transaction, else by one for each key."""
+def send_frame(frame: DataFrame, facts: TopicFacts, append: TaskAppend, order_by: Sequence[str]) -> SendResult:
+    """Send a frame's records by Spark's tasks: by one in a transaction, else by one for each key."""
+    frame = encode_frame(_select_columns(frame, facts, order_by), facts.declared, str(append.target))
     keyed = facts.declared.key is not None or isinstance(facts.declared.value, Raw)
     if facts.declared.transactional:
         frame = frame.repartition(1)
     elif keyed:
         frame = frame.repartition(min(facts.partitions, _TASKS), KEY)
-    if ordered_by:
-        frame = frame.sortWithinPartitions(*[f"{_ORDER}{i}" for i in range(ordered_by)])
+    if order_by:
+        frame = frame.sortWithinPartitions(*[f"{_ORDER}{i}" for i in range(len(order_by))])
     frame = frame.select(*[name for name in frame.columns if not name.startswith(_ORDER)])
     if facts.declared.transactional:
         # Spark runs no task for a frame that it knows to be empty: then this process runs the transaction.
@@ -535,7 +329,7 @@ def _run_tasks(
 
 def _select_columns(frame: DataFrame, facts: TopicFacts, order_by: Sequence[str]) -> DataFrame:
     """Return the frame with the stream's columns, its mark columns, and numbered columns of its order."""
-    schema = topic_schema(facts.declared)
+    schema = facts.declared.schema()
     dropped = {
         name for name in (*RECORD_META, *order_by) if name not in (TIMESTAMP, TOMBSTONE, EPOCH) and name not in schema
     }
@@ -544,7 +338,7 @@ def _select_columns(frame: DataFrame, facts: TopicFacts, order_by: Sequence[str]
     return frame.select(*kept, *order)
 
 
-def _result_from_spans(spans: Sequence[SentSpan], *, duplicate: bool) -> AppendResult:
+def result_from_spans(spans: Sequence[SentSpan], *, duplicate: bool) -> AppendResult:
     first: dict[int, int] = {}
     after: dict[int, int] = {}
     for span in spans:

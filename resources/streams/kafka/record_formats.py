@@ -1,4 +1,4 @@
-"""Decodes Kafka messages to records with typed columns, and encodes records, in Arrow batches.
+"""Declares the formats of topics; decodes messages to records with typed columns, and encodes them, in Arrow batches.
 
 __key, __value, __headers <-> the record's columns, RECORD_META
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +20,7 @@ from dagster_adjunct.resources.bucketing.writer import check_readable, describe_
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
-from dagster_adjunct.resources.schemas.schema import Field, Schema, fit_to_schema, is_widening
+from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, fit_to_schema, is_widening
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.streams.kafka.formats import (
     FAIL,
@@ -33,66 +35,110 @@ from dagster_adjunct.resources.streams.system import (
     EPOCH,
     OFFSET,
     PARTITION,
-    RECORD_META,
-    RECORD_META_TYPES,
+    RECORD_META_COLUMNS,
     TIMESTAMP,
     TOMBSTONE,
 )
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.resources.streams.kafka.streams import KafkaTopic
-
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 KEY, VALUE, HEADERS = "__key", "__value", "__headers"
 BatchFunction = Callable[["pa.RecordBatch"], "pa.RecordBatch"]
 
 
-def topic_schema(topic: KafkaTopic) -> Schema:
-    """Return the columns of a topic's records: those only in the key, those of the value, then the headers.
+def check_topic_name(name: str) -> str:
+    """Return the name if it is a valid topic name. Raises ConfigurationError."""
+    if not _TOPIC.fullmatch(name) or name in (".", ".."):
+        problem = f"{name!r} can't be a Kafka topic: expected 1 to 249 letters, digits, '.', '_' or '-'."
+        raise ConfigurationError(problem, topic=name)
+    return name
 
-    Raises ConfigurationError if the key's and the value's formats declare a column with different types.
+
+@validated
+@dataclass(frozen=True, slots=True)
+class KafkaTopic:
+    """The formats and options of one topic.
+
+    `topic` is its name if the stream has another. `value` and `key` are formats; `headers` names a column for the
+    headers as JSON, a list of [name, base64 of the value or null]. `partitioner` is how *all* its producers assign
+    keys to partitions. `default_offset` is where a reader without a checkpoint begins. `transactional` makes each of
+    Adjunct's appends a transaction.
     """
-    key, value = key_format(topic), topic.value
-    shared = set(key.columns().names) & set(value.columns().names) if key else set()
-    fields = [field for field in (key.columns().fields if key else ()) if field.name not in shared]
-    for name in shared:
-        assert key is not None
-        here, there = key.columns().field(name).type, value.columns().field(name).type
-        if here != there:
-            problem = f"Kafka column {name!r} is {here} in the key ({key.describe()}) and {there} in the value "
-            problem += f"({value.describe()})."
-            raise ConfigurationError(problem, "Declare the same type in both, or use two names.", column=name)
-    fields += value.columns().fields
-    bad = list(dict.fromkeys(side.malformed for side in (key, value) if side is not None and side.malformed != FAIL))
-    fields += [Field(name, "binary") for name in bad]
-    if topic.headers is not None:
-        fields.append(Field(topic.headers, "string"))
-    return Schema(tuple(fields))
 
+    topic: str | None = None
+    value: Format = field(default_factory=Raw)
+    key: Format | None = None
+    partitioner: Literal["kafka-murmur2", "unknown"] = "unknown"
+    headers: str | None = None
+    default_offset: Literal["oldest", "upcoming"] = "oldest"
+    transactional: bool = False
 
-def key_format(topic: KafkaTopic) -> Format | None:
-    """Return the format of keys; without one, raw values have a raw key, others none."""
-    if topic.key is not None or not isinstance(topic.value, Raw):
-        return topic.key
-    return RawKey()
+    def __post_init__(self) -> None:
+        if self.topic is not None:
+            check_topic_name(self.topic)
+
+    def name_for(self, stream: str) -> str:
+        """Return the topic's name, which is that of the stream unless another was declared."""
+        return self.topic or stream
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The columns that determine a record's partition."""
+        return () if self.key is None else self.key.columns().names
+
+    def key_format(self) -> Format | None:
+        """Return the format of keys; without one, raw values have a raw key, others none."""
+        if self.key is not None or not isinstance(self.value, Raw):
+            return self.key
+        return RawKey()
+
+    def schema(self) -> Schema:
+        """Return the columns of a record: those only in the key, those of the value, then the headers.
+
+        Raises ConfigurationError if the key's and the value's formats declare a column with different types.
+        """
+        key, value = self.key_format(), self.value
+        shared = set(key.columns().names) & set(value.columns().names) if key else set()
+        fields = [field for field in (key.columns().fields if key else ()) if field.name not in shared]
+        for name in shared:
+            assert key is not None
+            here, there = key.columns().field(name).type, value.columns().field(name).type
+            if here != there:
+                problem = f"Kafka column {name!r} is {here} in the key ({key.describe()}) and {there} in the value "
+                problem += f"({value.describe()})."
+                raise ConfigurationError(problem, "Declare the same type in both, or use two names.", column=name)
+        fields += value.columns().fields
+        bad = list(
+            dict.fromkeys(side.malformed for side in (key, value) if side is not None and side.malformed != FAIL)
+        )
+        fields += [Field(name, "binary") for name in bad]
+        if self.headers is not None:
+            fields.append(Field(self.headers, "string"))
+        return Schema(tuple(fields))
+
+    def written_schema(self) -> Schema:
+        """Return the columns that are written: all except those for malformed bytes."""
+        kept = {side.malformed for side in (self.key, self.value) if side is not None}
+        return Schema(tuple(field for field in self.schema().fields if field.name not in kept))
 
 
 def records_schema(schema: Schema) -> pa.Schema:
     """Return the Arrow schema of records: their columns, then RECORD_META, nullable as Spark declares them."""
-    kinds = zip(RECORD_META, RECORD_META_TYPES, strict=True)
-    meta = [pa.field(name, kind, name != EPOCH) for name, kind in kinds]
+    meta = [pa.field(name, arrow_type(kind), name != EPOCH) for name, kind in RECORD_META_COLUMNS]
     return pa.schema([*schema.to_arrow(), *meta])
 
 
 def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
-    """Return a function from a batch of messages to records, with columns of `topic_schema(topic)` and RECORD_META.
+    """Return a function from a batch of messages to records, with columns of `topic.schema()` and RECORD_META.
 
     Its input has `__key`, `__value`, `__headers` if a column needs them, and RECORD_META without `__tombstone`. It
     raises SchemaMismatchError for a message that can't be read, unless its format has a column for malformed bytes.
     `stream` ("kafka.flights") is for errors. Create one in each task.
     """
-    schema, key, value = topic_schema(topic), key_format(topic), topic.value
+    schema, key, value = topic.schema(), topic.key_format(), topic.value
     read_value = value.reader()
     read_key = key.reader() if key else None
     key_names = key.columns().names if key else ()
@@ -183,7 +229,7 @@ def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
     `stream` ("kafka.flights") is for errors. The value is null if `__tombstone` is true. Raises SchemaMismatchError if
     the columns differ from the topic's, and ConfigurationError if a format can't write.
     """
-    written = _written_schema(topic)
+    written = topic.written_schema()
     around = [name for name in frame.schema.names if name.startswith("__")]
     given = Schema.from_spark(frame.select(*[named_column(n) for n in frame.columns if n not in around]).schema)
     _check_columns(given, written, stream)
@@ -211,8 +257,8 @@ def encode_table(table: pa.Table, topic: KafkaTopic, stream: str) -> pa.Table:
 
 def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     """Return a function from a batch of records to messages; see `encode_frame`. Create one in each task."""
-    key, value, written = key_format(topic), topic.value, _written_schema(topic)
-    subject = topic.topic or split_stream_name(stream)[1]
+    key, value, written = topic.key_format(), topic.value, topic.written_schema()
+    subject = topic.name_for(split_stream_name(stream)[1])
     write_value = value.writer(stream, f"{subject}-value")
     write_key = key.writer(stream, f"{subject}-key") if key else None
 
@@ -241,12 +287,6 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         return pa.RecordBatch.from_pydict(out | {k: v for k, v in around.items() if k not in out})
 
     return run
-
-
-def _written_schema(topic: KafkaTopic) -> Schema:
-    """Return the columns that are written: all except those for malformed bytes."""
-    kept = {side.malformed for side in (topic.key, topic.value) if side is not None}
-    return Schema(tuple(field for field in topic_schema(topic).fields if field.name not in kept))
 
 
 def _check_columns(given: Schema, written: Schema, stream: str) -> None:

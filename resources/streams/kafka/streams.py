@@ -7,53 +7,69 @@ compaction and markers.
 
 from __future__ import annotations
 
-import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from dagster_adjunct.resources.common import StoredDocument, check_name
+from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     InvalidNameError,
     StreamExistsError,
     StreamNotFoundError,
 )
-from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
-from dagster_adjunct.resources.objects.commit_log import decode_body
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import resolve_session
-from dagster_adjunct.resources.streams.kafka.client import (
-    TOPIC_RANGES,
-    KafkaAdmin,
-    SettingValue,
-    TopicDescription,
-    check_client_settings,
+from dagster_adjunct.resources.streams.kafka.client import TOPIC_RANGES, KafkaAdmin, KafkaSettings, SettingValue
+from dagster_adjunct.resources.streams.kafka.consume import (
+    MarkerHeader,
+    TopicRange,
+    count_topic_records,
+    find_offsets_at_time,
+    is_marker,
+    marker_from_message,
+    read_ranges,
+    records_frame,
 )
-from dagster_adjunct.resources.streams.kafka.consume import TopicRange, count_topic_records, find_offsets_at_time
-from dagster_adjunct.resources.streams.kafka.formats import Format, Json, KeyText, Raw
-from dagster_adjunct.resources.streams.kafka.produce import KafkaAppends, TopicFacts
-from dagster_adjunct.resources.streams.kafka.record_formats import topic_schema
+from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopics
+from dagster_adjunct.resources.streams.kafka.produce import (
+    SendResult,
+    TopicFacts,
+    read_marks,
+    result_from_spans,
+    send_batches,
+    send_frame,
+    spans_from_marks,
+)
+from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, encode_table
+from dagster_adjunct.resources.streams.kafka.task_producer import SentSpan, Target, TaskAppend
 from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
+    AppendResult,
     Epochs,
+    Marker,
     NewStreams,
     NumberedOffsets,
     OffsetRange,
-    StreamDeclaration,
+    Sources,
     StreamInfo,
     StreamSystem,
     SystemStreamPartition,
-    build_declaration,
-    check_same_declaration,
+    check_marker_partitions,
+    check_producer,
+    check_table_options,
+    micros_from_valid_from,
     missing_partition_error,
     parse_offset,
     register_system,
     require_one_stream,
+    stale_sequence_error,
     wants_latest_epochs,
 )
 from dagster_adjunct.resources.validation import validated
@@ -61,207 +77,15 @@ from dagster_adjunct.resources.validation import validated
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-
 T = TypeVar("T")
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-
-
-@validated
-@dataclass(frozen=True, slots=True)
-class KafkaTopic:
-    """The formats and options of one topic.
-
-    `topic` is its name if the stream has another. `value` and `key` are formats; `headers` names a column for the
-    headers as JSON, a list of [name, base64 of the value or null]. `partitioner` is how *all* its producers assign
-    keys to partitions. `default_offset` is where a reader without a checkpoint begins. `transactional` makes each of
-    Adjunct's appends a transaction.
-    """
-
-    topic: str | None = None
-    value: Format = field(default_factory=Raw)
-    key: Format | None = None
-    partitioner: Literal["kafka-murmur2", "unknown"] = "unknown"
-    headers: str | None = None
-    default_offset: Literal["oldest", "upcoming"] = "oldest"
-    transactional: bool = False
-
-    def __post_init__(self) -> None:
-        if self.topic is not None:
-            check_topic_name(self.topic)
-
-    def schema(self) -> Schema:
-        """Return the columns of a record: those only in the key, those of the value, then the headers."""
-        return topic_schema(self)
-
-
-@validated
-@dataclass(frozen=True, slots=True)
-class KafkaSettings:
-    """A Kafka cluster as a system of streams; see `kafka_system`, which creates and registers it."""
-
-    name: str
-    bootstrap_servers: str
-    client: Mapping[str, SettingValue] = field(default_factory=dict)
-    client_factory: str | None = None
-    topics: Mapping[str, KafkaTopic] = field(default_factory=dict)
-    prefix: str = ""
-
-    def __post_init__(self) -> None:
-        check_name("system", self.name)
-        if not self.bootstrap_servers:
-            problem = f"Kafka system {self.name!r} has no bootstrap servers."
-            step = "Give them as HOST:PORT, separated by commas."
-            raise ConfigurationError(problem, step, argument="bootstrap_servers")
-        check_client_settings(self.client, self.client_factory)
-        if self.prefix:
-            check_topic_name(self.prefix)
-        names: dict[str, str] = {}
-        for stream, topic in self.topics.items():
-            check_name("stream", stream)
-            other = names.setdefault(topic.topic or stream, stream)
-            if other != stream:
-                raise ConfigurationError(
-                    f"streams {other!r} and {stream!r} of Kafka system {self.name!r} are both topic "
-                    f"{topic.topic or stream!r}: a topic can only be one stream.",
-                    "Leave one of them out.",
-                    argument="topics",
-                    system=self.name,
-                    topic=topic.topic or stream,
-                )
-
-    @property
-    def where(self) -> str:
-        """The name of the cluster in errors."""
-        return f"Kafka system {self.name!r} ({self.bootstrap_servers})"
-
-
-def check_topic_name(name: str) -> str:
-    """Return the name if it is a valid topic name. Raises ConfigurationError."""
-    if not _TOPIC.fullmatch(name) or name in (".", ".."):
-        problem = f"{name!r} can't be a Kafka topic: expected 1 to 249 letters, digits, '.', '_' or '-'."
-        raise ConfigurationError(problem, topic=name)
-    return name
-
-
-_NAMESPACE = "kafka-streams"
-_RAW = KafkaTopic()
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedTopic:
-    """A stream's topic and its declaration; `key` are the columns that determine a record's partition."""
-
-    topic: str
-    declared: KafkaTopic
-    key: tuple[str, ...]
-
-
-class _CreatedStream(StoredDocument):
-    """The stored description of a stream that `create` created."""
-
-    version: Literal[1] = 1
-    topic: str
-    declaration: StreamDeclaration
-
-    def known(self) -> ResolvedTopic:
-        schema, key = self.declaration.schema_, self.declaration.key
-        text = KeyText(schema.select(key).ddl()) if key else None
-        partitioner: Literal["kafka-murmur2", "unknown"] = "kafka-murmur2" if key else "unknown"
-        return ResolvedTopic(self.topic, KafkaTopic(self.topic, Json(schema), text, partitioner), key)
-
-
-class DeclaredTopics:
-    """The streams of one system: those of its settings, and created ones, which are stored in the lake."""
-
-    def __init__(self, lake: Lake, settings: KafkaSettings) -> None:
-        self._settings = settings
-        self._where = f"the Kafka streams of system {settings.name!r} in {lake.url}"
-        self._namespace = MetadataStore(lake).namespace(_NAMESPACE, settings.name)
-        self._created: dict[str, _CreatedStream] = {}
-
-    def of(self, stream: str) -> ResolvedTopic:
-        """Return the topic of a stream, whether it exists or not."""
-        check_name("stream", stream)
-        topic = self._settings.topics.get(stream)
-        if topic is not None:
-            return ResolvedTopic(topic.topic or stream, topic, () if topic.key is None else topic.key.columns().names)
-        created = self._created.get(stream) or self._find_created(self._namespace.read(), stream)
-        return ResolvedTopic(stream, _RAW, ()) if created is None else created.known()
-
-    def topics(self) -> dict[str, str]:
-        """Return the topic of each stream that was declared or created."""
-        created = {
-            stream: self._parse_created(stream, stored).topic for stream, stored in self._namespace.read().items()
-        }
-        return created | {stream: topic.topic or stream for stream, topic in self._settings.topics.items()}
-
-    def check(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> ResolvedTopic:
-        """Return the topic of a stream with this declaration. Raises StreamExistsError if it exists with another."""
-        wanted = self._declared(stream, schema, key, partitions)
-        topic = self._settings.topics.get(stream)
-        if topic is None:
-            created = self._find_created(self._namespace.read(), stream)
-            if created is not None:
-                check_same_declaration(self._qualified(stream), created.declaration, wanted)
-            return self._build_created(stream, wanted).known()
-        known = self.of(stream)
-        there = StreamDeclaration(columns=topic_schema(topic), key=known.key, partitions=partitions)
-        check_same_declaration(self._qualified(stream), there, wanted)
-        return known
-
-    def remember(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> None:
-        """Store the declaration of a created stream for other processes, unless the settings declare it."""
-        if stream in self._settings.topics:
-            return
-        made = self._build_created(stream, self._declared(stream, schema, key, partitions))
-
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
-            there = self._find_created(snapshot, stream)
-            if there is None:
-                return {stream: made.model_dump(mode="json")}, None
-            check_same_declaration(self._qualified(stream), there.declaration, made.declaration)
-            return {}, None
-
-        self._namespace.transact(decide, by="create")
-        self._created[stream] = made
-
-    def _declared(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> StreamDeclaration:
-        return build_declaration(StreamDeclaration, self._qualified(stream), schema, tuple(key), partitions)
-
-    def _qualified(self, stream: str) -> str:
-        return f"{self._settings.name}.{stream}"
-
-    def _build_created(self, stream: str, declaration: StreamDeclaration) -> _CreatedStream:
-        topic = check_topic_name(self._settings.prefix + stream)
-        others = self._settings.topics.items()
-        other = next((name for name, known in others if (known.topic or name) == topic), None)
-        if other is not None:
-            raise ConfigurationError(
-                f"{self._settings.where}: stream {stream!r} would be topic {topic!r}, which is stream {other!r}.",
-                f"Use stream {other!r}, or another name.",
-                system=self._settings.name,
-                stream=self._qualified(stream),
-                topic=topic,
-            )
-        return _CreatedStream(topic=topic, declaration=declaration)
-
-    def _find_created(self, snapshot: NamespaceSnapshot, stream: str) -> _CreatedStream | None:
-        stored = snapshot.get(stream)
-        if stored is None:
-            return None
-        # Stored declarations never change.
-        return self._created.setdefault(stream, self._parse_created(stream, stored))
-
-    def _parse_created(self, stream: str, stored: Any) -> _CreatedStream:
-        step = "Upgrade dagster-adjunct if a newer version wrote it; otherwise restore the lake's metadata."
-        return decode_body(_CreatedStream, stored, self._where, f"can't be read (the entry of stream {stream!r})", step)
-
-
+_DEFAULT_LIMIT = 1_000_000  # if the topic's settings can't be read
+_VISIBLE_SECONDS = 10.0
+_LOOK_SECONDS = 0.02
 OffsetBounds = tuple[dict[int, int], dict[int, int]]
 _TOMBSTONES_KEPT_MS = "86400000"  # the broker's own default
 
 
-class KafkaStreams(KafkaAppends, NumberedOffsets):
+class KafkaStreams(NumberedOffsets):
     """The streams of one Kafka cluster, under the name of its settings. Safe to use from threads.
 
     The lake stores the declarations of streams that were created here. Methods raise StreamUnavailableError, which is
@@ -293,10 +117,10 @@ class KafkaStreams(KafkaAppends, NumberedOffsets):
         are stored in the lake for other processes. Replication and other settings are the cluster's defaults.
         Raises StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
         """
-        known, topic = self._validate_creation(name, schema, key, partitions)
+        topic, there = self._validate_creation(name, schema, key, partitions)
         self._declarations.remember(name, schema, key, partitions)
-        if topic is None:
-            self.admin.create(known.topic, partitions)
+        if not there:
+            self.admin.create(topic, partitions)
         return self.info(name)
 
     def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
@@ -309,7 +133,7 @@ class KafkaStreams(KafkaAppends, NumberedOffsets):
         compacted = policies == {"compact"}
         kept = timedelta(milliseconds=int(facts.config.get("delete.retention.ms", _TOMBSTONES_KEPT_MS)))
         declared = facts.declared
-        of_records = (facts.key, declared.partitioner, topic_schema(declared), declared.default_offset)
+        of_records = (declared.key_names, declared.partitioner, declared.schema(), declared.default_offset)
         return StreamInfo(stream, facts.partitions, *of_records, compacted, kept if compacted else None, facts.identity)
 
     def topic(self, stream: str) -> TopicFacts:
@@ -357,12 +181,179 @@ class KafkaStreams(KafkaAppends, NumberedOffsets):
             problem += "were read again, so replaced records can't be found."
             step = "Send the results to a stream of the lake too, or compare headers (adjunct-source, adjunct-epoch)."
             raise ConfigurationError(problem, step, argument="epochs", system=self.name)
-        from dagster_adjunct.resources.streams.kafka.source import KafkaReadPlan, records_frame
-
         spark = resolve_session(spark)
         facts, wanted = self._ranges(ranges)
-        stream = f"{self.name}.{facts.stream}"
-        return records_frame(spark, KafkaReadPlan(self.settings, facts.declared, stream, tuple(wanted)))
+        return records_frame(spark, self.settings, facts.declared, f"{self.name}.{facts.stream}", wanted)
+
+    def append(
+        self,
+        stream: str,
+        data: DataFrame | ArrowFrame | Sequence[Mapping[str, Any]],
+        *,
+        producer: str,
+        sequence: int,
+        end_of_dataset: str | None = None,
+        order_by: Sequence[str] = (),
+        partitioned: bool = False,
+        consumed: Mapping[SystemStreamPartition, str] | None = None,
+        sources: Sources | None = None,
+        valid_from: datetime | None = None,
+    ) -> AppendResult:
+        """Append records to a topic: a Spark frame by its tasks, anything else by this process, in its order.
+
+        `data` has the stream's columns and may have `__tombstone`, `__timestamp` (stored in ms; null is now) and
+        `__epoch`. One task sends the records of a key, ordered by `order_by` (columns that only serve the order are
+        dropped), to the partition that Kafka's Java client chooses for the key; records without key go to any.
+        `partitioned` has no effect, since several tasks may have read one partition. `end_of_dataset` ends a version:
+        every partition gets a marker; `valid_from` (with its zone) is when the version becomes valid. Source positions
+        of records become headers. `sources` are not stored.
+
+        Without transactions this is at least once. With transactions it is exactly once per producer and sequence, and
+        `consumed`, the next offsets of input from the same cluster, is committed with the records for the consumer
+        group `producer`. Sequences of a producer must increase.
+
+        The result's ranges of offsets may include records of other producers. Raises SchemaMismatchError,
+        PermanentError for a record that Kafka rejects, ProducerConflictError, CommitConflictError, and
+        StreamUnavailableError, after which the same call may be repeated.
+        """
+        check_producer(producer, sequence)
+        micros_from_valid_from(end_of_dataset, valid_from)
+        facts = self.topic(stream)
+        markers: dict[int, bytes] = {}
+        if end_of_dataset is not None:
+            check_name("version", end_of_dataset)
+            header = MarkerHeader(version=end_of_dataset, partitions=facts.partitions, valid_from=valid_from)
+            markers = dict.fromkeys(range(facts.partitions), header.encode())
+        what = self._task_append(facts, producer, sequence, markers, consumed or {})
+        before = self.admin.upcoming(facts.topic, range(facts.partitions))
+        name = str(what.target)
+        if hasattr(data, "mapInArrow"):
+            return self._await_result(what, send_frame(cast("DataFrame", data), facts, what, order_by), before)
+        check_table_options(name, order_by, partitioned)
+        table = encode_table(to_arrow_table(data, name, facts.declared.schema()), facts.declared, name)
+        return self._await_result(what, send_batches(facts, what, table.to_batches()), before)
+
+    def append_markers(
+        self,
+        stream: str,
+        version: str,
+        *,
+        producer: str,
+        sequence: int,
+        partitions: Sequence[int] | None = None,
+        rows: Mapping[int, int] | None = None,
+        checksum: str | None = None,
+        valid_from: datetime | None = None,
+    ) -> AppendResult:
+        """Append only an end-of-dataset marker to these partitions (default: all).
+
+        `rows` are the version's numbers of records by partition, for validation; `valid_from` (with its zone) is when
+        it becomes valid.
+        """
+        check_producer(producer, sequence)
+        check_name("version", version)
+        micros_from_valid_from(version, valid_from)
+        facts = self.topic(stream)
+        chosen = range(facts.partitions) if partitions is None else sorted(set(partitions))
+        check_marker_partitions(f"{self.name}.{stream}", version, chosen, facts.partitions, rows)
+        same: Any = {"version": version, "checksum": checksum, "valid_from": valid_from, "partitions": facts.partitions}
+        counts: Mapping[int, int] = rows or {}
+        markers = {p: MarkerHeader(**same, rows=counts.get(p)).encode() for p in chosen}
+        what = self._task_append(facts, producer, sequence, markers, {})
+        before = self.admin.upcoming(facts.topic, range(facts.partitions))
+        return self._await_result(what, send_batches(facts, what, []), before)
+
+    def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
+        """Return the result of an earlier append, or None; always None for a topic without transactions.
+
+        A transaction that a crash left open does not count; the producer's next append aborts it. Raises
+        ProducerConflictError for a sequence before the last.
+        """
+        check_producer(producer, sequence)
+        facts = self.topic(stream)
+        if not facts.declared.transactional:
+            return None
+        marks = read_marks(self._target(facts), producer)
+        if 0 not in marks or marks[0][0].sequence < sequence:
+            return None
+        if marks[0][0].sequence > sequence:
+            raise stale_sequence_error(f"{self.name}.{stream}", producer, sequence, marks[0][0].sequence)
+        return result_from_spans(spans_from_marks(marks, sequence), duplicate=True)
+
+    def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
+        """Return the markers at or after these offsets (of all partitions when None), in order.
+
+        Reads all records from there on. An offset that retention has passed counts as the oldest.
+        """
+        facts = self.topic(stream)
+        name = f"{self.name}.{stream}"
+        starts = dict.fromkeys(range(facts.partitions), 0)
+        if since is not None:
+            starts = {s.partition: parse_offset(o, str(s)) for s, o in since.items() if s.qualified_stream == name}
+        oldest, upcoming = self.admin.oldest(facts.topic, starts), self.admin.upcoming(facts.topic, starts)
+        ranges = [
+            TopicRange(facts.topic, facts.identity, p, max(start, oldest[p]), upcoming[p], name)
+            for p, start in sorted(starts.items())
+        ]
+        found = [
+            marker_from_message(message, SystemStreamPartition(self.name, stream, wanted.partition))
+            for wanted, got in read_ranges(self.settings, ranges)
+            for message in got
+            if is_marker(message.headers())
+        ]
+        return sorted(found, key=lambda marker: (marker.ssp.partition, int(marker.offset)))
+
+    def _task_append(
+        self,
+        facts: TopicFacts,
+        producer: str,
+        sequence: int,
+        markers: Mapping[int, bytes],
+        consumed: Mapping[SystemStreamPartition, str],
+    ) -> TaskAppend:
+        if markers and "compact" in facts.config.get("cleanup.policy", ""):
+            problem = (
+                f"{self.name}.{facts.stream} can't have end-of-dataset markers: topic {facts.topic!r} is compacted "
+                "(cleanup.policy), which only accepts records with a key."
+            )
+            step = "Deliver versions through a topic that is not compacted."
+            raise ConfigurationError(problem, step, stream=f"{self.name}.{facts.stream}", topic=facts.topic)
+        offsets: dict[str, dict[int, int]] = {}
+        if facts.declared.transactional:
+            ours = [(ssp, int(offset)) for ssp, offset in consumed.items() if ssp.system == self.name]
+            topics = {name: self.topic(name).topic for name in {ssp.stream for ssp, _ in ours}}
+            for ssp, offset in ours:
+                offsets.setdefault(topics[ssp.stream], {})[ssp.partition] = offset
+        return TaskAppend(self._target(facts), producer, sequence, tuple(sorted(markers.items())), offsets)
+
+    def _target(self, facts: TopicFacts) -> Target:
+        limit = int(facts.config.get("max.message.bytes", _DEFAULT_LIMIT))
+        settings = replace(self.settings, topics={})  # the producer needs no formats, which may be large
+        return Target(settings, facts.stream, facts.topic, facts.identity, facts.partitions, limit)
+
+    def _await_result(self, append: TaskAppend, sent: SendResult, before: Mapping[int, int]) -> AppendResult:
+        """Return the result of an append, once readers see it; partitions without records have empty ranges.
+
+        `before` are the partitions' previous ends, for offsets that a broker did not return.
+        """
+        spans, duplicate = sent
+        if duplicate:
+            return result_from_spans(spans, duplicate=True)
+        target, deadline = append.target, time.monotonic() + _VISIBLE_SECONDS
+        ends = {p: max((s.next or 0 for s in spans if s.partition == p), default=0) for p in range(target.partitions)}
+        after = self.admin.upcoming(target.topic, range(target.partitions))
+        # Another producer's open transaction may hide our records for longer.
+        while any(after[p] < end for p, end in ends.items()) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+            after = self.admin.upcoming(target.topic, range(target.partitions))
+        unknown = {span.partition for span in spans if span.first is None or span.next is None}
+        known = [
+            SentSpan(s.partition, before[s.partition], after[s.partition], s.rows) if s.partition in unknown else s
+            for s in spans
+        ]
+        result = result_from_spans(known, duplicate=False)
+        empty = {p: str(offset) for p, offset in after.items() if p not in result.first}
+        return replace(result, first={**result.first, **empty}, next={**result.next, **empty})
 
     def snapshot(self, stream: str) -> StreamSystem:
         """Return a view of the streams as they are when it first asks; it asks for all partitions of a stream."""
@@ -378,36 +369,35 @@ class KafkaStreams(KafkaAppends, NumberedOffsets):
             self._answers[question] = ask()
         return cast("T", self._answers[question])
 
-    def _validate_creation(
-        self, name: str, schema: Schema, key: Sequence[str], partitions: int
-    ) -> tuple[ResolvedTopic, TopicDescription | None]:
-        """Return the resolved topic of a declared stream, and its description, None if it does not exist."""
+    def _validate_creation(self, name: str, schema: Schema, key: Sequence[str], partitions: int) -> tuple[str, bool]:
+        """Return the topic of a declared stream, and whether it exists."""
         check_name("stream", name)
-        known = self._declarations.check(name, schema, key, partitions)
-        topic = self.admin.describe(known.topic)
-        if topic is not None and topic.partitions != partitions:
-            problem = f"stream {name!r} exists with another declaration: topic {known.topic!r} of "
-            problem += f"{self.settings.where} has {topic.partitions} partitions, expected {partitions}."
+        topic = self._declarations.check(name, schema, key, partitions).name_for(name)
+        described = self.admin.describe(topic)
+        if described is not None and described[1] != partitions:
+            problem = f"stream {name!r} exists with another declaration: topic {topic!r} of "
+            problem += f"{self.settings.where} has {described[1]} partitions, expected {partitions}."
             step = "Declare the partitions that it has, or use another name."
             raise StreamExistsError(problem, step, stream=f"{self.name}.{name}")
-        return known, topic
+        return topic, described is not None
 
     def _describe_topic(self, stream: str) -> TopicFacts:
         """Return the stream's topic, without its settings."""
 
         def ask() -> TopicFacts:
-            known = self._declarations.of(stream)
-            topic = self.admin.describe(known.topic)
-            if topic is None:
-                raise self._not_found(stream, known)
-            return TopicFacts(stream, known.topic, topic.identity, topic.partitions, known.declared, known.key, {})
+            declared = self._declarations.of(stream)
+            topic = declared.name_for(stream)
+            described = self.admin.describe(topic)
+            if described is None:
+                raise self._not_found(stream, topic)
+            return TopicFacts(stream, topic, *described, declared, {})
 
         return self._ask_once(stream, ask)
 
-    def _not_found(self, stream: str, known: ResolvedTopic) -> StreamNotFoundError:
+    def _not_found(self, stream: str, topic: str) -> StreamNotFoundError:
         there = self.list_streams()
         some = ", ".join(there[:20]) + (f" and {len(there) - 20} more" if len(there) > 20 else "")
-        problem = f"there is no stream {stream!r} in {self.settings.where}: it would be topic {known.topic!r}."
+        problem = f"there is no stream {stream!r} in {self.settings.where}: it would be topic {topic!r}."
         step = f"Declare the stream's topic, create it, or use another stream: {some or 'there are none'}."
         return StreamNotFoundError(problem, step, stream=f"{self.name}.{stream}")
 

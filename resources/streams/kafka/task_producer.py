@@ -20,14 +20,12 @@ from dagster_adjunct.resources.errors import (
     StreamUnavailableError,
 )
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
-from dagster_adjunct.resources.streams.kafka.client import TRANSIENT_CODES, BrokerRefusals, new_client
+from dagster_adjunct.resources.streams.kafka.client import TRANSIENT_CODES, BrokerRefusals, KafkaSettings, new_client
 from dagster_adjunct.resources.streams.kafka.record_formats import HEADERS, KEY, VALUE
 from dagster_adjunct.resources.streams.system import EPOCH, SOURCE, SOURCE_OFFSET, TIMESTAMP
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
-
-    from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings
 
 _MAX_KEY_SHOWN = 60
 

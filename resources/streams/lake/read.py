@@ -50,7 +50,7 @@ from dagster_adjunct.resources.streams.system import (
     PARTITION,
     POSITION,
     RECORD_META,
-    RECORD_META_TYPES,
+    RECORD_META_COLUMNS,
     TIMESTAMP,
     TOMBSTONE,
     Epochs,
@@ -94,9 +94,8 @@ def read_tables(
 
 def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
     """Return the Arrow schema of a read: the record's columns, then those of RECORD_META, then those of POSITION."""
-
-    more = [(name, arrow_type(kind)) for name, kind in POSITION_TYPES.items() if positions]
-    return pa.schema([*schema, *map(pa.field, RECORD_META, RECORD_META_TYPES), *(pa.field(*column) for column in more)])
+    more = (*RECORD_META_COLUMNS, *(POSITION_TYPES.items() if positions else ()))
+    return pa.schema([*schema, *(pa.field(name, arrow_type(kind)) for name, kind in more)])
 
 
 def open_segment_file(store: ObjectStore, prefix: str, segment: Segment, file: FileEntry) -> pq.ParquetFile:
@@ -311,8 +310,7 @@ def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> Da
     Timestamps and tombstones are not literals: Spark would see that filters on them never match, and remove the scan
     with its buckets from the plan.
     """
-    kinds = dict(zip(RECORD_META, ("int", "bigint", "timestamp", "boolean", "int"), strict=True))
-    kinds |= POSITION_TYPES if positions else {}
+    kinds = dict(RECORD_META_COLUMNS) | (POSITION_TYPES if positions else {})
     known = {EPOCH: F.lit(0), TIMESTAMP: F.col(TIMESTAMP), TOMBSTONE: F.col(TOMBSTONE)}
     return frame.select(
         *[F.col(quote_name(name)) for name in own],

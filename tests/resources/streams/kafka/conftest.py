@@ -9,7 +9,9 @@ import pytest
 
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
-from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic
+from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
+from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
+from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 from tests.resources.streams.kafka.topic_log import TopicLog
 from tests.servers.kafka import KafkaServer
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_adjunct.resources.streams.kafka.record_formats import create_decoder, create_encoder, topic_schema
-from dagster_adjunct.resources.streams.kafka.streams import KafkaTopic
+from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, create_decoder, create_encoder
 
 STREAM = "kafka.flights"
 FIRST = 500
@@ -43,12 +42,12 @@ def batch_of(
 def read(topic: KafkaTopic, *values: bytes | None, **more: Any) -> list[dict[str, Any]]:
     """Return the records of these messages, without META."""
     records = create_decoder(topic, STREAM)(batch_of(values, **more))
-    return records.select(topic_schema(topic).names).to_pylist()
+    return records.select(topic.schema().names).to_pylist()
 
 
 def written(topic: KafkaTopic, *rows: dict[str, Any], tombstones: Sequence[bool] | None = None) -> list[dict[str, Any]]:
     """Return the messages of these records: `__key`, `__value`, and `__headers` where they are declared."""
-    batch = pa.RecordBatch.from_pylist(list(rows), schema=topic_schema(topic).to_arrow())
+    batch = pa.RecordBatch.from_pylist(list(rows), schema=topic.schema().to_arrow())
     if tombstones is not None:
         batch = batch.append_column("__tombstone", pa.array(tombstones))
     return create_encoder(topic, STREAM)(batch).to_pylist()

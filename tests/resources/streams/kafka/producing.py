@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic
+from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
+from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
+from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 
 if TYPE_CHECKING:
     from tests.servers.kafka import KafkaServer

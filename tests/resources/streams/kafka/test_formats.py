@@ -25,11 +25,12 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.kafka.avro import Avro, avro_converter
+from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
+from dagster_adjunct.resources.streams.kafka.consume import _timestamps
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText, Raw, Text, Unfit
 from dagster_adjunct.resources.streams.kafka.protobuf import Protobuf
-from dagster_adjunct.resources.streams.kafka.record_formats import create_decoder, encode_table, topic_schema
-from dagster_adjunct.resources.streams.kafka.source import _timestamps
-from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic
+from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, create_decoder, encode_table
+from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 from dagster_adjunct.resources.streams.kafka.task_producer import Target
 from dagster_adjunct.resources.streams.kafka.task_producer import _record_times as sent_times
 from dagster_adjunct.resources.streams.system import OffsetRange
@@ -224,7 +225,7 @@ def test_a_tombstone_has_its_key_and_nothing_else() -> None:
 
 def test_key_columns_that_the_value_lacks_come_from_every_key() -> None:
     topic = KafkaTopic(value=Json("seats INT"), key=KeyText("origin STRING, hour TIMESTAMP, no BIGINT"))
-    assert topic_schema(topic).names == ("origin", "hour", "no", "seats")
+    assert topic.schema().names == ("origin", "hour", "no", "seats")
     keys = [b'["EWR","2024-01-01T05:00:00Z","7"]', None, b'["J\xc3\xa9",null,"-1"]']
     assert read(topic, b'{"seats":1}', b'{"seats":2}', None, keys=keys) == [
         {"origin": "EWR", "hour": dt.datetime(2024, 1, 1, 5, tzinfo=UTC), "no": 7, "seats": 1},
@@ -262,13 +263,13 @@ def test_one_key_column_is_its_plain_text() -> None:
 
 def test_a_key_may_be_of_any_format() -> None:
     topic = KafkaTopic(value=Raw(), key=Json("id INT"))
-    assert topic_schema(topic).ddl() == "`id` INT, `value` BINARY"
+    assert topic.schema().ddl() == "`id` INT, `value` BINARY"
     assert read(topic, b"\0", keys=[b'{"id":3}']) == [{"id": 3, "value": b"\0"}]
 
 
 def test_raw_messages_are_their_bytes() -> None:
     topic = KafkaTopic()
-    assert topic_schema(topic).ddl() == "`key` BINARY, `value` BINARY"
+    assert topic.schema().ddl() == "`key` BINARY, `value` BINARY"
     assert read(topic, b"\xff", None, b"", keys=[None, b"k", b""]) == [
         {"key": None, "value": b"\xff"}, {"key": b"k", "value": None}, {"key": b"", "value": b""},
     ]  # fmt: skip
@@ -302,7 +303,7 @@ def test_headers_become_a_column_and_are_headers_again() -> None:
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
-        (lambda: topic_schema(KafkaTopic(value=Json("id INT"), key=KeyText("id BIGINT"))), "'id' is bigint in the key"),
+        (lambda: KafkaTopic(value=Json("id INT"), key=KeyText("id BIGINT")).schema(), "'id' is bigint in the key"),
         (lambda: Json("id INT", malformed="id"), "occur twice"),
         (lambda: Json("id INT", malformed=""), "malformed is empty"),
         (lambda: Json("id INT", timestamps="days"), "expected 'millis' or 'micros'"),  # type: ignore[arg-type]
@@ -378,7 +379,7 @@ def as_avro(schema: str, row: dict[str, Any]) -> bytes:
 
 def test_an_avro_record_becomes_columns_of_its_types() -> None:
     topic = KafkaTopic(value=Avro(LOGICAL))
-    assert topic_schema(topic).ddl() == (
+    assert topic.schema().ddl() == (
         "`tailnum` STRING, `seats` INT, `at` TIMESTAMP, `precise` TIMESTAMP, `day` DATE, `price` DECIMAL(10,2), "
         "`id` STRING, `status` STRING, `before` STRING, `time` STRING, `hash` BINARY, `plane` STRING, `legs` STRING, "
         "`tags` STRING, `any` STRING, `ratio` FLOAT, `lat` DOUBLE"
@@ -511,7 +512,7 @@ def _flight() -> Any:
 
 
 def test_a_protobuf_message_becomes_columns_of_its_fields() -> None:
-    assert topic_schema(PROTOBUF).ddl() == (
+    assert PROTOBUF.schema().ddl() == (
         "`tailnum` STRING, `number` INT, `delay` INT, `id` DECIMAL(20,0), `status` STRING, `at` TIMESTAMP, "
         "`weight` BIGINT, `plane` STRING, `legs` STRING, `spare` STRING, `raw` BINARY, `lat` DOUBLE, `on` BOOLEAN, "
         "`seats` STRING, `debt` BIGINT, `ratio` FLOAT, `gate` BIGINT"

@@ -17,7 +17,8 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, MarkerConflictError
-from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams, KafkaTopic
+from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
+from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 from dagster_adjunct.resources.streams.system import Marker, OffsetRange, SystemStreamPartition
 from tests.resources.streams.kafka.producing import raw, seen, system_with
 from tests.servers.kafka import KafkaServer

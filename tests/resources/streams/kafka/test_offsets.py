@@ -17,9 +17,10 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin
+from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSettings
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
-from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic, kafka_system
+from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
+from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams, kafka_system
 from dagster_adjunct.resources.streams.registry import open_system
 from dagster_adjunct.resources.streams.startpoint import (
     StartpointOldest,

@@ -16,8 +16,9 @@ from dagster_adjunct.resources.errors import (
     StreamUnavailableError,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
 from dagster_adjunct.resources.streams.kafka.produce import send_without_transaction
-from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaTopic
+from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.task_producer import Target, TaskAppend
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from tests.resources.streams.kafka.producing import raw, seen, system_with

@@ -22,9 +22,8 @@ import requests
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, StreamUnavailableError
 from dagster_adjunct.resources.streams.kafka.avro import Avro
 from dagster_adjunct.resources.streams.kafka.protobuf import Protobuf
-from dagster_adjunct.resources.streams.kafka.record_formats import topic_schema
+from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.schema_registry import SchemaRegistry
-from dagster_adjunct.resources.streams.kafka.streams import KafkaTopic
 from tests.resources.streams.kafka.messages import avro_schema, descriptor_set, message_class, read, written
 from tests.servers.ports import free_port
 
@@ -63,7 +62,7 @@ def test_each_message_is_read_by_its_writers_schema_and_resolved_to_the_declared
 ) -> None:
     old, new = post(registry_url, subject, OLD), post(registry_url, f"{subject}-2", NEW)
     topic = KafkaTopic(value=Avro(NEW, registry=SchemaRegistry(registry_url)))
-    assert topic_schema(topic).ddl() == "`tailnum` STRING, `seats` BIGINT, `at` TIMESTAMP, `engines` INT"
+    assert topic.schema().ddl() == "`tailnum` STRING, `seats` BIGINT, `at` TIMESTAMP, `engines` INT"
     at = dt.datetime(2024, 1, 1, 0, 0, 0, 5000, tzinfo=dt.UTC)
     messages = [
         framed(old, OLD, {"tailnum": "N1", "seats": 3, "maker": "X", "at": 1_704_067_200_005}),
@@ -73,7 +72,7 @@ def test_each_message_is_read_by_its_writers_schema_and_resolved_to_the_declared
     assert read(topic, *messages) == [
         {"tailnum": "N1", "seats": 3, "at": at, "engines": 2},  # added fields have their default
         {"tailnum": "N2", "seats": 2**40, "at": at, "engines": 4},
-        dict.fromkeys(topic_schema(topic).names),
+        dict.fromkeys(topic.schema().names),
     ]
 
 

@@ -20,11 +20,12 @@ from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka.client import (
     BrokerRefusals,
+    KafkaSettings,
     new_client,
     resolve_client_settings,
 )
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, read_ranges
-from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, kafka_system
+from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams, kafka_system
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.resources.streams.kafka import guarded
 from tests.servers.kafka import KafkaServer

@@ -14,8 +14,10 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.errors import CommitConflictError, PermanentError, ProducerConflictError
+from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
 from dagster_adjunct.resources.streams.kafka.produce import read_marks, send_in_transaction
-from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings, KafkaStreams, KafkaTopic
+from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
+from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 from dagster_adjunct.resources.streams.kafka.task_producer import Target, TaskAppend
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.resources.streams.kafka.producing import committed, raw, seen, system_with
@@ -187,7 +189,7 @@ def test_a_process_killed_in_a_transaction_leaves_nothing_in_the_way_of_the_next
         import sys, time
         from tests.resources.streams.kafka.test_transactions import _encoded
         from dagster_adjunct.resources.streams.kafka.task_producer import TaskAppend, Target
-        from dagster_adjunct.resources.streams.kafka.streams import KafkaSettings
+        from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
         from dagster_adjunct.resources.streams.kafka.produce import read_marks, send_in_transaction
 
         settings = KafkaSettings("kafka", "{kafka.bootstrap}")
