@@ -28,7 +28,7 @@ WITHOUT = {
     ("resources/bucketing/writer.py", "check_key_order"): "a mistake of ours: it asks for a report",
     ("resources/bucketing/hashing.py", "spark_hash"): NOTHING,
     ("resources/bucketing/hashing.py", "_hash_array"): NOTHING,
-    ("resources/bucketing/hashing.py", "_int_hasher"): NOTHING,
+    ("resources/bucketing/hashing.py", "_width"): NOTHING,
     ("resources/schemas/schema.py", "from_ddl"): NOTHING,
     ("resources/key_value/iterators.py", "from_bytes"): NOTHING,
     ("resources/key_value/segment.py", "from_bytes"): NOTHING,

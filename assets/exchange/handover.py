@@ -246,7 +246,7 @@ def stream_view(
     latest = epochs == "latest"
     streams, name = LakeStreams(lake), unqualify_stream_name(LAKE, stream)
     commit, state = streams.state(name)
-    segments = list_segments(state, streams.pages_of(name))
+    segments = list_segments(state, streams.files_of(name))
     prefix, what = lake.stream_prefix(name), f"stream {name!r} at commit {commit.number}"
     files = tuple(
         StoredFile(lake.store, what, segment.folder(prefix), file)
@@ -261,7 +261,7 @@ def stream_view(
             "Write the latest results into files: adjunct stream export --epochs latest.",
             stream=f"lake.{name}",
         )
-    return StreamView(lake.store, name, state.id, str(commit.number), state.declaration.schema_, files, tuple(replaced))
+    return StreamView(lake.store, name, state.id, str(commit.number), state.declaration.columns, files, tuple(replaced))
 
 
 def arrow_filter(view: StreamView) -> Any:

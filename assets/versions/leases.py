@@ -39,8 +39,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.objects.retention_holds import delete_holds, holder_prefix
-from dagster_adjunct.resources.objects.store import ObjectInfo, read_store_clock
+from dagster_adjunct.resources.objects.store import ObjectInfo, delete_holds, holder_prefix, read_store_clock
 from dagster_adjunct.resources.validation import validated
 
 RENEWAL_INTERVAL = timedelta(minutes=5)

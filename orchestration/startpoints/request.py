@@ -43,7 +43,6 @@ from dagster_adjunct.resources.streams.startpoint import (
     check_id,
     check_startpoint,
     check_stored_version,
-    startpoint_from_json,
 )
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated_methods
@@ -415,9 +414,9 @@ def request_from_json(value: object, where: str) -> StartpointRequest:
     check_stored_version(value, where)
     if set(value) != _FIELDS:
         raise _malformed(where, f"it has the fields {sorted(map(str, value))}, expected {sorted(_FIELDS)}")
-    startpoint = startpoint_from_json(value["startpoint"], f"the startpoint of {where}")
+    startpoint = Startpoint.from_json(value["startpoint"], f"the startpoint of {where}")
     bounded = value["until"] is not None
-    until = startpoint_from_json(value["until"], f"the end (until) of {where}") if bounded else None
+    until = Startpoint.from_json(value["until"], f"the end (until) of {where}") if bounded else None
     given = {name: value[name] for name in _NAMED - {"ssp", "startpoint", "until"}}
     try:
         ssp = SystemStreamPartition.parse(value["ssp"])

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Sequence
 from decimal import Context
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ def bucket_of_key(values: Sequence[object], types: Sequence[str], n: int) -> int
 @lru_cache(maxsize=256)
 def bucket_function(types: tuple[str, ...], n: int) -> Callable[[Sequence[Plain | None]], int]:
     """Return a function from a key of these Spark types, in plain form, to its bucket in [0, n)."""
-    hashers = [_int_hasher(kind) for kind in types]
+    hashers = [_HASHERS[_width(kind)] for kind in types]
 
     def bucket(values: Sequence[Plain | None]) -> int:
         seed = SEED
@@ -170,15 +170,17 @@ def _hash_decimal(array: pa.Array, seeds: UInt32) -> UInt32:
     return _hash_bytes(pa.array([_java_bytes(v) for v in unscaled], pa.binary()), seeds)
 
 
-def _int_hasher(kind: str) -> Callable[[Any, int], int]:
-    if kind in ("string", "binary"):
-        return _hash_one_bytes
-    if kind in ("bigint", "timestamp"):
-        return _hash_one_long
+Width = Literal["int", "long", "bytes", "large"]
+_WIDTHS: dict[str, Width] = {"string": "bytes", "binary": "bytes", "bigint": "long", "timestamp": "long"}
+_WIDTHS |= dict.fromkeys(("tinyint", "smallint", "int", "date", "boolean"), "int")
+
+
+def _width(kind: str) -> Width:
+    """Return how Spark hashes values of a type: as 32 or 64 bits, as bytes, or as the bytes of a large integer."""
     if (digits := decimal_digits(kind)) is not None:
-        return _hash_one_long if digits[0] <= 18 else _hash_one_large
-    if kind in ("tinyint", "smallint", "int", "date", "boolean"):
-        return _hash_one_int
+        return "long" if digits[0] <= 18 else "large"
+    if kind in _WIDTHS:
+        return _WIDTHS[kind]
     raise SchemaMismatchError(
         f"a value of type {kind} can't be hashed into buckets: expected string, integer, boolean, date, "
         "timestamp, decimal or binary.",
@@ -200,21 +202,17 @@ def _hash_words(words: Sequence[int], seed: int, length: int) -> int:
     return h ^ h >> 16
 
 
-def _hash_one_int(value: int, seed: int) -> int:
-    return _hash_words((value,), seed, 4)
-
-
-def _hash_one_long(value: int, seed: int) -> int:
-    return _hash_words((value & 0xFFFFFFFF, value >> 32), seed, 8)
-
-
 def _hash_one_bytes(value: bytes, seed: int) -> int:
     length = len(value)
     return _hash_words(struct.unpack(f"<{length // 4}I{length % 4}b", value), seed, length)
 
 
-def _hash_one_large(value: int, seed: int) -> int:
-    return _hash_one_bytes(_java_bytes(value), seed)
+_HASHERS: dict[Width, Callable[[Any, int], int]] = {
+    "int": lambda value, seed: _hash_words((value,), seed, 4),
+    "long": lambda value, seed: _hash_words((value & 0xFFFFFFFF, value >> 32), seed, 8),
+    "bytes": _hash_one_bytes,
+    "large": lambda value, seed: _hash_one_bytes(_java_bytes(value), seed),
+}
 
 
 # The digest of rows that Spark's `xxhash64` gives, for rows in Arrow: 64-bit xxHash, seed 42, chained over the values.
@@ -245,17 +243,8 @@ def _xxhash_hasher(kind: str) -> Callable[[Any, int], int]:
         return lambda value, seed: _xxhash_int(_float_bits("<f", "<i", value), seed)
     if kind == "double":
         return lambda value, seed: _xxhash_long(_float_bits("<d", "<q", value), seed)
-    plain: Callable[[Any], Any] = plain_converter(kind)
-    if kind in ("string", "binary"):
-        return lambda value, seed: _xxhash_bytes(plain(value), seed)
-    if kind in ("bigint", "timestamp"):
-        return lambda value, seed: _xxhash_long(plain(value), seed)
-    digits = decimal_digits(kind)
-    if digits is None:
-        return lambda value, seed: _xxhash_int(plain(value), seed)
-    if digits[0] <= 18:
-        return lambda value, seed: _xxhash_long(plain(value), seed)
-    return lambda value, seed: _xxhash_bytes(_java_bytes(plain(value)), seed)
+    plain, hashed = plain_converter(kind), _XXHASHERS[_width(kind)]
+    return lambda value, seed: hashed(plain(value), seed)
 
 
 def _float_bits(number: str, bits: str, value: float) -> int:
@@ -302,6 +291,14 @@ def _xxhash_bytes(data: bytes, seed: int) -> int:
     for byte in data[at:]:
         mixed = _rotate_left(mixed ^ (byte * _P5 & _ALL), 11) * _P1 & _ALL
     return _xxhash_final(mixed)
+
+
+_XXHASHERS: dict[Width, Callable[[Any, int], int]] = {
+    "int": _xxhash_int,
+    "long": _xxhash_long,
+    "bytes": _xxhash_bytes,
+    "large": lambda value, seed: _xxhash_bytes(_java_bytes(value), seed),
+}
 
 
 def _xxhash_round(lane: int, word: int) -> int:

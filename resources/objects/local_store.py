@@ -29,8 +29,8 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.store import (
     LAKE_DOCUMENT,
     PROBE_PREFIX,
-    DescribedStore,
     ObjectInfo,
+    ObjectStore,
     StoredObject,
     check_key,
     check_prefix,
@@ -66,7 +66,7 @@ def _translates_os_errors(request: Callable[Concatenate[LocalStore, P], T]) -> C
     return asked
 
 
-class LocalStore(DescribedStore):
+class LocalStore(ObjectStore):
     """Objects as files below `root`.
 
     Create: the bytes go to a synced temporary file inside the root, which is then hard-linked to its name. Linking

@@ -28,8 +28,8 @@ from dagster_adjunct.resources.errors import (
     translate_file_errors,
 )
 from dagster_adjunct.resources.objects.store import (
-    DescribedStore,
     ObjectInfo,
+    ObjectStore,
     S3Options,
     StoreDescriptor,
     StoredObject,
@@ -207,7 +207,7 @@ def _send_parts(
 _TOKEN = "adjunct-write"
 
 
-class S3Store(DescribedStore):
+class S3Store(ObjectStore):
     """Objects below `s3://bucket/prefix`.
 
     botocore's retries are off, because a conditional write that it repeated after a success would report a conflict.

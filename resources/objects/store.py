@@ -8,13 +8,12 @@ import re
 import tempfile
 import threading
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import ClassVar, Protocol, Self, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
 from dagster_adjunct.resources.common import argument_error, utc_now
@@ -117,6 +116,13 @@ class ObjectStore(Protocol):
     @property
     def descriptor(self) -> StoreDescriptor:
         """The address and options of this store, with which another process opens it."""
+        return StoreDescriptor(self.url)
+
+    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
+        return (StoreDescriptor.open, (self.descriptor,))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +209,34 @@ def read_store_clock(store: ObjectStore, key: str) -> datetime:
     return written.modified
 
 
+# Retention holds: small objects that keep something (a dataset version, files of a stream) from being deleted. A hold's
+# content, and who checks for it before deleting, is up to what it keeps.
+
+_RECENT_HOLD = timedelta(hours=1)
+
+
+def holder_prefix(prefix: str, holder: str) -> str:
+    """Return the beginning of the keys of a holder's holds. The holder's name may be any text."""
+    return f"{prefix}{hashlib.sha256(holder.encode()).hexdigest()[:16]}-"
+
+
+def delete_holds(store: ObjectStore, prefix: str, *, keep: Collection[str]) -> tuple[str, ...]:
+    """Delete a holder's holds, except those named in `keep`, and return the names of the deleted ones.
+
+    With a non-empty `keep`, holds of the last hour (by the store's clock) stay too: another process may just have
+    written one that the caller does not know yet.
+    """
+    holds = {item.key.removeprefix(prefix).removesuffix(".json"): item for item in store.list(prefix)}
+    newest = max((item.modified for item in holds.values()), default=None)
+    released = [
+        name
+        for name, item in holds.items()
+        if name not in keep and (not keep or newest is None or item.modified < newest - _RECENT_HOLD)
+    ]
+    store.delete_many(holds[name].key for name in released)
+    return tuple(released)
+
+
 def check_endpoint(endpoint: str | None) -> None:
     """Raise ConfigurationError unless `endpoint` is empty or a plain URL of a server, without a login."""
     if not endpoint:
@@ -233,26 +267,7 @@ def etag_error(url: str, key: str, found: ObjectInfo | None, expected: str) -> P
     return PreconditionFailedError(problem, "Read it again, then retry.", key=key)
 
 
-class DescribedStore(ABC):
-    """A store that other processes open by its descriptor."""
-
-    @property
-    @abstractmethod
-    def url(self) -> str:
-        """The URL of the root, as in `ObjectStore`."""
-
-    @property
-    def descriptor(self) -> StoreDescriptor:
-        return StoreDescriptor(self.url)
-
-    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
-        return (StoreDescriptor.open, (self.descriptor,))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.url!r})"
-
-
-class InMemoryStore(DescribedStore):
+class InMemoryStore(ObjectStore):
     """Objects in a dictionary, with the promises of `ObjectStore`; freed with the last reference to the store.
 
     While it exists, `named` returns it by its name in the same process. ETags are content hashes, as on S3, so that
@@ -262,8 +277,8 @@ class InMemoryStore(DescribedStore):
     _alive: ClassVar[WeakValueDictionary[str, InMemoryStore]] = WeakValueDictionary()
     _naming: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self) -> None:
-        self._name = uuid.uuid4().hex
+    def __init__(self, name: str = "") -> None:
+        self._name = name or uuid.uuid4().hex
         self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
         self._lock = threading.Lock()
         self._staging: tempfile.TemporaryDirectory[str] | None = None
@@ -273,7 +288,7 @@ class InMemoryStore(DescribedStore):
     def named(cls, url: str) -> InMemoryStore:
         """Return the existing store of this `memory://` URL, or a new one."""
         with cls._naming:
-            return cls._alive.get(url) or cls()._set_name(url.removeprefix("memory://"))
+            return cls._alive.get(url) or cls(url.removeprefix("memory://"))
 
     @property
     def url(self) -> str:
@@ -337,12 +352,6 @@ class InMemoryStore(DescribedStore):
         if self._staging is None:
             self._staging = tempfile.TemporaryDirectory(prefix="adjunct-memory-")
         return Path(self._staging.name)
-
-    def _set_name(self, name: str) -> Self:
-        del InMemoryStore._alive[self.url]
-        self._name = name or self._name
-        InMemoryStore._alive[self.url] = self
-        return self
 
     def _set(self, key: str, data: bytes) -> str:
         etag = hashlib.md5(data, usedforsecurity=False).hexdigest()

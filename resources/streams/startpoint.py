@@ -63,9 +63,28 @@ class Startpoint:
         }
 
     @staticmethod
-    def from_json(value: object) -> Startpoint:
-        """Return the startpoint that `to_json` wrote, of any kind. Raises MalformedDocumentError."""
-        return startpoint_from_json(value)
+    def from_json(value: object, where: str = "startpoint") -> Startpoint:
+        """Return the startpoint that `to_json` wrote, of any kind; `where` names its source in errors.
+
+        Raises MalformedDocumentError for a newer version, an unknown kind, and fields that the kind does not have.
+        """
+        if not isinstance(value, Mapping):
+            raise _malformed(where, f"is {value!r}", "an object with version and kind")
+        check_stored_version(value, where)
+        kind = value.get("kind")
+        cls = KINDS.get(kind) if isinstance(kind, str) else None
+        if cls is None:
+            raise _malformed(where, f"has the kind {kind!r}", f"one of {', '.join(KINDS)}")
+        names = {field.name for field in fields(cls)}
+        given = {str(name) for name in value} - {"version", "kind"}
+        if given != names:
+            raise _malformed(where, f"of kind {kind!r} has the fields {_join_names(given)}", _join_names(names))
+        try:
+            return cls(**{name: value[name] for name in names})
+        except ConfigurationError as error:
+            raise _malformed(
+                where, f"of kind {kind!r} can't be read ({error.problem})", "a startpoint as written"
+            ) from error
 
 
 @validated_methods
@@ -124,30 +143,6 @@ def check_startpoint(startpoint: Startpoint, what: str, argument: str = "startpo
     if type(startpoint) not in KINDS.values():
         found = f"{what} is a {type(startpoint).__name__}, a custom class that can't be stored"
         raise argument_error(found, f"one of {', '.join(kind.__name__ for kind in KINDS.values())}", argument=argument)
-
-
-def startpoint_from_json(value: object, where: str = "startpoint") -> Startpoint:
-    """Return the startpoint that `to_json` wrote; `where` names its source in errors.
-
-    Raises MalformedDocumentError for a newer version, an unknown kind, and fields that the kind does not have.
-    """
-    if not isinstance(value, Mapping):
-        raise _malformed(where, f"is {value!r}", "an object with version and kind")
-    check_stored_version(value, where)
-    kind = value.get("kind")
-    cls = KINDS.get(kind) if isinstance(kind, str) else None
-    if cls is None:
-        raise _malformed(where, f"has the kind {kind!r}", f"one of {', '.join(KINDS)}")
-    names = {field.name for field in fields(cls)}
-    given = {str(name) for name in value} - {"version", "kind"}
-    if given != names:
-        raise _malformed(where, f"of kind {kind!r} has the fields {_join_names(given)}", _join_names(names))
-    try:
-        return cls(**{name: value[name] for name in names})
-    except ConfigurationError as error:
-        raise _malformed(
-            where, f"of kind {kind!r} can't be read ({error.problem})", "a startpoint as written"
-        ) from error
 
 
 def check_stored_version(value: Mapping[Any, Any], where: str) -> None:

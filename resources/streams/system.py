@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import pyarrow as pa
-from pydantic import Field, ValidationError, field_serializer, field_validator
+from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
 
 from dagster_adjunct.resources.common import (
     StoredDocument,
@@ -129,8 +129,7 @@ def stale_sequence_error(stream: str, producer: str, sequence: int, newest: int)
     problem += f"newest is {newest}."
     step = f"Nothing was added. Give new records the sequence {newest + 1}, or a new producer name if its counter "
     step += "restarted. A late retry of an earlier append needs nothing: its records are in the stream."
-    about: Any = {"stream": stream, "producer": producer, "sequence": sequence, "newest": newest}
-    return ProducerConflictError(problem, step, **about)
+    return ProducerConflictError(problem, step, stream=stream, producer=producer, sequence=sequence, newest=newest)
 
 
 def check_same_contents(stream: str, producer: str, sequence: int, newest: int, before: str, now: str) -> None:
@@ -139,8 +138,7 @@ def check_same_contents(stream: str, producer: str, sequence: int, newest: int, 
         problem = f"sequence {sequence} of producer {producer!r} in {stream} was appended with other contents (digest "
         problem += f"{before[:12]}, now {now[:12]}); the newest is {newest}."
         step = f"Nothing was added. Retry with the same records, or give new records the sequence {newest + 1}."
-        about: Any = {"stream": stream, "producer": producer, "sequence": sequence, "newest": newest}
-        raise ProducerConflictError(problem, step, **about)
+        raise ProducerConflictError(problem, step, stream=stream, producer=producer, sequence=sequence, newest=newest)
 
 
 def check_table_options(what: str, order_by: Sequence[str], partitioned: bool) -> None:
@@ -169,26 +167,23 @@ def check_marker_partitions(
         raise argument_error(found, "counts from 0 on", argument="rows", stream=stream)
 
 
+def _schema_from_stored(value: Any) -> Schema:
+    """Return the columns of a stored document. Raises ValueError, as validators of pydantic do."""
+    try:
+        return value if isinstance(value, Schema) else Schema.from_json(value)
+    except AdjunctError as error:
+        raise ValueError(str(error)) from error
+
+
+StoredSchema = Annotated[Schema, PlainValidator(_schema_from_stored), PlainSerializer(Schema.to_json)]
+
+
 class StreamDeclaration(StoredDocument):
     """A declared stream, as given to `create`. Systems with more options have a subclass."""
 
-    columns: Any
+    columns: StoredSchema
     key: tuple[str, ...]
     partitions: Annotated[int, Field(ge=1, le=100_000)]
-
-    @field_validator("columns")
-    @classmethod
-    def _columns_are_a_schema(cls, value: Any) -> Schema:
-        return schema_from_stored(value)
-
-    @field_serializer("columns")
-    def _write_columns(self, value: Schema) -> list[dict[str, Any]]:
-        return value.to_json()
-
-    @property
-    def schema_(self) -> Schema:
-        schema: Schema = self.columns
-        return schema
 
 
 D = TypeVar("D", bound=StreamDeclaration)
@@ -221,7 +216,7 @@ def build_declaration(
 
 def check_same_declaration(stream: str, stored: StreamDeclaration, wanted: StreamDeclaration) -> None:
     """Raise StreamExistsError with the differences if two declarations of `stream` differ."""
-    columns = stored.schema_.difference(wanted.schema_)
+    columns = stored.columns.difference(wanted.columns)
     step = "Declare the stream as it exists, or use another name."
     raise_if_different(stream, stored, wanted, [f"columns: {columns}"] if columns else [], step)
 
@@ -239,14 +234,6 @@ def raise_if_different(
     if differences := columns + [f"{name} is {new!r}, expected {old!r}" for name, old, new in values if old != new]:
         problem = f"stream {split_stream_name(stream)[1]!r} exists with another declaration: {'; '.join(differences)}."
         raise StreamExistsError(problem, next_step, stream=stream)
-
-
-def schema_from_stored(value: Any) -> Schema:
-    """Return the columns of a stored document. Raises ValueError, as validators of pydantic do."""
-    try:
-        return value if isinstance(value, Schema) else Schema.from_json(value)
-    except AdjunctError as error:
-        raise ValueError(str(error)) from error
 
 
 def micros_from_valid_from(version: str | None, valid_from: datetime | None) -> int | None:

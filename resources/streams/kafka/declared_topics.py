@@ -27,7 +27,7 @@ class _CreatedStream(StoredDocument):
     declaration: StreamDeclaration
 
     def known(self) -> KafkaTopic:
-        schema, key = self.declaration.schema_, self.declaration.key
+        schema, key = self.declaration.columns, self.declaration.key
         if not key:
             return KafkaTopic(self.topic, Json(schema))
         return KafkaTopic(self.topic, Json(schema), KeyText(schema.select(key).ddl()), "kafka-murmur2")

@@ -236,7 +236,7 @@ def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int
         types = dict(data.dtypes)
     names = types.keys() - MARK_TYPES.keys()
     for place in range(len(state.earlier), -1, -1):
-        fields = state.with_columns_at(place).schema_.fields
+        fields = state.with_columns_at(place).columns.fields
         known = {field.name for field in fields}
         if known <= names and names - known <= set(order_by) and all(_fits(types[f.name], f.type) for f in fields):
             return place
@@ -282,7 +282,7 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
     epoch is not 0, then the table's columns of POSITION.
     """
     plain = fit_to_schema(
-        table.select([name for name in table.column_names if name not in MARK_TYPES]), declaration.schema_, what
+        table.select([name for name in table.column_names if name not in MARK_TYPES]), declaration.columns, what
     )
     times = _mark_column(table, TIMESTAMP, what)
     if declaration.timestamp is not None:
@@ -299,7 +299,7 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
         if name in table.column_names:
             marked = marked.append_column(name, _mark_column(table, name, what))
     if (found := first_unreadable(marked)) is not None:
-        hidden = found.column in declaration.schema_.sensitive
+        hidden = found.column in declaration.columns.sensitive
         raise found.error(what, f"row {found.row}", hidden=hidden, row=found.row)
     return marked.combine_chunks()
 
@@ -319,7 +319,7 @@ def _mark_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
 def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: Sequence[str], what: str) -> DataFrame:
     """Return the frame with the stream's columns and types, its mark columns, and other columns of `order_by`."""
     types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
-    schema = declaration.schema_
+    schema = declaration.columns
     missing = [name for name in schema.names if name not in types]
     extra = [name for name in types if name not in schema and name not in MARK_TYPES and name not in order_by]
     if missing or extra or len(types) != len(df.schema.fields):
@@ -379,7 +379,7 @@ def write_append(
     columns = match_columns(state, data, order_by) if sent is None else min(sent.columns, now)
     declaration = state.with_columns_at(columns)
     if sent is not None:
-        data = select_earlier_columns(data, declaration.schema_, order_by)
+        data = select_earlier_columns(data, declaration.columns, order_by)
         if sent.partitions:
             declaration, partitioned = declaration.model_copy(update={"partitions": sent.partitions}), False
     attempt = f"{append.started:013d}-{uuid.uuid4().hex[:12]}"
@@ -478,7 +478,7 @@ class LakeAppends(StreamStates):
         valid_micros = micros_from_valid_from(end_of_dataset, valid_from)
         _, state = self.state(stream)
         if not hasattr(data, "mapInArrow"):
-            data = to_arrow_table(data, f"stream {stream!r}", state.declaration.schema_)
+            data = to_arrow_table(data, f"stream {stream!r}", state.declaration.columns)
         marker = None
         if end_of_dataset is not None:
             marker = NewMarker(end_of_dataset, (), "delivered", valid_from=valid_micros)
@@ -552,4 +552,4 @@ class LakeAppends(StreamStates):
         if full is None:
             return None
         level, entries = full
-        return Fold(self.pages_of(stream).write(level, entries), entries, self.now_ms())
+        return Fold(self.files_of(stream).write(level, entries), entries, self.now_ms())

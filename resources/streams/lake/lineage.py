@@ -73,45 +73,34 @@ StateOf = Callable[[str], StreamState | None]
 """Returns the state of a stream such as "lake.orders", or None if it is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplacedResults:
-    """Replaced results from before a repartitioning; `unknown` are (reader, stream) for which they can't be found."""
+def _find_replaced_by_repartition(stream: str, read: ReadCoverage, lineage_of: LineageOf) -> list[SupersededRange]:
+    """Return the stream's results of records that were read again after these were repartitioned.
 
-    superseded: tuple[SupersededRange, ...] = ()
-    unknown: tuple[tuple[str, str], ...] = ()
-
-    def streams_of(self, reader: str) -> set[str]:
-        """Return the streams that the reader's replaced results were made of: all its results of them are replaced."""
-        return {_stream(span.source) for span in self.superseded if span.reader == reader}
-
-
-def find_replaced_by_repartition(read: ReadCoverage, lineage_of: LineageOf) -> ReplacedResults:
-    """Return the results of records that were read again after they were repartitioned."""
+    Raises ConfigurationError if they can't be found.
+    """
     replaced: list[SupersededRange] = []
-    unknown: list[tuple[str, str]] = []
     for reader, partitions in sorted(read.items()):
         application, _, identity = reader.partition("@")
-        for stream in sorted({_stream(source) for source in partitions}):
-            lineage = lineage_of(stream)
+        for name in sorted({_stream(source) for source in partitions}):
+            lineage = lineage_of(name)
             at = lineage.index_of(identity) if lineage is not None else None
             if lineage is None or at is None or at + 1 == len(lineage.ids):
                 continue
             for later in range(len(lineage.ids) - 1, at, -1):
                 rewriting = lineage.rewritings[later - 1]
-                again = _reread_extent(rewriting, stream, read.get(f"{application}@{lineage.ids[later]}", {}))
+                again = _reread_extent(rewriting, name, read.get(f"{application}@{lineage.ids[later]}", {}))
                 if again == "none":
                     continue
                 if again == "part" or _has_loss_between(lineage, at, later):
-                    unknown.append((reader, stream))
-                else:
-                    was = lineage.rewritings[at]
-                    replaced += [
-                        SupersededRange(reader, f"{stream}.{p}", start, end, EVERY_EPOCH)
-                        for p, (start, end) in enumerate(zip(was.oldest, was.ended, strict=True))
-                        if start < end
-                    ]
+                    raise _repartitioned_error(stream, reader, name)
+                was = lineage.rewritings[at]
+                replaced += [
+                    SupersededRange(reader, f"{name}.{p}", start, end, EVERY_EPOCH)
+                    for p, (start, end) in enumerate(zip(was.oldest, was.ended, strict=True))
+                    if start < end
+                ]
                 break
-    return ReplacedResults(tuple(replaced), tuple(unknown))
+    return replaced
 
 
 def translate_coverage(before: ReadCoverage, now: ReadCoverage, lineage_of: LineageOf) -> ReadCoverage:
@@ -185,14 +174,12 @@ def _find_upstream_replacements(
     Upstream streams that were replayed are read. Raises ConfigurationError if that does not suffice.
     """
     state_of = _state_lookup(streams)
-    rewritten = find_replaced_by_repartition(state.read, lineage_lookup(streams))
-    if rewritten.unknown:
-        raise _repartitioned_error(stream, *rewritten.unknown[0])
-    replaced = list(rewritten.superseded)
+    replaced = _find_replaced_by_repartition(stream, state.read, lineage_lookup(streams))
+    rewritten = {(span.reader, _stream(span.source)) for span in replaced}  # all results of these are replaced
     unknown: set[str] = set()
     for reader, partitions in sorted(state.read.items()):
         identity = reader.partition("@")[2]
-        for name in sorted({_stream(source) for source in partitions} - rewritten.streams_of(reader)):
+        for name in sorted({_stream(source) for source in partitions} - {of for by, of in rewritten if by == reader}):
             above = state_of(name)
             if above is None or Lineage.of(above).index_of(identity) is None:
                 unknown.add(name)

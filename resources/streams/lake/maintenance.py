@@ -31,8 +31,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.objects.retention_holds import delete_holds, holder_prefix
-from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.objects.store import delete_holds, holder_prefix
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.streams.lake.manifest import (
     CompactionPolicy,
@@ -40,9 +39,9 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     FileEntry,
     IndexEntry,
     LakeStreamDeclaration,
-    Pages,
     Retention,
     Segment,
+    StreamFiles,
     StreamState,
     StreamStates,
     data_folder,
@@ -70,7 +69,7 @@ def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: 
     # From now on, maintenance finds this hold after dropping the files from the index.
     streams = StreamStates(lake)
     _, state = streams.state(stream)
-    listed = {segment.attempt for segment in list_segments(state, streams.pages_of(stream))}
+    listed = {segment.attempt for segment in list_segments(state, streams.files_of(stream))}
     missing = [attempt for attempt in wanted if attempt not in listed]
     if missing or state.id != identity:
         lake.store.delete(key)
@@ -107,18 +106,19 @@ def _holder_prefix(lake: Lake, stream: str, holder: str) -> str:
 
 
 def merge_files(
-    store: ObjectStore, prefix: str, declaration: LakeStreamDeclaration, run: Sequence[Segment], attempt: str
+    stored: StreamFiles, declaration: LakeStreamDeclaration, run: Sequence[Segment], attempt: str
 ) -> Segment:
     """Write the records of these segments into one file a partition; return the segment that replaces them.
 
     Rows are streamed by row group, so memory does not grow with the run. Timestamps that were those of an append are
     written out, since the merged segment no longer knows its appends. All files get the stream's current columns.
     """
+    prefix = stored.prefix
     options = WriteOptions(prefix, range_of=TIMESTAMP)
-    layout = declaration.layout_of((EPOCH, *find_position_columns(store, prefix, run)))
+    layout = declaration.layout_of((EPOCH, *find_position_columns(stored, run)))
     files: list[FileEntry] = []
     for partition in sorted({file.partition for segment in run for file in segment.files}):
-        writer = BucketFileWriter(store, data_folder(prefix, attempt), partition, layout, options)
+        writer = BucketFileWriter(stored.store, data_folder(prefix, attempt), partition, layout, options)
         expected = 0
         try:
             for segment in run:
@@ -127,7 +127,7 @@ def merge_files(
                         expected += file.rows
                         shift = segment.base[partition] - run[0].base[partition]
                         when = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
-                        for rows in iter_file_rows(store, prefix, segment, file, layout):
+                        for rows in iter_file_rows(stored, segment, file, layout):
                             writer.write(conform_to_layout(_rebase_rows(rows, shift, when), layout))
             done = writer.finish()
         finally:
@@ -148,7 +148,7 @@ def merge_files(
     )
 
 
-def find_position_columns(store: ObjectStore, prefix: str, run: Sequence[Segment]) -> tuple[str, ...]:
+def find_position_columns(stored: StreamFiles, run: Sequence[Segment]) -> tuple[str, ...]:
     """Return the columns of POSITION if a file of these segments has them, else ().
 
     A segment merged from some with positions and some without is not `positioned`, though its files have the columns.
@@ -156,15 +156,13 @@ def find_position_columns(store: ObjectStore, prefix: str, run: Sequence[Segment
     if any(segment.positioned and segment.files for segment in run):
         return tuple(POSITION)
     files = ((segment, file) for segment in run for file in segment.files)
-    there = any(SOURCE in open_segment_file(store, prefix, *place).schema_arrow.names for place in files)
+    there = any(SOURCE in open_segment_file(stored, *place).schema_arrow.names for place in files)
     return tuple(POSITION) if there else ()
 
 
-def iter_file_rows(
-    store: ObjectStore, prefix: str, segment: Segment, file: FileEntry, layout: BucketLayout
-) -> Iterator[pa.Table]:
+def iter_file_rows(stored: StreamFiles, segment: Segment, file: FileEntry, layout: BucketLayout) -> Iterator[pa.Table]:
     """Yield a file's rows by row group, with all hidden columns of the layout: null where the file has none."""
-    parquet = open_segment_file(store, prefix, segment, file)
+    parquet = open_segment_file(stored, segment, file)
     for group in range(parquet.metadata.num_row_groups):
         table = parquet.read_row_group(group)
         for name, kind in layout.hidden:
@@ -272,7 +270,7 @@ def maintain(streams: StreamStates, stream: str, now: datetime) -> MaintenanceRe
     """Apply the stream's policies, and delete objects that have been unreachable for the grace period."""
     now_ms = int(now.timestamp() * 1000)
     horizon = now_ms - int(_GRACE.total_seconds() * 1000)
-    pages = streams.pages_of(stream)
+    pages = streams.files_of(stream)
     _, state = streams.state(stream)
     merges = _write_merges(streams, stream, state, pages, now_ms)
 
@@ -303,20 +301,21 @@ def maintain(streams: StreamStates, stream: str, now: datetime) -> MaintenanceRe
 
 
 def _write_merges(
-    streams: StreamStates, stream: str, state: StreamState, pages: Pages, now_ms: int
+    streams: StreamStates, stream: str, state: StreamState, pages: StreamFiles, now_ms: int
 ) -> tuple[_Merge, ...]:
     declaration = state.declaration
     segments = list_segments(state, pages)
     alive = segments[count_expired(segments, declaration.retention, now_ms) :]
-    prefix, store = streams.lake.stream_prefix(stream), streams.lake.store
     merges = []
     for run in plan_merges(alive, declaration.compaction):
         attempt = f"{now_ms:013d}-{uuid.uuid4().hex[:12]}"
-        merges.append(_Merge(run, merge_files(store, prefix, declaration, run, attempt)))
+        merges.append(_Merge(run, merge_files(pages, declaration, run, attempt)))
     return tuple(merges)
 
 
-def _plan_maintenance(state: StreamState, pages: Pages, merges: Sequence[_Merge], now_ms: int, horizon: int) -> _Plan:
+def _plan_maintenance(
+    state: StreamState, pages: StreamFiles, merges: Sequence[_Merge], now_ms: int, horizon: int
+) -> _Plan:
     """Return the next state; a merge whose inputs are no longer all in the index is left out."""
     leaves = list_leaves(state, pages)
     segments = [segment for _, inside in leaves for segment in inside]
@@ -356,7 +355,7 @@ def _plan_maintenance(state: StreamState, pages: Pages, merges: Sequence[_Merge]
 
 
 def _find_unreachable(
-    streams: StreamStates, stream: str, commit: Commit, state: StreamState, pages: Pages, horizon: int
+    streams: StreamStates, stream: str, commit: Commit, state: StreamState, pages: StreamFiles, horizon: int
 ) -> list[tuple[str, int]]:
     """Return (key, size) of the objects that are not in the index and older than the horizon."""
     store, prefix = streams.lake.store, streams.lake.stream_prefix(stream)

@@ -19,7 +19,7 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, cast
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, bucket_file_name
 from dagster_adjunct.resources.bucketing.writer import ROW
@@ -36,7 +36,6 @@ from dagster_adjunct.resources.objects.commit_log import (
 )
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     READER,
@@ -47,8 +46,8 @@ from dagster_adjunct.resources.streams.system import (
     TOMBSTONE,
     SourceRange,
     Sources,
+    StoredSchema,
     StreamDeclaration,
-    schema_from_stored,
 )
 from dagster_adjunct.resources.validation import validated
 
@@ -181,7 +180,7 @@ class LakeStreamDeclaration(StreamDeclaration):
     @property
     def layout(self) -> BucketLayout:
         """The layout of the stream's files: Spark's buckets by key, rows in offset order."""
-        return BucketLayout(self.schema_, self.key, self.partitions, hidden=HIDDEN_COLUMNS)
+        return BucketLayout(self.columns, self.key, self.partitions, hidden=HIDDEN_COLUMNS)
 
     def layout_of(self, columns: Iterable[str]) -> BucketLayout:
         """Return the layout of files with these columns: epochs and positions are optional."""
@@ -354,7 +353,7 @@ class StreamState(StoredDocument):
 
     declaration: LakeStreamDeclaration
     id: str
-    earlier: tuple[Any, ...] = ()
+    earlier: tuple[StoredSchema, ...] = ()
     rewritten: RepartitionRecord | None = None
     rewritten_before: tuple[RepartitionRecord, ...] = ()
     oldest: tuple[Count, ...]
@@ -368,15 +367,6 @@ class StreamState(StoredDocument):
     horizon: Count = 0
     dropped: tuple[DroppedKey, ...] = ()
     read: dict[str, dict[str, Coverage]] = Field(default_factory=dict)
-
-    @field_validator("earlier")
-    @classmethod
-    def _earlier_are_schemas(cls, value: tuple[Any, ...]) -> tuple[Schema, ...]:
-        return tuple(schema_from_stored(stored) for stored in value)
-
-    @field_serializer("earlier")
-    def _write_earlier(self, value: tuple[Schema, ...]) -> list[list[dict[str, Any]]]:
-        return [schema.to_json() for schema in value]
 
     @model_validator(mode="after")
     def _index_is_whole(self) -> StreamState:
@@ -400,8 +390,8 @@ class StreamState(StoredDocument):
 
     def with_declaration(self, declaration: LakeStreamDeclaration) -> StreamState:
         """Return the state with another declaration; the replaced columns are added to `earlier`."""
-        replaced = self.declaration.schema_
-        earlier = self.earlier if declaration.schema_ == replaced else (*self.earlier, replaced)
+        replaced = self.declaration.columns
+        earlier = self.earlier if declaration.columns == replaced else (*self.earlier, replaced)
         return self.model_copy(update={"declaration": declaration, "earlier": earlier})
 
     def entries(self) -> list[IndexEntry]:
@@ -433,8 +423,8 @@ Span = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Pages:
-    """The stored pages of one stream, with a cache, since pages never change."""
+class StreamFiles:
+    """The stored files of one stream, and its pages with a cache, since pages never change."""
 
     store: ObjectStore
     prefix: str
@@ -474,16 +464,16 @@ class Pages:
         )
 
 
-def walk_segments(state: StreamState, pages: Pages, wanted: Callable[[IndexEntry], bool]) -> Iterator[Segment]:
+def walk_segments(state: StreamState, files: StreamFiles, wanted: Callable[[IndexEntry], bool]) -> Iterator[Segment]:
     """Return the segments that are `wanted`, oldest first, without reading other pages.
 
     A page must be `wanted` if one of its entries is.
     """
-    return (entry for entry in _walk(state, pages, wanted) if isinstance(entry, Segment))
+    return (entry for entry in _walk(state, files, wanted) if isinstance(entry, Segment))
 
 
 def _walk(
-    state: StreamState, pages: Pages, wanted: Callable[[IndexEntry], bool] = lambda _: True, lowest: int = 0
+    state: StreamState, files: StreamFiles, wanted: Callable[[IndexEntry], bool] = lambda _: True, lowest: int = 0
 ) -> Iterator[IndexEntry]:
     """Yield the wanted entries, each before those in it, without reading pages of the `lowest` level."""
     waiting: list[IndexEntry] = list(reversed(state.entries()))
@@ -492,11 +482,11 @@ def _walk(
         if wanted(entry):
             yield entry
             if isinstance(entry, Page) and entry.level > lowest:
-                waiting.extend(reversed(pages.read(entry)))
+                waiting.extend(reversed(files.read(entry)))
 
 
-def list_segments(state: StreamState, pages: Pages) -> list[Segment]:
-    return [entry for entry in _walk(state, pages) if isinstance(entry, Segment)]
+def list_segments(state: StreamState, files: StreamFiles) -> list[Segment]:
+    return [entry for entry in _walk(state, files) if isinstance(entry, Segment)]
 
 
 def overlaps_spans(entry: IndexEntry, spans: Mapping[int, Span]) -> bool:
@@ -509,9 +499,9 @@ def has_records_in(segment: Segment, spans: Mapping[int, Span]) -> bool:
     return any(overlaps_spans(segment, {f.partition: spans.get(f.partition, (0, 0))}) for f in segment.files)
 
 
-def find_markers(state: StreamState, pages: Pages, spans: Mapping[int, Span]) -> list[MarkerEntry]:
+def find_markers(state: StreamState, files: StreamFiles, spans: Mapping[int, Span]) -> list[MarkerEntry]:
     """Return the markers in these spans, oldest first."""
-    segments = walk_segments(state, pages, lambda entry: entry.marked > 0 and overlaps_spans(entry, spans))
+    segments = walk_segments(state, files, lambda entry: entry.marked > 0 and overlaps_spans(entry, spans))
     return [
         marker
         for segment in segments
@@ -556,21 +546,21 @@ def apply_fold(state: StreamState, fold: Fold | None) -> StreamState:
     return state.model_copy(update={"tail": rows[0], "levels": tuple(rows[1:])})
 
 
-def list_leaves(state: StreamState, pages: Pages) -> list[tuple[IndexEntry, tuple[Segment, ...]]]:
+def list_leaves(state: StreamState, files: StreamFiles) -> list[tuple[IndexEntry, tuple[Segment, ...]]]:
     """Return the pages of level 1 and the tail's segments, oldest first, each with its segments."""
     return [
-        (entry, (entry,) if isinstance(entry, Segment) else cast("tuple[Segment, ...]", pages.read(entry)))
-        for entry in _walk(state, pages, lowest=1)
+        (entry, (entry,) if isinstance(entry, Segment) else cast("tuple[Segment, ...]", files.read(entry)))
+        for entry in _walk(state, files, lowest=1)
         if isinstance(entry, Segment) or entry.level == 1
     ]
 
 
-def list_page_keys(state: StreamState, pages: Pages) -> set[str]:
+def list_page_keys(state: StreamState, files: StreamFiles) -> set[str]:
     """Return the keys of all pages in the index."""
-    return {entry.key for entry in _walk(state, pages, lowest=1) if isinstance(entry, Page)}
+    return {entry.key for entry in _walk(state, files, lowest=1) if isinstance(entry, Page)}
 
 
-def rebuild_index(state: StreamState, kept: Sequence[IndexEntry], pages: Pages) -> StreamState:
+def rebuild_index(state: StreamState, kept: Sequence[IndexEntry], files: StreamFiles) -> StreamState:
     """Return the state with an index of exactly these segments and pages of level 1; write the pages it needs.
 
     The given pages are used as they are; segments between them get new pages.
@@ -581,17 +571,17 @@ def rebuild_index(state: StreamState, kept: Sequence[IndexEntry], pages: Pages) 
         if isinstance(entry, Segment):
             tail.append(entry)
             continue
-        level += [pages.write(1, tail[at : at + FAN_OUT]) for at in range(0, len(tail), FAN_OUT)]
+        level += [files.write(1, tail[at : at + FAN_OUT]) for at in range(0, len(tail), FAN_OUT)]
         tail = []
         level.append(entry)
     while len(tail) >= 2 * FAN_OUT:
-        level.append(pages.write(1, tail[:FAN_OUT]))
+        level.append(files.write(1, tail[:FAN_OUT]))
         del tail[:FAN_OUT]
     levels: list[tuple[IndexEntry, ...]] = []
     while level:
         above: list[IndexEntry] = []
         while len(level) >= 2 * FAN_OUT:
-            above.append(pages.write(len(levels) + 2, level[:FAN_OUT]))
+            above.append(files.write(len(levels) + 2, level[:FAN_OUT]))
             del level[:FAN_OUT]
         levels.append(tuple(level))
         level = above
@@ -610,7 +600,7 @@ class StreamStates:
     @validated
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
-        self._pages: dict[str, Pages] = {}
+        self._pages: dict[str, StreamFiles] = {}
         self._snapshot: dict[str, tuple[Commit, StreamState]] | None = None
 
     def list_streams(self) -> list[str]:
@@ -650,9 +640,9 @@ class StreamStates:
     def _parse(self, commit: Commit) -> StreamState:
         return StreamState.parse(commit.body, f"the stream index {commit.manifest_key!r} in {self.lake.url}")
 
-    def pages_of(self, stream: str) -> Pages:
-        """Return the stored pages of the stream's index (internal)."""
-        return self._pages.setdefault(stream, Pages(self.lake.store, self.lake.stream_prefix(stream)))
+    def files_of(self, stream: str) -> StreamFiles:
+        """Return the stored files and pages of the stream (internal)."""
+        return self._pages.setdefault(stream, StreamFiles(self.lake.store, self.lake.stream_prefix(stream)))
 
     def now_ms(self) -> int:
         """Return the lake's time in ms since the epoch (internal)."""

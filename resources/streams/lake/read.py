@@ -19,7 +19,7 @@ from dagster_adjunct.resources.bucketing.writer import ROW
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.arrow_files import open_object
-from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor
+from dagster_adjunct.resources.objects.store import StoreDescriptor
 from dagster_adjunct.resources.schemas.column_sql import F, bigint_array, quote_name
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
 from dagster_adjunct.resources.spark.in_process import resolve_session
@@ -33,9 +33,10 @@ from dagster_adjunct.resources.streams.lake.lineage import (
 from dagster_adjunct.resources.streams.lake.manifest import (
     POSITION_TYPES,
     FileEntry,
-    Pages,
+    LakeStreamDeclaration,
     Segment,
     Span,
+    StreamFiles,
     StreamState,
     StreamStates,
     SupersededRange,
@@ -71,13 +72,7 @@ if TYPE_CHECKING:
 
 
 def read_tables(
-    store: ObjectStore,
-    prefix: str,
-    columns: Schema,
-    segments: Sequence[Segment],
-    spans: Mapping[int, Span],
-    *,
-    positions: bool = False,
+    files: StreamFiles, columns: Schema, segments: Sequence[Segment], spans: Mapping[int, Span], *, positions: bool
 ) -> Iterator[pa.Table]:
     """Yield these columns and those of RECORD_META (and POSITION), ordered by partition and offset.
 
@@ -88,7 +83,7 @@ def read_tables(
         for segment in segments:
             for file in segment.files:
                 if file.partition == partition and overlaps_spans(segment, {partition: span}):
-                    for table in _read_file(store, prefix, segment, file, span, columns.names, positions=positions):
+                    for table in _read_file(files, segment, file, span, schema.names):
                         yield table.cast(schema)
 
 
@@ -98,11 +93,11 @@ def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schem
     return pa.schema([*schema, *(pa.field(name, arrow_type(kind)) for name, kind in more)])
 
 
-def open_segment_file(store: ObjectStore, prefix: str, segment: Segment, file: FileEntry) -> pq.ParquetFile:
+def open_segment_file(files: StreamFiles, segment: Segment, file: FileEntry) -> pq.ParquetFile:
     """Return the open file of a segment. Raises ManifestMismatchError if it is missing or damaged."""
-    key = segment.key_of(prefix, file)
+    prefix, key = files.prefix, segment.key_of(files.prefix, file)
     try:
-        parquet = pq.ParquetFile(open_object(store, key, file.size), pre_buffer=True)
+        parquet = pq.ParquetFile(open_object(files.store, key, file.size), pre_buffer=True)
     except (ObjectNotFoundError, pa.ArrowInvalid) as error:
         problem = f"{prefix}: the manifest lists {key!r} with {file.rows} records, but it can't be read "
         problem += f"({str(error).splitlines()[0]})"
@@ -128,62 +123,48 @@ def iter_row_groups(parquet: pq.ParquetFile, column: str) -> Iterator[tuple[int,
 
 
 def _read_file(
-    store: ObjectStore,
-    prefix: str,
-    segment: Segment,
-    file: FileEntry,
-    span: Span,
-    columns: Sequence[str],
-    *,
-    positions: bool,
+    files: StreamFiles, segment: Segment, file: FileEntry, span: Span, columns: Sequence[str]
 ) -> Iterator[pa.Table]:
     base = segment.base[file.partition]
     low, high = span[0] - base, span[1] - base
-    parquet = open_segment_file(store, prefix, segment, file)
-    more = POSITION_TYPES if positions else {}
+    parquet = open_segment_file(files, segment, file)
     for group, least, greatest, _ in iter_row_groups(parquet, ROW):
         if isinstance(least, int) and isinstance(greatest, int) and (greatest < low or least >= high):
             continue
         # Columns added after the file was written are missing here, and read as null.
-        table = parquet.read_row_group(group, columns=[*columns, ROW, TIMESTAMP, TOMBSTONE, EPOCH, *more])
+        table = parquet.read_row_group(group, columns=[*columns, ROW])
         rows = table.column(ROW).to_numpy()
         first, last = np.searchsorted(rows, [low, high])
         table = table.slice(first, last - first)
         when = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
         missing = pa.nulls(table.num_rows)
         there = dict(zip(table.column_names, table.columns, strict=True))
-        yield pa.table(
-            {
-                **{name: there.get(name, missing) for name in columns},
-                PARTITION: pa.array(np.full(table.num_rows, file.partition, np.int32)),
-                OFFSET: pc.add(table.column(ROW), base),
-                TIMESTAMP: pc.fill_null(table.column(TIMESTAMP), when),
-                TOMBSTONE: table.column(TOMBSTONE),
-                EPOCH: pc.fill_null(there.get(EPOCH, missing.cast("int32")), 0),
-                **{name: there.get(name, missing) for name in more},
-            }
-        )
+        there |= {
+            PARTITION: pa.array(np.full(table.num_rows, file.partition, np.int32)),
+            OFFSET: pc.add(table.column(ROW), base),
+            TIMESTAMP: pc.fill_null(table.column(TIMESTAMP), when),
+            EPOCH: pc.fill_null(there.get(EPOCH, missing.cast("int32")), 0),
+        }
+        yield pa.table({name: there.get(name, missing) for name in columns})
 
 
-def find_offset_at_time(
-    store: ObjectStore, prefix: str, state: StreamState, pages: Pages, partition: int, time_us: int
-) -> int:
+def find_offset_at_time(files: StreamFiles, state: StreamState, partition: int, time_us: int) -> int:
     """Return the offset of the partition's first record at or after this time, else its next offset."""
 
     def may_hold(entry: object) -> bool:
         latest = entry.latest(partition)  # type: ignore[attr-defined]
         return latest is not None and latest >= time_us
 
-    for segment in walk_segments(state, pages, may_hold):
+    for segment in walk_segments(state, files, may_hold):
         file = next(file for file in segment.files if file.partition == partition)
-        row = _find_row_at_time(store, prefix, segment, file, time_us)
+        row = _find_row_at_time(files, segment, file, time_us)
         if row is not None:
             return segment.base[partition] + row
     return state.next[partition]
 
 
-def _find_row_at_time(store: ObjectStore, prefix: str, segment: Segment, file: FileEntry, time_us: int) -> int | None:
-    parquet = open_segment_file(store, prefix, segment, file)
+def _find_row_at_time(files: StreamFiles, segment: Segment, file: FileEntry, time_us: int) -> int | None:
+    parquet = open_segment_file(files, segment, file)
     appended = segment.appended * 1000
     for group, _, greatest, nulls in iter_row_groups(parquet, TIMESTAMP):
         latest = time_us if greatest is None else to_microseconds(cast("datetime", greatest))
@@ -262,24 +243,22 @@ def _merge_intervals(rows: Iterable[Span]) -> tuple[Span, ...]:
 
 def read_frame(
     spark: SparkSession,
-    store: ObjectStore,
-    prefix: str,
-    state: StreamState,
+    files: StreamFiles,
+    declaration: LakeStreamDeclaration,
     touched: Sequence[Segment],
     spans: Mapping[int, Span],
     *,
-    positions: bool = False,
+    positions: bool,
 ) -> DataFrame:
     """Return the records of these spans, which are in the `touched` segments, with the columns of RECORD_META.
 
     With `positions`, those of POSITION follow. Each segment is a generation of the table. Values by generation or
     partition (a segment's first offset, the time of its append) come from array literals.
     """
-    declaration = state.declaration
-    layout, schema, n = declaration.layout, declaration.schema_, declaration.partitions
+    schema, n = declaration.columns, declaration.partitions
     segments = [segment for segment in touched if has_records_in(segment, spans)]
-    generations = [segment.generation(i, prefix) for i, segment in enumerate(segments)]
-    frame = bucketed_frame(spark, store, prefix, layout, generations)
+    generations = [segment.generation(i, files.prefix) for i, segment in enumerate(segments)]
+    frame = bucketed_frame(spark, files.store, files.prefix, declaration.layout, generations)
     if not segments:
         return _empty_frame(frame, schema.names, positions=positions)
 
@@ -342,15 +321,10 @@ def _is_outside(some: Sequence[int], segments: int) -> Column:
 
 
 def read_partition(
-    store: StoreDescriptor,
-    prefix: str,
-    schema: Schema,
-    segments: Sequence[Segment],
-    spans: Mapping[int, Span],
-    partition: int,
+    store: StoreDescriptor, prefix: str, schema: Schema, segments: Sequence[Segment], spans: Mapping[int, Span], p: int
 ) -> Iterator[pa.Table]:
-    """Yield a partition's records in order, in parts of one row group; opens the store where it is called."""
-    return read_tables(store.open(), prefix, schema, segments, {partition: spans[partition]})
+    """Yield the records of partition `p` in order, in parts of one row group; opens the store where it is called."""
+    return read_tables(StreamFiles(store.open(), prefix), schema, segments, {p: spans[p]}, positions=False)
 
 
 def spans_from_ranges(
@@ -384,12 +358,13 @@ class ReadOptions(TypedDict, total=False):
 
 
 class _Located(NamedTuple):
-    """The records of ranges of one stream: its state, their segments, and the ranges by partition."""
+    """The records of ranges of one stream: their segments, the ranges by partition, and which records to leave out."""
 
-    stream: str
     state: StreamState
+    files: StreamFiles
     segments: list[Segment]
     spans: dict[int, Span]
+    replaced: list[SupersededRange]
 
 
 @validated_methods
@@ -403,7 +378,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         _, state = self.state(stream)
         spans = spans_from_ranges(stream, state, ranges)
         width = sum(end - start for start, end in spans.values())
-        return width - len(find_markers(state, self.pages_of(stream), spans))
+        return width - len(find_markers(state, self.files_of(stream), spans))
 
     def read(
         self,
@@ -417,11 +392,11 @@ class LakeReads(StreamStates, NumberedOffsets):
         source position are an error then, unless `without_position="keep"`. With `positions`, the columns of POSITION
         follow.
         """
-        spark, store, positions = resolve_session(spark), self.lake.store, options.get("positions", False)
-        at, replaced = self._locate(ranges, **options)
-        prefix, wanted = self.lake.stream_prefix(at.stream), positions or bool(replaced)
-        frame = read_frame(spark, store, prefix, at.state, at.segments, at.spans, positions=wanted)
-        frame = filter_latest_frame(frame, replaced)
+        spark, positions = resolve_session(spark), options.get("positions", False)
+        at = self._locate(ranges, **options)
+        wanted = positions or bool(at.replaced)
+        frame = read_frame(spark, at.files, at.state.declaration, at.segments, at.spans, positions=wanted)
+        frame = filter_latest_frame(frame, at.replaced)
         return frame if positions else frame.drop(*POSITION)
 
     def read_arrow(
@@ -443,21 +418,20 @@ class LakeReads(StreamStates, NumberedOffsets):
         **options: Unpack[ReadOptions],
     ) -> Iterator[pa.Table]:
         """Yield the same in parts of at most 65,536 records, one of them in memory. The first part is empty."""
-        at, replaced = self._locate(ranges, **options)
-        declared, positions = at.state.declaration.schema_, options.get("positions", False)
+        at = self._locate(ranges, **options)
+        declared, positions = at.state.declaration.columns, options.get("positions", False)
         schema = declared if columns is None else declared.select(columns)
         yield with_meta_columns(schema.to_arrow(), positions=positions).empty_table()
-        prefix, wanted = self.lake.stream_prefix(at.stream), positions or bool(replaced)
-        for table in read_tables(self.lake.store, prefix, schema, at.segments, at.spans, positions=wanted):
-            latest = filter_latest(table, replaced)
+        for table in read_tables(at.files, schema, at.segments, at.spans, positions=positions or bool(at.replaced)):
+            latest = filter_latest(table, at.replaced)
             yield latest if positions else drop_positions(latest)
 
     def task_reads(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]
     ) -> Callable[[int], Iterator[pa.Table]]:
-        at, _ = self._locate(ranges)
-        schema, prefix = at.state.declaration.schema_.select(columns), self.lake.stream_prefix(at.stream)
-        return partial(read_partition, self.lake.store.descriptor, prefix, schema, at.segments, at.spans)
+        at = self._locate(ranges)
+        schema, store = at.state.declaration.columns.select(columns), at.files.store.descriptor
+        return partial(read_partition, store, at.files.prefix, schema, at.segments, at.spans)
 
     def _locate(
         self,
@@ -465,15 +439,14 @@ class LakeReads(StreamStates, NumberedOffsets):
         epochs: Epochs = "all",
         positions: bool = False,
         without_position: WithoutPosition = "refuse",
-    ) -> tuple[_Located, list[SupersededRange]]:
-        """Return where the records of these ranges are, and which of them are to be left out."""
-        latest = epochs == "latest"
+    ) -> _Located:
         stream = require_one_stream(self.name, ranges)
         _, state = self.state(stream)
-        spans = spans_from_ranges(stream, state, ranges)
-        segments = list(walk_segments(state, self.pages_of(stream), lambda entry: overlaps_spans(entry, spans)))
+        spans, files = spans_from_ranges(stream, state, ranges), self.files_of(stream)
+        segments = list(walk_segments(state, files, lambda entry: overlaps_spans(entry, spans)))
+        latest = epochs == "latest"
         replaced = find_replaced_results(self, stream, state, segments, without_position) if latest else []
-        return _Located(stream, state, segments, spans), replaced
+        return _Located(state, files, segments, spans, replaced)
 
     def all_ranges(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
         """Return the ranges of all records that the stream holds now."""
@@ -488,7 +461,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         starts = {ssp.partition: parse_offset(offset, str(ssp)) for ssp, offset in since.items() if ssp in known}
         spans = {p: (start, state.next[p]) for p, start in starts.items()}
         found = []
-        for entry in find_markers(state, self.pages_of(stream), spans):
+        for entry in find_markers(state, self.files_of(stream), spans):
             since_when = None if entry.valid_from is None else time_from_micros(entry.valid_from)
             facts = (str(entry.offset), entry.version, entry.rows, entry.checksum, entry.counted, since_when)
             found.append(Marker(ssps[entry.partition], *facts))

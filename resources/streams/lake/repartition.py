@@ -19,7 +19,6 @@ from dagster_adjunct.resources.bucketing.writer import ROW, BucketFileWriter, Wr
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
-from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.streams.checksum import parse_records_checksum
 from dagster_adjunct.resources.streams.lake.maintenance import check_row_count, find_position_columns, iter_file_rows
 from dagster_adjunct.resources.streams.lake.manifest import (
@@ -29,6 +28,7 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     MarkerEntry,
     RepartitionRecord,
     Segment,
+    StreamFiles,
     StreamState,
     data_folder,
     list_page_keys,
@@ -148,7 +148,7 @@ def repartition(
         commit, state = streams.state(stream)
         _check_count(stream, state.declaration, partitions)
         declaration = state.declaration.model_copy(update={"partitions": partitions})
-        pages = streams.pages_of(stream)
+        pages = streams.files_of(stream)
         old = list_segments(state, pages)
         steps = plan_rewrite(stream, old, state.declaration.partitions)
         check(state)
@@ -188,11 +188,12 @@ def _write_step(
     """Write the rows of a step to the new partitions, ordered by old partition and row."""
     from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
-    store, prefix = streams.lake.store, streams.lake.stream_prefix(stream)
+    stored = streams.files_of(stream)
+    prefix = stored.prefix
     attempt = f"{streams.now_ms():013d}-{uuid.uuid4().hex[:12]}"
     folder = data_folder(prefix, attempt)
     options = WriteOptions(prefix, number_rows=True, range_of=TIMESTAMP)
-    hidden = (EPOCH, *find_position_columns(store, prefix, [cut.segment]))
+    hidden = (EPOCH, *find_position_columns(stored, [cut.segment]))
     before, layout = old.layout_of(hidden), new.layout_of(hidden)
     writers: dict[int, BucketFileWriter] = {}
     expected = 0
@@ -200,11 +201,11 @@ def _write_step(
         for file in cut.segment.files:
             low, high = cut.ranges[file.partition]
             expected += max(high - low, 0)
-            for rows in _read_rows(store, prefix, before, cut.segment, file, low, high) if low < high else ():
+            for rows in _read_rows(stored, before, cut.segment, file, low, high) if low < high else ():
                 numbers = assign_buckets([rows.column(name) for name in new.key], new.partitions)
                 for bucket in np.unique(numbers).tolist():
                     if bucket not in writers:
-                        writers[bucket] = BucketFileWriter(store, folder, bucket, layout, options)
+                        writers[bucket] = BucketFileWriter(stored.store, folder, bucket, layout, options)
                     writers[bucket].write(rows.take(np.nonzero(numbers == bucket)[0]))
         done = [made for _, writer in sorted(writers.items()) if (made := writer.finish()) is not None]
     finally:
@@ -216,11 +217,10 @@ def _write_step(
 
 
 def _read_rows(
-    store: ObjectStore, prefix: str, layout: BucketLayout, segment: Segment, file: FileEntry, low: int, high: int
+    stored: StreamFiles, layout: BucketLayout, segment: Segment, file: FileEntry, low: int, high: int
 ) -> Iterator[pa.Table]:
     """Yield the file's rows [low, high) with the stream's current columns and its mark columns, without __row."""
-
-    for table in iter_file_rows(store, prefix, segment, file, layout):
+    for table in iter_file_rows(stored, segment, file, layout):
         first, last = np.searchsorted(table.column(ROW).to_numpy(), [low, high])
         yield conform_to_layout(table.slice(first, last - first), layout).drop_columns([ROW])
 

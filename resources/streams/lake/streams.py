@@ -96,7 +96,7 @@ def evolve_declaration(
     The order of columns does not matter, since records are matched by name. Raises StreamExistsError for other changes.
     """
     fixed = [*stored.key, *([stored.timestamp] if stored.timestamp else [])]
-    columns = incompatible_changes(stored.schema_, wanted.schema_, fixed, "the key or the record's time")
+    columns = incompatible_changes(stored.columns, wanted.columns, fixed, "the key or the record's time")
     raise_if_different(
         f"lake.{name}",
         stored,
@@ -106,8 +106,8 @@ def evolve_declaration(
         "removed; fill an unused one with null. Change policies with configure, and partitions with adjunct stream "
         "repartition.",
     )
-    now = evolve_schema(stored.schema_, wanted.schema_)
-    return stored if now.to_json() == stored.schema_.to_json() else stored.model_copy(update={"columns": now})
+    now = evolve_schema(stored.columns, wanted.columns)
+    return stored if now.to_json() == stored.columns.to_json() else stored.model_copy(update={"columns": now})
 
 
 def stream_info_from_state(name: str, state: StreamState) -> StreamInfo:
@@ -115,7 +115,7 @@ def stream_info_from_state(name: str, state: StreamState) -> StreamInfo:
     if rewritten is not None:
         ended, went_on = (tuple(map(str, offsets)) for offsets in (rewritten.ended, rewritten.next))
         repartitioned = Repartitioning(rewritten.id, ended, went_on)
-    facts = (declared.partitions, declared.key, NEW_STREAMS.partitioner, declared.schema_)
+    facts = (declared.partitions, declared.key, NEW_STREAMS.partitioner, declared.columns)
     return StreamInfo(name, *facts, default_offset="oldest", identity=state.id, repartitioned=repartitioned)
 
 
@@ -214,9 +214,7 @@ class LakeStreams(LakeReads, LakeAppends):
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
         check_timestamp_ms("timestamp_ms", timestamp_ms, str(ssp))
         state = self._state_of(ssp)
-        prefix, pages = self.lake.stream_prefix(ssp.stream), self.pages_of(ssp.stream)
-        offset = find_offset_at_time(self.lake.store, prefix, state, pages, ssp.partition, timestamp_ms * 1000)
-        return str(offset)
+        return str(find_offset_at_time(self.files_of(ssp.stream), state, ssp.partition, timestamp_ms * 1000))
 
     def configure(self, stream: str, *, retention: Retention | None, compaction: CompactionPolicy | None) -> None:
         """Set the policies of a stream, for its next `maintain`."""

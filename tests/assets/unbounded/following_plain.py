@@ -87,7 +87,7 @@ class Table:
 
         streams = LakeStreams(self.world.lake)
         _, state = streams.state(NAME)
-        sizes = [segment.size for segment in list_segments(state, streams.pages_of(NAME))]
+        sizes = [segment.size for segment in list_segments(state, streams.files_of(NAME))]
         streams.configure(NAME, retention=Retention(max_bytes=max(1, sum(sizes[len(sizes) - keep :]))), compaction=None)
         streams.maintain(NAME)
 

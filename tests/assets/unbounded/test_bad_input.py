@@ -138,7 +138,7 @@ def test_a_key_that_an_update_changes_is_deleted_and_the_new_one_written(sparkli
 def forget_all_but_the_newest(world: World) -> None:
     """Let retention drop all of the stream's segments but one."""
     streams = LakeStreams(world.lake)
-    sizes = [segment.size for segment in list_segments(streams.state(NAME)[1], streams.pages_of(NAME))]
+    sizes = [segment.size for segment in list_segments(streams.state(NAME)[1], streams.files_of(NAME))]
     streams.configure(NAME, retention=Retention(max_bytes=sizes[-1]), compaction=None)
     streams.maintain(NAME)
 

@@ -31,7 +31,7 @@ def table(schema: Schema, *rows: tuple[Any, ...]) -> pa.Table:
 
 
 def read(streams: LakeStreams, *columns: str) -> list[tuple[Any, ...]]:
-    names = columns or streams.state("s")[1].declaration.schema_.names
+    names = columns or streams.state("s")[1].declaration.columns.names
     records = streams.read_arrow(streams.all_ranges("s"), columns or None)
     return [tuple(row[name] for name in names) for row in records.to_pylist()]
 

@@ -31,7 +31,6 @@ from dagster_adjunct.resources.streams.startpoint import (
     StartpointUpcoming,
     describe_startpoint,
     resolve_startpoint_to_offset,
-    startpoint_from_json,
 )
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from tests.clocks import Clock, on_clock
@@ -60,7 +59,7 @@ def at(seconds: float) -> StartpointTimestamp:
 @given(STARTPOINTS)
 @settings(deadline=None)
 def test_what_is_written_is_read_again(startpoint: Startpoint) -> None:
-    assert startpoint_from_json(json.loads(json.dumps(startpoint.to_json()))) == startpoint
+    assert Startpoint.from_json(json.loads(json.dumps(startpoint.to_json()))) == startpoint
 
 
 def test_the_stored_form_stays_what_it_is() -> None:
@@ -98,21 +97,21 @@ def test_the_stored_form_stays_what_it_is() -> None:
 def test_a_form_that_is_not_known_is_refused_by_name(change: dict[str, object], message: str) -> None:
     stored = {**StartpointSpecific("42").to_json(), **change}
     with pytest.raises(MalformedDocumentError, match=message) as caught:
-        startpoint_from_json(stored, "startpoint of lake.s.0")
+        Startpoint.from_json(stored, "startpoint of lake.s.0")
     assert "startpoint of lake.s.0" in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [None, [], "oldest", 3])
 def test_what_is_no_object_is_no_startpoint(value: object) -> None:
     with pytest.raises(MalformedDocumentError, match="expected an object"):
-        startpoint_from_json(value)
+        Startpoint.from_json(value)
 
 
 def test_a_missing_field_is_refused() -> None:
     stored = StartpointTimestamp(5).to_json()
     del stored["timestamp_ms"]
     with pytest.raises(MalformedDocumentError, match="expected creation_timestamp_ms, id, timestamp_ms"):
-        startpoint_from_json(stored)
+        Startpoint.from_json(stored)
 
 
 def test_startpoints_are_told_apart_and_never_change() -> None:
@@ -283,7 +282,7 @@ def test_a_time_outside_of_the_years_1_to_9999_is_refused_with_a_hint(ms: int, t
     assert failure.value.facts == {"argument": "creation_timestamp_ms"}
     stored = {**StartpointTimestamp(timestamp_ms=0).to_json(), "timestamp_ms": ms}
     with pytest.raises(MalformedDocumentError, match="years 1 to 9999"):
-        startpoint_from_json(stored)
+        Startpoint.from_json(stored)
 
 
 @pytest.mark.parametrize("seconds", [500_000_000, 1_767_225_600, 9_999_999_999])

@@ -231,7 +231,7 @@ def test_a_created_stream_is_known_to_another_process(
     assert other.info("made") == made
     assert other.create("made", schema=SCHEMA, key=["tailnum"], partitions=3) == made
     topic = other.topic("made")
-    assert (topic.topic, topic.declared.value, topic.key) == ("made", Json(SCHEMA), ("tailnum",))
+    assert (topic.topic, topic.declared.value, topic.declared.key_names) == ("made", Json(SCHEMA), ("tailnum",))
     for schema, key, partitions, what in (
         (Schema.of(tailnum="string"), ["tailnum"], 3, "seats"),
         (SCHEMA, ["seats"], 3, "key"),
