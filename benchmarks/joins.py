@@ -30,7 +30,7 @@ from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.step.compile_batch import BatchCompiler
+from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.verify_plan import analyze_batch
 
@@ -147,7 +147,7 @@ class Joins:
         return StepContext(self._runtime, app, plan, FanOut()), dict.fromkeys(names, self._view)
 
 
-class Compiled(BatchCompiler):
+class Compiled(BatchContext):
     """A batch that hands its outputs' records out, and writes none."""
 
     sent: tuple[DataFrame, ...] = ()

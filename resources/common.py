@@ -250,6 +250,11 @@ def subtract_span(now: datetime, span: timedelta) -> datetime:
     return now - min(span, now - _FIRST)
 
 
+def sum_counters(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    """Return the sums of two sets of counters."""
+    return {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}
+
+
 def to_microseconds(moment: datetime) -> int:
     """Return the exact number of microseconds from 1970 to a moment with a time zone."""
     return (moment - _EPOCH) // timedelta(microseconds=1)

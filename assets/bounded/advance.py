@@ -51,8 +51,8 @@ from dagster_adjunct.assets.versions.manifest import (
 )
 from dagster_adjunct.assets.versions.reports import REJECT, Action, AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.version import VersionRef
-from dagster_adjunct.assets.writing.generation import Runtime, open_runtime, sum_counters
-from dagster_adjunct.resources.common import resolve_user
+from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
+from dagster_adjunct.resources.common import resolve_user, sum_counters
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     CommitConflictError,

@@ -39,10 +39,10 @@ from dagster_adjunct.assets.writing.generation import (
     Runtime,
     find_null_keys,
     format_first,
-    sum_counters,
     write_generation,
 )
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
+from dagster_adjunct.resources.common import sum_counters
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     DatasetError,

@@ -38,10 +38,11 @@ from dagster_adjunct.assets.versions.leases import delete_attempt, lease_served,
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action
 from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
-from dagster_adjunct.assets.writing.generation import count_deletions, sum_counters, write_generation
+from dagster_adjunct.assets.writing.generation import count_deletions, write_generation
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
+from dagster_adjunct.resources.common import sum_counters
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, StreamNotFoundError
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem

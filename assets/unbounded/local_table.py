@@ -51,12 +51,11 @@ from dagster_adjunct.assets.writing.generation import (
     GenerationWriter,
     Runtime,
     count_deletions,
-    sum_counters,
     write_generation,
 )
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
-from dagster_adjunct.resources.common import to_microseconds
+from dagster_adjunct.resources.common import sum_counters, to_microseconds
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     DatasetError,

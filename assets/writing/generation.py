@@ -197,8 +197,3 @@ def count_deletions(generation: Generation) -> int:
 def format_first(things: Sequence[str]) -> str:
     """Return the first few of these texts, joined, for errors."""
     return f"{', '.join(things[:MAX_NAMED])}{' …' if len(things) > MAX_NAMED else ''}"
-
-
-def sum_counters(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
-    """Return the sums of two sets of counters."""
-    return {name: left.get(name, 0) + right.get(name, 0) for name in {**left, **right}}

@@ -24,7 +24,7 @@ from pydantic import Field as Default
 from pydantic import PlainSerializer, PlainValidator, ValidationError
 
 from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, JoinVersions
-from dagster_adjunct.resources.common import StoredDocument, first_validation_problem, require_reason
+from dagster_adjunct.resources.common import StoredDocument, first_validation_problem, require_reason, sum_counters
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -283,6 +283,8 @@ class TimeState(StoredDocument):
         return self.model_copy(update={"partitions": {**self.without_streams([stream]).partitions, **carried}})
 
 
+Counters = dict[str, dict[str, int]]
+"""What was counted, by output or join and counter."""
 KIND = "application"
 NAMES = "applications/_names"
 
@@ -334,7 +336,7 @@ class ClosedBatch(StoredDocument):
     intent: Intent
     closed_at: datetime
     records: int
-    counters: dict[str, dict[str, int]]
+    counters: Counters
     seconds: dict[str, float]
 
 
@@ -354,7 +356,7 @@ class ApplicationState(StoredDocument):
     records: int = 0
     open: Intent | None = None
     last: ClosedBatch | None = None
-    totals: dict[str, dict[str, int]] = Default(default_factory=dict)
+    totals: Counters = Default(default_factory=dict)
     offsets: OffsetState = Default(default_factory=OffsetState)
     given_up: int | None = None
     times: TimeState = Default(default_factory=TimeState)
@@ -423,7 +425,7 @@ class BatchLog:
         logged: LoggedState,
         checkpoint: Mapping[SystemStreamPartition, str],
         startpoints: Mapping[SystemStreamPartition, str],
-        lost: dict[str, dict[str, int]],
+        lost: Counters,
         *,
         by: str,
         note: str,
@@ -581,13 +583,8 @@ def served_versions(lake: Lake, application: str) -> dict[str, dict[str, list[in
     return served
 
 
-def sum_counters(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+def add_counters(before: Counters, more: Counters) -> Counters:
     """Return the sums of two sets of counters."""
-    return {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}
-
-
-def add_counters(before: dict[str, dict[str, int]], more: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Return the sums of two sets of counters, by output or join and counter."""
     return {name: sum_counters(before.get(name, {}), more.get(name, {})) for name in {**before, **more}}
 
 

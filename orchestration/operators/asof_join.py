@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.version import TOMBSTONE
-from dagster_adjunct.orchestration.operators.batch_context import BatchContext, TimedRows
+from dagster_adjunct.orchestration.operators.batch_context import TimedRows
 from dagster_adjunct.orchestration.operators.columns import Types, require_columns, tie_breakers
 from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, How, Join, On, build_join
 from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, Flow, Match, OnNullTime, PlanContext
@@ -30,6 +30,8 @@ from dagster_adjunct.resources.user_code import MASKED, truncate_text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 TIMES = ("timestamp", "date")

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from dagster_adjunct.assets.unbounded.state_table import StateSpec
-from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey, Types
-from dagster_adjunct.orchestration.operators.operator import Declarations, KeyedTable
-from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
+from dagster_adjunct.orchestration.operators.columns import OnNullKey, Types
+from dagster_adjunct.orchestration.operators.operator import KeyedTable
 from dagster_adjunct.resources.backends.columns import parse_column, to_spark_type
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.system import AppendResult, StreamSystem
 from dagster_adjunct.resources.tables.operation import UpdateContract
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.operators.table_updates import Update
 
@@ -45,141 +42,6 @@ class TimedRows:
     frame: DataFrame
     schema: Schema
     known_from: datetime | None
-
-
-class StateHandle(Protocol):
-    """A table of state in one batch."""
-
-    def frame(self) -> DataFrame:
-        """Return the unexpired rows as of the start of the batch, in their buckets, so that no exchange is needed."""
-
-    def write(self, rows: DataFrame, *, partitioned: bool = False) -> None:
-        """Write rows of the table's columns, with `__tombstone` if some delete; they are committed with the batch.
-
-        `partitioned` says that they are in the table's partitions already. A bounded replay writes nothing.
-        """
-
-    def with_written(self) -> DataFrame:
-        """Return the rows of `frame` and those that the batch has written, marked by the boolean `__new`; no exchange
-        is needed. For append-only tables."""
-
-
-class BatchContext(Protocol):
-    """One batch, or a dry run of it, which has no records and only checks what would be written."""
-
-    @property
-    def app(self) -> Declarations: ...
-
-    @property
-    def tasks(self) -> int:
-        """The number of tasks, each of which gets a copy of broadcast records."""
-
-    def read(self, stream: str) -> DataFrame:
-        """Return the batch's records of an input stream."""
-
-    def system_of(self, stream: str) -> StreamSystem:
-        """Return the system that a stream ("system.stream") is in."""
-
-    def partitions_at(self, operator: str) -> int:
-        """Return the planned partition count of the records that leave an operator."""
-
-    def required_partitioning(self, operator: str) -> Sequence[str]:
-        """Return the columns that records must be partitioned by after an operator; () where nothing relies on it."""
-
-    def sensitive(self, operator: str) -> frozenset[str]:
-        """Return the columns of an operator's input whose values must not appear in errors."""
-
-    def stream_of(self, operator: str) -> str | None:
-        """Return the stream of the positions of an operator's records; None if there are several or it is unknown."""
-
-    def has_consumers(self, operator: str) -> bool:
-        """Whether another operator uses the records of this one."""
-
-    @property
-    def reading(self) -> JoinVersions:
-        """Which versions its joins use; with "current", as-of joins use current entries."""
-
-    @property
-    def number(self) -> int:
-        """The batch's number among those of the application."""
-
-    def count_records(self, operator: str, frame: DataFrame, conditions: Mapping[str, Column]) -> DataFrame:
-        """Return the records; counts how many match each condition, as metrics of the operator."""
-
-    def divert_late_records(self, operator: str, records: DataFrame) -> None:
-        """Pass on an operator's late records (`to_late_records`) to the operator that reads them."""
-
-    def diverted_late_records(self, operator: str) -> DataFrame:
-        """Return the late records of the operator before this one."""
-
-    def has_late_consumer(self, operator: str) -> bool:
-        """Whether an operator reads the late records of this one."""
-
-    @property
-    def clock(self) -> datetime:
-        """The start of the batch by the lake's clock; a repeated batch has the same."""
-
-    def watermarks(self, name: str) -> Watermarks:
-        """Return the watermarks of the stateful operator of this name, before and after this batch."""
-
-    def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateHandle:
-        """Return the state table of this name, one of the operator's `states`.
-
-        Rows expire by the watermark of the stateful operator `of`, by default the one of the table's name.
-        """
-
-    def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
-        """Return the result of a user's DataFrame function, which must keep the hidden columns."""
-
-    def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
-        """Return the entries of the dataset's version in this batch, and their schema."""
-
-    def over_time(self, dataset: str) -> TimedRows:
-        """Return the rows over time of a dataset, of the versions that the batch started with."""
-
-    def count_matches(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
-        """Return joined records and count their matches; `__matched` is null where a record has no entry."""
-
-    def first(self, frame: DataFrame) -> Row | None:
-        """Compute the first of these records now; None where there is none, and in a dry run."""
-
-    def look_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
-        """Return records with the columns looked up in a remote table; `__matched` as in `count_matches`."""
-
-    def gather_small(self, frame: DataFrame) -> DataFrame:
-        """Return the records, in one task if there are few; used before they are repartitioned."""
-
-    def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
-        """Return the same records, computed once and cached for the batch, so that all readers see the same."""
-
-    def send(
-        self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
-    ) -> AppendResult | None:
-        """Append records to a stream, which is created with `key` and `partitions`; None in a dry run."""
-
-    def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
-        """Write records to a declared remote table."""
-
-    def write_local(
-        self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey
-    ) -> None:
-        """Keep the last record of each key in a local table; tombstones, and what meets `deleted`, delete theirs."""
-
-    def call_sink(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
-        """Call a user's function with the records, in Spark tasks."""
-
-    def call_sink_for_results(
-        self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
-    ) -> DataFrame:
-        """Return the results of a user's function for the records; a repeated batch reuses the recorded results."""
-
-    def refused_records(self, operator: str) -> DataFrame:
-        """Return the records that the table of the operator before this one rejected (DEAD_LETTER_COLUMNS)."""
-
-    def send_dead_letters(
-        self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
-    ) -> None:
-        """Append rejected records to a stream once per batch, even if a repeated batch rejects others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_adjunct.orchestration.operators.batch_context import BatchContext
 from dagster_adjunct.orchestration.operators.columns import (
     BEHIND,
     EVENT_TIME,
@@ -33,6 +32,8 @@ from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, T
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 ARRIVAL = TIMESTAMP

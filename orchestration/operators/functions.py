@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import pyarrow as pa
 
-from dagster_adjunct.orchestration.operators.batch_context import BatchContext
 from dagster_adjunct.orchestration.operators.columns import (
     ORDINAL,
     Types,
@@ -56,6 +55,8 @@ from dagster_adjunct.resources.user_code import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 def flow_after_function(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from dagster_adjunct.orchestration.operators.batch_context import BatchContext
 from dagster_adjunct.orchestration.operators.columns import (
     ORDINAL,
     TASK,
@@ -33,6 +32,8 @@ from dagster_adjunct.resources.schemas.column_sql import F
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
 from dagster_adjunct.orchestration.operators.batch_context import (
-    BatchContext,
     LookupColumn,
     TableLookup,
     check_lookup,
@@ -56,6 +55,8 @@ from dagster_adjunct.resources.schemas.schema import Field, Schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 MATCHED = "__matched"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_adjunct.orchestration.operators.batch_context import BatchContext
 from dagster_adjunct.orchestration.operators.columns import (
     FINAL,
     Columns,
@@ -52,6 +51,8 @@ from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
-from dagster_adjunct.orchestration.operators.batch_context import BatchContext, SinkFunction
+from dagster_adjunct.orchestration.operators.batch_context import SinkFunction
 from dagster_adjunct.orchestration.operators.columns import (
     OnNullKey,
     Types,
@@ -50,6 +50,8 @@ from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 def exchange_before_stream(

@@ -10,7 +10,7 @@ from operator import and_, or_
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.state_table import StateSpec
-from dagster_adjunct.orchestration.operators.batch_context import BatchContext, Watermarks
+from dagster_adjunct.orchestration.operators.batch_context import Watermarks
 from dagster_adjunct.orchestration.operators.columns import (
     BEHIND,
     EVENT_TIME,
@@ -59,6 +59,8 @@ from dagster_adjunct.resources.streams.system import TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 EXCLUSION = "__why"

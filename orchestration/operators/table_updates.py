@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dagster_adjunct.orchestration.operators.batch_context import (
-    BatchContext,
     ChangedColumns,
     TableSend,
     function_column_types,
@@ -54,6 +53,8 @@ from dagster_adjunct.resources.tables.operation import UpdateContract
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 Columns: TypeAlias = Mapping[str, str] | Sequence[str]

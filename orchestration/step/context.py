@@ -145,9 +145,6 @@ class StepContext:
             self.still_ours()
 
 
-Counters = dict[str, dict[str, int]]
-
-
 @dataclass(frozen=True, slots=True)
 class StepResources:
     """The resources of a run of the step.

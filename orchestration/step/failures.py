@@ -33,7 +33,7 @@ from dagster_adjunct.resources.user_code import failing_line_in_text, operator_f
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.step.batch_outputs import BatchOutputs
+    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 T = TypeVar("T")
@@ -291,7 +291,7 @@ def _trace_columns(context: StepContext, wanted: str) -> ColumnSources:
     return sources.get(wanted, {})
 
 
-def explain_failure(batch: BatchOutputs, operator: str, error: Exception) -> OperatorFailedError | None:
+def explain_failure(batch: BatchContext, operator: str, error: Exception) -> OperatorFailedError | None:
     """Return the error that says what failed in a job of this operator; None if no user code failed.
 
     Finding the operator and the record runs small jobs, for at most a minute each. If columns are sensitive, their
@@ -325,7 +325,7 @@ def explain_failure(batch: BatchOutputs, operator: str, error: Exception) -> Ope
     return explained
 
 
-def _explain_broken_promise(batch: BatchOutputs, operator: str, error: AdjunctError) -> OperatorFailedError | None:
+def _explain_broken_promise(batch: BatchContext, operator: str, error: AdjunctError) -> OperatorFailedError | None:
     """Return the error that names the functions with keeps_partitioning=True; None if there is none."""
     promising = [one for one in iter_upstream(batch.app, operator) if one.spec.keeps_partitioning]
     if not promising:
@@ -343,7 +343,7 @@ def _explain_broken_promise(batch: BatchOutputs, operator: str, error: AdjunctEr
     return explained
 
 
-def _find_failing_operator(batch: BatchOutputs, likely: list[Operator], failure: Failure) -> Operator | None:
+def _find_failing_operator(batch: BatchContext, likely: list[Operator], failure: Failure) -> Operator | None:
     """Return the first of these operators that fails alike when run alone over its records.
 
     Spark quotes the failed expression only if it was not rewritten.
@@ -366,7 +366,7 @@ def _find_failing_operator(batch: BatchOutputs, likely: list[Operator], failure:
     return None
 
 
-def _probe_operator(batch: BatchOutputs, operator: Operator) -> Probe:
+def _probe_operator(batch: BatchContext, operator: Operator) -> Probe:
     """Return a function that applies an operator to some of its records."""
 
     def apply(frame: DataFrame) -> DataFrame:
@@ -384,7 +384,7 @@ def _is_alike(other: Failure | None, failure: Failure) -> bool:
 
 
 def _explain_with_sample(
-    batch: BatchOutputs, failed: Operator, failure: Failure, hidden: frozenset[str]
+    batch: BatchContext, failed: Operator, failure: Failure, hidden: frozenset[str]
 ) -> OperatorFailedError:
     """Return the error of an operator, with a record that it fails on if one is found within a minute."""
     functions = _functions(failed.spec)
@@ -428,7 +428,7 @@ class _Probe:
     The failure is then reported without a sample.
     """
 
-    def __init__(self, batch: BatchOutputs) -> None:
+    def __init__(self, batch: BatchContext) -> None:
         self._batch = batch
         self.sent: DataFrame | None = None
 

@@ -14,11 +14,12 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, WritingBatch, columns_of_local_table
 from dagster_adjunct.assets.unbounded.state_table import StateSpec, declare_state_dataset, state_dataset_name
 from dagster_adjunct.assets.writing.generation import SPARK, SPARK_ONE_TASK
-from dagster_adjunct.orchestration.batch_log.batch_log import sum_counters
+from dagster_adjunct.orchestration.batch_log.batch_log import Counters
 from dagster_adjunct.orchestration.operators.batch_context import Watermarks
 from dagster_adjunct.orchestration.operators.columns import OnNullKey, tie_breakers
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
+from dagster_adjunct.resources.common import sum_counters
 from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 
-Counters = dict[str, dict[str, int]]
 NEW = "__new"
 
 
@@ -41,7 +41,7 @@ def iter_state_names(context: StepContext) -> Iterator[str]:
 
 @dataclass(slots=True)
 class StateTable:
-    """One state table in one batch; implements `StateHandle`.
+    """A table of state in one batch.
 
     `kept` says whether writes are committed, `real` whether any records are read (not in a dry run).
     """
@@ -55,14 +55,21 @@ class StateTable:
     counted: dict[str, int] = field(default_factory=dict)
 
     def frame(self) -> DataFrame:
+        """Return the unexpired rows as of the start of the batch, in their buckets, so that no exchange is needed."""
         if self.spec.append_only:
             return self._scan_appended(sends=False).drop(NEW)
         return self._keep_unexpired(self.writes.reader(sends=False).frame(self.context.spark))
 
     def with_written(self) -> DataFrame:
+        """Return the rows of `frame` and those that the batch has written, marked by the boolean `__new`; no exchange
+        is needed. For append-only tables."""
         return self._scan_appended(sends=True)
 
     def write(self, rows: DataFrame, *, partitioned: bool = False) -> None:
+        """Write rows of the table's columns, with `__tombstone` if some delete; they are committed with the batch.
+
+        `partitioned` says that they are in the table's partitions already. A bounded replay writes nothing.
+        """
         if TOMBSTONE not in rows.columns:
             rows = rows.withColumn(TOMBSTONE, F.lit(False))
         rows = rows.select(*map(named_column, (*self.spec.schema.names, TOMBSTONE)))
@@ -100,66 +107,29 @@ class StateTable:
         return rows if before is None else rows.where(named_column(self.spec.expires) > F.lit(before))
 
 
-class LocalWrites:
-    """The writers of a batch's local tables; what is not committed is discarded by `close`."""
+class LocalTables:
+    """The local tables and state tables of one batch; what is not committed is discarded by `close`.
 
-    def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
-        self._context, self._inputs = context, inputs
+    A bounded replay commits nothing to them. In a replay of recorded versions, joins still read what the batch would
+    write. `stream_of` returns the stream that holds the positions of an operator's records.
+    """
+
+    def __init__(self, context: StepContext, inputs: BatchInputs, stream_of: Callable[[str], str | None]) -> None:
+        self._context, self._inputs, self._stream_of = context, inputs, stream_of
         self._stack = ExitStack()
+        self._states: dict[str, StateTable] = {}
+        self._writes: dict[str, LocalTableWriter] = {}
+        self._counters: Counters = {}
 
-    def _open(self, dataset: AdjunctDataset, pinned: object, writer: str) -> LocalTableWriter:
-        """Return a writer of a table at its version in the batch's intent, if it has one."""
-        context, inputs = self._context, self._inputs
-        sealed = pinned.sealed if isinstance(pinned, VersionReader) else None
-        batch = WritingBatch(writer, inputs.intent.batch, context.run, inputs.intent.cut)
-        tasks = SPARK_ONE_TASK if inputs.few else SPARK
-        return self._stack.enter_context(LocalTableWriter(context.lake, dataset, sealed, batch, tasks))
-
-    def close(self) -> None:
-        """Discard what is not committed."""
-        self._stack.close()
-
-
-class StateTables(LocalWrites):
-    """The state tables of one batch. A bounded replay commits nothing to them."""
-
-    def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
-        super().__init__(context, inputs)
-        self._tables: dict[str, StateTable] = {}
-
-    def table(self, name: str, spec: StateSpec, watermarks: Watermarks) -> StateTable:
+    def state(self, name: str, spec: StateSpec, watermarks: Watermarks) -> StateTable:
         """Return the state table of this name."""
-        if name not in self._tables:
+        if name not in self._states:
             writer, inputs = self._context.writer, self._inputs
             dataset = declare_state_dataset(writer, name, spec)
             writes = self._open(dataset, inputs.states.get(dataset.name), writer)
             kept = inputs.consumed is not None
-            self._tables[name] = StateTable(self._context, writes, spec, watermarks, kept, inputs.intent.batch > 0)
-        return self._tables[name]
-
-    def commit(self, before_commit: Callable[[str], None]) -> Counters:
-        """Commit each table once for the batch; return the counters by dataset."""
-        counted: Counters = {}
-        for table in self._tables.values():
-            if table.kept:
-                before_commit(table.writes.name)
-                table.commit()
-                counted[table.writes.name] = table.counted
-        return counted
-
-
-class LocalTableWrites(LocalWrites):
-    """Writes the local tables of one batch. A bounded replay commits nothing to them.
-
-    In a replay of recorded versions, joins still read what the batch would write. `stream_of` returns the stream that
-    holds the positions of an operator's records.
-    """
-
-    def __init__(self, context: StepContext, inputs: BatchInputs, stream_of: Callable[[str], str | None]) -> None:
-        super().__init__(context, inputs)
-        self._stream_of = stream_of
-        self._writes: dict[str, LocalTableWriter] = {}
-        self._counters: Counters = {}
+            self._states[name] = StateTable(self._context, writes, spec, watermarks, kept, inputs.intent.batch > 0)
+        return self._states[name]
 
     def reader(self, table: str) -> VersionReader:
         """Return a reader of the table at the version of the batch's intent, plus what the batch has sent so far."""
@@ -200,19 +170,38 @@ class LocalTableWrites(LocalWrites):
         self._counters[table] = sum_counters(counted, done)
 
     def commit(self, before_commit: Callable[[str], None]) -> Counters:
-        """Commit each table that was sent to, once for the batch; return the counters."""
+        """Commit each table once for the batch, state tables last; return the counters by dataset."""
+        counters = self._counters
+        if self._inputs.consumed is None:
+            return counters
         for table, writes in self._writes.items():
-            if table in self._counters and self._inputs.consumed is not None:
+            if table in counters:
                 before_commit(table)
                 _, duplicate = writes.commit()
-                self._counters[table]["duplicate_batches"] = int(duplicate)
-        return self._counters
+                counters[table]["duplicate_batches"] = int(duplicate)
+        for state in self._states.values():
+            before_commit(state.writes.name)
+            state.commit()
+            counters[state.writes.name] = state.counted
+        return counters
+
+    def close(self) -> None:
+        """Discard what is not committed."""
+        self._stack.close()
 
     def _of(self, table: str) -> LocalTableWriter:
         if table not in self._writes:
             app = self._context.app
             self._writes[table] = self._open(app.dataset(table), self._inputs.views.get(table), app.name)
         return self._writes[table]
+
+    def _open(self, dataset: AdjunctDataset, pinned: object, writer: str) -> LocalTableWriter:
+        """Return a writer of a table at its version in the batch's intent, if it has one."""
+        context, inputs = self._context, self._inputs
+        sealed = pinned.sealed if isinstance(pinned, VersionReader) else None
+        batch = WritingBatch(writer, inputs.intent.batch, context.run, inputs.intent.cut)
+        tasks = SPARK_ONE_TASK if inputs.few else SPARK
+        return self._stack.enter_context(LocalTableWriter(context.lake, dataset, sealed, batch, tasks))
 
 
 def prepare_table_rows(

@@ -7,7 +7,7 @@
     plan       what the batch reads                                                              plan_batch.py
     lease      the dataset versions that it reads                                                plan_batch.py
     intent     commit what it reads, before anything is read
-    outputs    write all outputs; streams and local tables take each batch once                  compile_batch.py
+    outputs    write all outputs; streams and local tables take each batch once                  batch.py
     close      commit the end of the batch, which is the checkpoint
     positions  instead, where there is nothing to read: commit how far the inputs were read
 
@@ -29,10 +29,10 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.state_table import create_state
 from dagster_adjunct.assets.unbounded.transient import TransientVersion
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, ClosedBatch, add_counters
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, ClosedBatch, Counters, add_counters
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
-from dagster_adjunct.orchestration.step.compile_batch import BatchMetrics, run_batch
-from dagster_adjunct.orchestration.step.context import BatchInputs, Counters, StepContext, StepResources, StepState
+from dagster_adjunct.orchestration.step.batch import BatchMetrics, run_batch
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, StepResources, StepState
 from dagster_adjunct.orchestration.step.plan_batch import (
     NothingToRead,
     PlannedBatch,

@@ -25,7 +25,6 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent
 from dagster_adjunct.orchestration.operators.batch_context import (
     SinkFunction,
-    StateHandle,
     TableLookup,
     TableSend,
     check_stored_columns,
@@ -38,13 +37,11 @@ from dagster_adjunct.orchestration.operators.table_updates import TableSink, che
 from dagster_adjunct.orchestration.planner.columns import check_fed_datasets
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, PlannedOperator
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
+from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.orchestration.step.batch_outputs import output_schema
-from dagster_adjunct.orchestration.step.compile_batch import (
-    BatchCompiler,
-)
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.recorded_answers import SinkCall, add_unknown_answers, plan_results
-from dagster_adjunct.orchestration.step.state import prepare_table_rows
+from dagster_adjunct.orchestration.step.state import StateTable, prepare_table_rows
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, BucketLayout, bucketed_frame
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError, PlanningError
@@ -327,14 +324,14 @@ def analyze_batch(
     """
     ranges = {ssp: OffsetRange(start, start) for ssp, start in (starts or {}).items()}
     intent = Intent(batch=0, run=context.run, clock=_EPOCH, ranges=ranges, versions={})
-    batch = DryRunCompiler(context, BatchInputs(intent, views))
+    batch = DryRun(context, BatchInputs(intent, views))
     batch.run()
     for dataset in batch.states:
         on_state(dataset)
     return batch.proof.result()
 
 
-class DryRunCompiler(BatchCompiler):
+class DryRun(BatchContext):
     """A batch without records, which writes nothing and runs no Spark job."""
 
     def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
@@ -436,7 +433,7 @@ class DryRunCompiler(BatchCompiler):
         check_stored_columns(operator, table, lookup, self._read_stored(lookup.table, get_read_function(table)))
         return add_unknown_answers(self.materialize(operator, frame), lookup)
 
-    def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateHandle:
+    def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateTable:
         self.states.append(declare_state_dataset(self.context.writer, name, spec))
         validate_state(self.context.lake, self.states[-1])
         return super().state(name, spec, of=of)

@@ -12,7 +12,7 @@ from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
+    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

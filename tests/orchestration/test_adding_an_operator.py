@@ -45,8 +45,8 @@ from tests.orchestration.step_world import StepWorld
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
     from dagster_adjunct.orchestration.operators.operator import Declarations
+    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
 TRIPS = Schema.of(tailnum="string", miles="int")

@@ -7,21 +7,19 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.operators.asof_join import AsOfJoin, build_asof_join
 from dagster_adjunct.orchestration.operators.batch_context import TimedRows
-from dagster_adjunct.orchestration.step.batch_outputs import JoinCounts
+from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
-
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
+    from pyspark.sql import DataFrame, Observation, Row, SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -43,7 +41,10 @@ class FakeBatch:
     rows: TimedRows
     hidden: frozenset[str] = frozenset()
     reading: str = "as-of"
-    counts: list[JoinCounts] = field(default_factory=list)
+    _observed: list[tuple[str, Observation]] = field(default_factory=list)
+
+    count_matches: ClassVar = BatchContext.count_matches
+    count_records: ClassVar = BatchContext.count_records
 
     app = SimpleNamespace(dataset=lambda name: PRICES)
 
@@ -53,10 +54,6 @@ class FakeBatch:
     def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
         now = self.rows.frame.where("__valid_to IS NULL AND NOT __tombstone")
         return now.select(*self.rows.schema.names), self.rows.schema
-
-    def count_matches(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
-        self.counts.append(JoinCounts(operator))
-        return self.counts[-1].observe(frame)
 
     def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
         return frame
@@ -136,7 +133,7 @@ def test_each_record_meets_the_entry_that_was_valid_at_its_own_time(
     assert {at: row["price"] for at, row in by_offset.items()} == {
         number: price for number, (price, _) in enumerate(told) if how == "left" or price is not None
     }
-    assert batch.counts[0].result() == {
+    assert batch._observed[0][1].get == {
         "rows": len(records),
         "unmatched": sum(price is None for price, _ in told),
         "before_history": sum(early for _, early in told),

@@ -14,9 +14,9 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import Flow, PassThroughSpec, PlanContext, Requirement, Spec
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.step import compile_batch as arriving_records
-from dagster_adjunct.orchestration.step.compile_batch import (
-    BatchCompiler,
+from dagster_adjunct.orchestration.step import batch as arriving_records
+from dagster_adjunct.orchestration.step.batch import (
+    BatchContext,
 )
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.resources.objects.lake import open_lake
@@ -27,8 +27,8 @@ from tests.orchestration.step_world import batch_inputs
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
     from dagster_adjunct.orchestration.operators.operator import Declarations
+    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +89,7 @@ class LeftOver(Written):
         return ()
 
 
-def known_of(folder: Path, first: Spec, *others: Spec) -> BatchCompiler:
+def known_of(folder: Path, first: Spec, *others: Spec) -> BatchContext:
     """Return what is known of a batch of an application of these operators, one behind the other."""
     lake = open_lake(folder / "lake")
     streams = LakeStreams(lake)
@@ -100,7 +100,7 @@ def known_of(folder: Path, first: Spec, *others: Spec) -> BatchCompiler:
         stream = stream.apply(spec)
     plan = plan_application(app, systems={"lake": streams})
     runtime = Runtime(lake, {"lake": streams}, lambda: None, by="test")  # type: ignore[arg-type, return-value]
-    return BatchCompiler(StepContext(runtime, app, plan, FanOut()), batch_inputs(1, {}, {}), lambda name: None)
+    return BatchContext(StepContext(runtime, app, plan, FanOut()), batch_inputs(1, {}, {}), lambda name: None)
 
 
 def test_what_arrives_at_an_operator_is_computed_once(tmp_path: Path) -> None:

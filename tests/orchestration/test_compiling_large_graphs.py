@@ -16,9 +16,9 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step import verify_plan as rehearsing
-from dagster_adjunct.orchestration.step.compile_batch import run_batch
+from dagster_adjunct.orchestration.step.batch import run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
-from dagster_adjunct.orchestration.step.verify_plan import DryRunCompiler
+from dagster_adjunct.orchestration.step.verify_plan import DryRun
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -72,7 +72,7 @@ def run(context: StepContext, inputs: BatchInputs) -> None:
 
 
 def rehearsed(context: StepContext, inputs: BatchInputs) -> None:
-    DryRunCompiler(context, inputs).run()
+    DryRun(context, inputs).run()
 
 
 @pytest.mark.parametrize("compiled", [run, rehearsed])

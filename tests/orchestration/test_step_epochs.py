@@ -10,7 +10,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.compile_batch import run_batch
+from dagster_adjunct.orchestration.step.batch import run_batch
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.streams.system import META, SystemStreamPartition
 from tests.orchestration.step_world import StepWorld, batch_inputs

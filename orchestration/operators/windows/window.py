@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.state_table import StateSpec
-from dagster_adjunct.orchestration.operators.batch_context import BatchContext
 from dagster_adjunct.orchestration.operators.columns import (
     FINAL,
     MAX_DURATION,
@@ -62,6 +61,8 @@ from dagster_adjunct.resources.user_code import MASKED, MAX_VALUE_CHARS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 _OF_RECORDS = (POSITION, RECORD_TIME, LIMIT, EXPIRES)

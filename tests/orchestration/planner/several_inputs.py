@@ -18,9 +18,9 @@ from dagster_adjunct.orchestration.operators.operator import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.batch_context import BatchContext
     from dagster_adjunct.orchestration.operators.columns import Types
     from dagster_adjunct.orchestration.operators.operator import Declarations
+    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 class Planned(Spec):

@@ -1,0 +1,621 @@
+"""One batch of a planned application: compiles its operators to DataFrames, and writes its outputs in order.
+
+`BatchContext` is what operators get of a batch (`Spec.compile`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.history import VersionsOverTime
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.sources.entries import derive_stored_schema
+from dagster_adjunct.assets.unbounded.state_table import StateSpec
+from dagster_adjunct.assets.versions.version import build_layout
+from dagster_adjunct.orchestration.batch_log.batch_log import Counters, TimeState, add_counters
+from dagster_adjunct.orchestration.operators.batch_context import (
+    SinkFunction,
+    TableLookup,
+    TableSend,
+    TimedRows,
+    Watermarks,
+)
+from dagster_adjunct.orchestration.operators.columns import (
+    BATCH_ONLY,
+    BRANCH,
+    ORIGIN,
+    DataFrameFunction,
+    OnNullKey,
+    first_duplicate,
+    function_label,
+    list_hidden_columns,
+    tie_breakers,
+)
+from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME
+from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
+from dagster_adjunct.orchestration.planner.notes import name_writers
+from dagster_adjunct.orchestration.step.batch_outputs import (
+    Letters,
+    add_positions,
+    build_marking,
+    check_letters_sent,
+    find_previous_append,
+    name_producers,
+    output_schema,
+    records_from_letters,
+    trace_origins,
+)
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.orchestration.step.event_times import BatchTimes
+from dagster_adjunct.orchestration.step.failures import explain_failure, sensitive_columns, sensitive_entries
+from dagster_adjunct.orchestration.step.recorded_answers import (
+    RecordedAnswers,
+    SinkCall,
+    answer_keys,
+    call_or_replay,
+    collect_distinct_keys,
+    describe_lookup,
+    frame_from_answers,
+    frame_from_results,
+    hand_to_function,
+    join_answers,
+)
+from dagster_adjunct.orchestration.step.state import LocalTables, StateTable
+from dagster_adjunct.resources.bucketing.files import bucketed_frame
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import AdjunctError, PlanningError
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.tuning import PersistedFrames, use_interpreted_plans
+from dagster_adjunct.resources.streams.system import POSITION, AppendResult, Sources, StreamSystem
+from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.tables.spark import TableWrite, write_table
+from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.user_code import failing_line, function_failed_error
+
+if TYPE_CHECKING:
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
+
+_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMetrics:
+    """The counters of a batch by output or join, its table metrics, and the event times of its inputs after it."""
+
+    counters: Counters
+    measured: Mapping[str, TableMetrics]
+    times: TimeState | None = None
+
+
+def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
+    """Write every output of the application once, in order of definition; return the metrics of the batch.
+
+    (application, batch) is the producer and sequence of every append, so repeating a batch adds nothing to streams.
+    `before_output` is called with the output's name before anything is written to it.
+    """
+    with use_interpreted_plans(context.spark()) if inputs.interpreted else nullcontext():
+        batch = BatchContext(context, inputs, before_output)
+        try:
+            batch.run()
+            return batch.commit()
+        finally:
+            batch.close()
+
+
+class BatchContext:
+    """One batch that is being written: what its operators read, and what they write.
+
+    `number` is the batch's number among those of the application, and `clock` its start by the lake's clock; a repeated
+    batch has the same. `reading` says which versions its joins use; with "current", as-of joins use current entries.
+    `tasks` is the number of tasks, each of which gets a copy of broadcast records.
+
+    `operators` are those whose records reach an output, in order; the others need not run. `origins` say where records
+    have their positions from; `producers` and `writers` are the names under which operators write to streams and
+    tables. `arrived` has the records of each input of an operator that is compiled, for errors. `before_output` is
+    called with the name of an output before anything is written to it.
+    """
+
+    def __init__(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> None:
+        operators, needed = context.app.operators, set[str]()
+        for operator in reversed(operators):
+            if operator.spec.writes is not None or operator.id in needed:
+                needed |= {operator.id, *operator.inputs}
+        self.context, self.inputs, self.app = context, inputs, context.app
+        self.number, self.clock, self.reading = inputs.intent.batch, inputs.intent.clock, inputs.intent.reading
+        self.tasks = inputs.intent.tasks or len(context.plan.tasks)
+        self.operators = [operator for operator in operators if operator.id in needed]
+        self.planned = {planned.id: planned for planned in context.plan.operators}
+        self.exchanges: dict[str, list[Exchange]] = defaultdict(list)
+        for exchange in context.plan.exchanges:
+            self.exchanges[exchange.operator].append(exchange)
+        self.origins = trace_origins(operators, self.system_of)
+        self.producers = name_producers(self.app, context.writer)
+        self.writers = name_writers(self.app, context.writer)
+        self.arrived: dict[str, list[DataFrame]] = {}
+        self._consumers = Counter(source for operator in operators for source in set(operator.inputs))
+        self._late_consumed = {
+            source for operator in operators if operator.spec.reads_late_records for source in operator.inputs
+        }
+        self._before_output = before_output
+        self._times = BatchTimes(context, inputs)
+        self._local = LocalTables(context, inputs, self.stream_of)
+        self._late: dict[str, DataFrame] = {}
+        self._letters: dict[str, tuple[str, Letters]] = {}
+        self._counters: Counters = {}
+        self._measured: dict[str, TableMetrics] = {}
+        self._observed: list[tuple[str, Observation]] = []
+        self._kept = PersistedFrames()
+
+    def run(self) -> None:
+        """Compile the operators whose records are written, which writes them."""
+        frames: dict[str, DataFrame] = {}
+        for operator in self.operators:
+            leaving = self.compile_operator(operator, [frames[source] for source in operator.inputs])
+            frames[operator.id] = self.hand_on(operator, leaving)
+
+    def commit(self) -> BatchMetrics:
+        """Commit local and state tables, after all other outputs are written; return the metrics of the batch."""
+        counters, observed = self._counters | self._local.commit(self._before_output), Counters()
+        for operator, observation in self._observed:
+            of_operator = observed.setdefault(operator, {})
+            assert observation._jo is not None, "it observes"
+            # Waits for an output that has not run yet. Spark may have optimized it away: then it gets no records.
+            if observation._jo.getRow().length():
+                for name, count in observation.get.items():
+                    of_operator[name] = of_operator.get(name, 0) + int(count)
+        return BatchMetrics(counters | observed, self._measured, self._times.after())
+
+    def close(self) -> None:
+        """Discard what is not committed, and release cached records."""
+        self._local.close()
+        self._kept.release()  # before the records that they are made of
+        self._times.close()
+
+    # -- the operator that is compiled
+
+    def compile_operator(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
+        """Return the records that leave an operator; `sources` are the records that leave the operators before it.
+
+        Errors of its expressions and functions name the operator, without Spark's plan.
+        """
+        from pyspark.errors import AnalysisException
+
+        # Records that are repartitioned only to be written continue unmoved.
+        aside = operator.spec.is_side_output and bool(self.moves(operator.id))
+        try:
+            if aside and self.has_consumers(operator.id):  # read twice: to be written, and to continue
+                sources = [self.materialize(operator.id, frame) for frame in sources]
+            self.arrived[operator.id] = arriving = self._prepare_inputs(operator, sources)
+            try:
+                leaving = operator.spec.compile(operator.id, arriving, self)
+            except AnalysisException:
+                raise
+            except Exception as error:
+                explained = explain_failure(self, operator.id, error)
+                if explained is None:
+                    raise
+                raise explained  # noqa: B904 - its cause is set unless that could reveal sensitive values
+        except AnalysisException as error:
+            raise _analysis_error(operator, error) from error
+        return sources[0] if aside else leaving
+
+    def hand_on(self, operator: Operator, frame: DataFrame) -> DataFrame:
+        """Return the records as the next operators get them."""
+        return self.materialize(operator.id, frame) if self.is_shared(operator) else frame
+
+    def _prepare_inputs(self, operator: Operator, sources: Sequence[DataFrame]) -> list[DataFrame]:
+        """Return the records of each input as the operator gets them: repartitioned, with its watermark, and tagged.
+
+        Inputs may share positions, so records of several inputs say which one they came from. Unless all inputs have
+        positions in one stream, the columns of POSITION are dropped, because the inputs differ in them, and the stream
+        of the input's positions is added to each record that lacks it.
+        """
+        frames = list(sources)
+        for exchange in self.moves(operator.id):
+            number, by = exchange.input, map(named_column, exchange.partitioned_by)
+            frames[number] = self.gather_small(frames[number]).repartition(exchange.partitions, *by)
+        frames = [self._times.arriving(operator, frame) for frame in frames]
+        if len(frames) < 2:
+            return frames
+        one_stream = len(self.origins[operator.id].streams) == 1
+        for number, source in enumerate(operator.inputs):
+            if not one_stream:
+                frames[number] = frames[number].drop(*POSITION)
+                if ORIGIN not in frames[number].columns:
+                    frames[number] = frames[number].withColumn(ORIGIN, F.lit(self.stream_of(source) or ""))
+            branch = F.lit(str(number))
+            if BRANCH in frames[number].columns:
+                branch = F.concat_ws("/", branch, F.col(BRANCH))
+            frames[number] = frames[number].withColumn(BRANCH, branch)
+        return frames
+
+    # -- what is planned of operators
+
+    @property
+    def spark(self) -> SparkSession:
+        return self.context.spark()
+
+    def system_of(self, stream: str) -> StreamSystem:
+        """Return the system that a stream ("system.stream") is in."""
+        return self.context.systems[split_stream_name(stream)[0]]
+
+    def partitions_at(self, operator: str) -> int:
+        """Return the planned partition count of the records that leave an operator."""
+        return self.planned[operator].partitions
+
+    def required_partitioning(self, operator: str) -> Sequence[str]:
+        """Return the columns that records must be partitioned by after an operator; () where nothing relies on it."""
+        return self.planned[operator].partitioned_by
+
+    def stream_of(self, operator: str) -> str | None:
+        """Return the stream of the positions of an operator's records; None if there are several or it is unknown."""
+        return self.origins[operator].positions
+
+    def has_consumers(self, operator: str) -> bool:
+        """Whether another operator uses the records of this one."""
+        return self._consumers[operator] > 0
+
+    def has_late_consumer(self, operator: str) -> bool:
+        """Whether an operator reads the late records of this one."""
+        return operator in self._late_consumed
+
+    def is_shared(self, operator: Operator) -> bool:
+        """Return whether several operators use the records and nothing stores them: what is read or written is stored
+        already.
+        """
+        return self._consumers[operator.id] > 1 and operator.spec.reads is None and operator.spec.writes is None
+
+    def moves(self, operator: str) -> list[Exchange]:
+        """Return the plan's auto_repartition exchanges before an operator."""
+        return [move for move in self.exchanges.get(operator, ()) if move.reason == "auto_repartition"]
+
+    def sensitive(self, operator: str) -> frozenset[str]:
+        """Return the columns of an operator's input whose values must not appear in errors."""
+        compiled = self.app.operator(operator)
+        dataset = None if compiled.spec.match is None else compiled.spec.match.dataset
+        names = frozenset() if dataset is None else sensitive_entries(self.context, dataset)
+        for source, frame in zip(compiled.inputs, self.arrived[operator], strict=True):
+            own = [name for name in frame.columns if not name.startswith("__")]
+            names |= sensitive_columns(self.context, source, own)
+        return names
+
+    # -- records
+
+    def read(self, stream: str) -> DataFrame:
+        """Return the batch's records of an input stream."""
+        return self._times.read(stream)
+
+    def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
+        """Return the result of a user's DataFrame function, which must keep the hidden columns."""
+        # Without the barrier Spark pushes later filters below the function, and calls its UDFs twice for a record.
+        return _add_barrier(_call_frame_function(operator, function, frame))
+
+    def first(self, frame: DataFrame) -> Row | None:
+        """Compute the first of these records now; None where there is none, and in a dry run."""
+        return frame.first()
+
+    def gather_small(self, frame: DataFrame) -> DataFrame:
+        """Return the records, in one task if there are few; used before they are repartitioned."""
+        # Without the barrier Spark drops a coalesce right before an exchange.
+        return _add_barrier(frame.coalesce(1)) if self.inputs.few else frame
+
+    def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
+        """Return the same records, computed once and cached for the batch, so that all readers see the same."""
+        return self._kept.keep(frame)
+
+    def count_records(self, operator: str, frame: DataFrame, conditions: Mapping[str, Column]) -> DataFrame:
+        """Return the records; counts how many match each condition, as metrics of the operator."""
+        from pyspark.sql import Observation
+
+        observation = Observation(f"{operator}-{uuid4().hex}")
+        self._observed.append((operator, observation))
+        return frame.observe(observation, *[F.count_if(met).alias(name) for name, met in conditions.items()])
+
+    def count_matches(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
+        """Return joined records and count their matches; `__matched` is null where a record has no entry."""
+        times = {name: F.col(flag) for flag, name in _TIME_COUNTS.items() if flag in frame.columns}
+        return self.count_records(operator, frame, {"rows": F.lit(True), "unmatched": F.col(MATCHED).isNull(), **times})
+
+    def divert_late_records(self, operator: str, records: DataFrame) -> None:
+        """Pass on an operator's late records (`to_late_records`) to the operator that reads them."""
+        before = self._late.get(operator)
+        self._late[operator] = records if before is None else before.unionByName(records)
+
+    def diverted_late_records(self, operator: str) -> DataFrame:
+        """Return the late records of the operator before this one."""
+        (before,) = self.app.operator(operator).inputs
+        return self._late[before]
+
+    # -- datasets and state
+
+    def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
+        """Return the entries of a dataset and their columns; a local table includes what the batch has sent to it.
+
+        A dataset without `bootstrap` that is not built yet has the columns that it will have.
+        """
+        declared = self.app.dataset(dataset)
+        if declared.is_owned_by(self.app.name):
+            reader = self._local.reader(dataset)
+            return reader.frame(self.spark), reader.schema
+        view = self.inputs.views[dataset]
+        if view is None:
+            schema = self._declared_schema(declared)
+            return self._no_entries(declared, schema), schema
+        return view.frame(self.spark), view.schema
+
+    def _no_entries(self, dataset: AdjunctDataset, schema: Schema) -> DataFrame:
+        return self.spark.createDataFrame([], schema.ddl())
+
+    def _declared_schema(self, dataset: AdjunctDataset) -> Schema:
+        if not isinstance(dataset.input, str):
+            return derive_stored_schema(dataset, dataset.input.schema)
+        records = self.system_of(dataset.input).info(split_stream_name(dataset.input)[1]).schema
+        return Schema(()) if records is None else derive_stored_schema(dataset, records)
+
+    def over_time(self, dataset: str) -> TimedRows:
+        """Return the rows over time of a dataset, of the versions that the batch started with."""
+        declared, view = self.app.dataset(dataset), self.inputs.views[dataset]
+        versions = self.inputs.over_time.get(dataset)
+        if versions is None and isinstance(view, VersionReader):
+            if declared.follows_changes:
+                edge = None if view.sealed.history is None else view.sealed.history.pruned
+                return TimedRows(view.history_frame(self.spark), view.schema, _to_time(edge))
+            versions = VersionsOverTime(view.store, dataset, [view.sealed])
+        if versions is not None:  # versions before its edge may have been discarded
+            return TimedRows(versions.history_frame(self.spark), versions.schema, _to_time(versions.edge))
+        schema = self._declared_schema(declared)  # no version yet: no rows, in its buckets
+        layout = build_layout(schema, declared.key, declared.partition_by, declared.partitions, True, over_time=True)
+        return TimedRows(bucketed_frame(self.spark, self.context.lake.store, dataset, layout, []), schema, None)
+
+    def watermarks(self, name: str) -> Watermarks:
+        """Return the watermarks of the stateful operator of this name, before and after this batch."""
+        return self._times.watermarks(name)
+
+    def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateTable:
+        """Return the state table of this name, one of the operator's `states`.
+
+        Rows expire by the watermark of the stateful operator `of`, by default the one of the table's name.
+        """
+        return self._local.state(name, spec, self.watermarks(of or name))
+
+    def write_local(
+        self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey
+    ) -> None:
+        """Keep the last record of each key in a local table; tombstones, and what meets `deleted`, delete theirs."""
+        in_place = operator not in self.exchanges
+        self._local.send(operator, frame, table, deleted=deleted, on_null_key=on_null_key, partitioned=in_place)
+
+    # -- output streams
+
+    def send(
+        self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
+    ) -> AppendResult | None:
+        """Append records to a stream as (application, batch); it is created with `key` and `partitions` if needed.
+
+        Returns None in a dry run.
+        """
+        self._before_output(stream)
+        system, name = self.system_of(stream), split_stream_name(stream)[1]
+        create = partial(system.create, name, schema=output_schema(frame), key=key, partitions=partitions)
+        cut = self.inputs.intent.cut
+        sent = (
+            find_previous_append(system, name, self.producers[operator], self.number) if cut or system.evolves else None
+        )
+        if sent is not None and cut:
+            result = sent  # of all records that the batch began with
+            frame.count()  # counts upstream complete only once their records are consumed
+        elif sent is not None:
+            # The first run may have sent before the columns changed: change them only if the append is a repeat.
+            result = self._append(operator, frame, stream)
+            create()
+        else:
+            create()
+            result = self._append(operator, frame, stream)
+        self._count(stream, {"rows": result.rows, "duplicate_batches": int(result.duplicate)})
+        return result
+
+    def _append(self, operator: str, frame: DataFrame, stream: str) -> AppendResult:
+        system, producer = self.system_of(stream), self.producers[operator]
+        sources = self._sources(operator) if system.keeps_positions else None
+        more: dict[str, Any] = {"sources": sources} if sources else {}
+        if self.inputs.few and system.appends_by_one_task:
+            more["one_task"] = True
+        return system.append(
+            split_stream_name(stream)[1],
+            add_positions(frame, sources).drop(*BATCH_ONLY),
+            producer=producer,
+            sequence=self.number,
+            order_by=("__partition", "__offset", *tie_breakers(frame)),
+            partitioned=operator not in self.exchanges,
+            consumed=self.inputs.consumed if producer == self.context.writer else None,
+            **more,
+        )
+
+    def _sources(self, operator: str) -> Sources | None:
+        """Return what is read of the one stream that an operator's records come from; None if there are several."""
+        stream = self.origins[operator].made_of
+        return None if stream is None else self.inputs.sources(self.context.writer, stream)
+
+    def send_dead_letters(
+        self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
+    ) -> None:
+        """Append rejected records to a stream once per batch; if it has sent them before, check that none is missing
+        there.
+        """
+        system, name = self.system_of(stream), split_stream_name(stream)[1]
+        sent = find_previous_append(system, name, self.context.writer, self.number)
+        if sent is None:
+            self.send(operator, frame, stream, key=key, partitions=partitions)
+            return
+        check_letters_sent(system, name, sent, frame, operator)
+        self._count(stream, {"rows": sent.rows, "duplicate_batches": 1})
+
+    def _count(self, name: str, counters: Mapping[str, int]) -> None:
+        """Add to the counters of an output or an operator."""
+        self._counters = add_counters(self._counters, {name: dict(counters)})
+
+    # -- remote tables
+
+    def _table(self, name: str) -> RemoteTable[Any, Any, Any]:
+        return cast("RemoteTable[Any, Any, Any]", self.app.tables[name])
+
+    def _measure(self, table: str, metrics: TableMetrics, counters: Mapping[str, int]) -> None:
+        self._measured[table] = self._measured.get(table, TableMetrics()) + metrics
+        self._count(table, counters)
+
+    def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
+        """Write records to a declared remote table, few of them in one task; a replay writes nothing to a table with
+        on_replay="skip".
+        """
+        self._before_output(send.table)
+        table = self._table(send.table)
+        if self.inputs.consumed is None and table.on_replay == "skip":
+            # The table has these records, or gets them from the main position, which must not look older than a mark
+            # of the replay.
+            self._letters[operator] = (send.table, ())
+            self._count(send.table, {"skipped": frame.count()})
+            return
+        credits, one_source = self.context.credits, self._sources(operator) is not None
+        marking = build_marking(
+            table, frame.columns, self.stream_of(operator), self.inputs, self.writers[operator], made_of_one=one_source
+        )
+        write = TableWrite(
+            table if credits is None else credits.with_credits(table, self.spark),
+            send.contract,
+            send.on_null_key,
+            self.partitions_at(operator),
+            " and ".join(self.origins[operator].streams.values()),
+            marking,
+            send.update is not None,
+            () if send.update is None else send.update.remove,
+            send.args,
+            send.dead_letters,
+            sensitive=bool(self.sensitive(operator)),
+        )
+        exchange = operator in self.exchanges and not self.inputs.few
+        written = write_table(self.gather_small(frame), write, exchange=exchange, what=operator)
+        self._letters[operator] = (send.table, written.letters)
+        self.context.open_tables.forget(send.table)
+        self._measure(send.table, written.metrics, written.counters)
+
+    def refused_records(self, operator: str) -> DataFrame:
+        """Return the records that the table of the operator before this one rejected (DEAD_LETTER_COLUMNS)."""
+        (before,) = self.app.operator(operator).inputs
+        return records_from_letters(self.spark, *self._letters.get(before, ("", ())))
+
+    def look_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
+        """Return records, computed once, with the columns looked up in a remote table; `__matched` as in
+        `count_matches`.
+        """
+        frame = self.materialize(operator, frame)
+        record = self._recorded(operator, describe_lookup(lookup, dict(frame.dtypes)))
+        reader = self.context.open_tables.reader(self._table(lookup.table), self.spark, self.context.credits)
+        keys = collect_distinct_keys(operator, frame, lookup, sensitive=bool(self.sensitive(operator)))
+        answers, metrics = answer_keys(keys, lookup, record, reader, self.partitions_at(operator))
+        self._measure(lookup.table, metrics, metrics.counts())
+        joined = join_answers(operator, frame, lookup, frame_from_answers(self.spark, answers, lookup))
+        return self.count_matches(operator, "", joined)
+
+    def _recorded(self, operator: str, asked: dict[str, Any]) -> RecordedAnswers:
+        return RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
+
+    # -- functions
+
+    def call_sink(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
+        """Call a user's function with the records, in Spark tasks; errors omit values of sensitive columns."""
+        self._before_output(function_label(function))
+        self._count(operator, hand_to_function(frame, self._sink_call(operator, function, None)))
+
+    def call_sink_for_results(
+        self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
+    ) -> DataFrame:
+        """Return the results of a user's function for the records, partitioned like these; a repeated batch reuses the
+        recorded results.
+        """
+        label = function_label(function)
+        asked = {"function": label, "returns": {field.name: field.type for field in returns.fields}}
+        call, record = self._sink_call(operator, function, returns), self._recorded(operator, asked)
+        results, counted = call_or_replay(frame, call, record, partial(self._before_output, label))
+        self._count(operator, counted)
+        partitions = self.partitions_at(operator) if self.required_partitioning(operator) else None
+        return frame_from_results(self.spark, results, partitions)
+
+    def _sink_call(self, operator: str, function: SinkFunction, returns: Schema | None) -> SinkCall:
+        return SinkCall(
+            operator,
+            function,
+            self.app.name,
+            self.number,
+            returns,
+            self.stream_of(operator),
+            self.sensitive(operator),
+            self.inputs.intent.cut,
+        )
+
+
+def _to_time(micros: int | None) -> datetime | None:
+    return None if micros is None else _BEGIN + timedelta(microseconds=micros)
+
+
+def _add_barrier(frame: DataFrame) -> DataFrame:
+    """Return the same records behind a metric that nobody reads, past which Spark's optimizer moves nothing."""
+    return frame.observe(f"here-{uuid4().hex}", F.count(F.lit(1)))
+
+
+def _call_frame_function(operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
+    """Return the DataFrame that a user's function returns for the records.
+
+    Raises OperatorFailedError for what the function raises, and PlanningError for a result that is no DataFrame, lacks
+    the records' hidden columns, or has two columns with one name. Errors of Adjunct and of Spark's analyzer pass
+    unchanged.
+    """
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import DataFrame
+
+    try:
+        result: object = function(frame)
+    except (AdjunctError, AnalysisException):
+        raise
+    except Exception as error:
+        raise function_failed_error(operator, function_label(function), function, error) from error
+    if not isinstance(result, DataFrame):
+        returned = "None" if result is None else type(result).__name__
+        problem = f"{operator}: {function_label(function)} returned {returned}: expected a DataFrame."
+        step = "Return a DataFrame made from the given records, with other columns or fewer rows."
+        raise PlanningError(problem, step, operator=operator)
+    lost = [name for name in list_hidden_columns(frame) if name not in result.columns]
+    if lost:
+        raise PlanningError(
+            f"{operator}: its function returned records without {', '.join(lost)}, which hold each record's "
+            "position and epoch.",
+            'Keep them: add columns with withColumn or select("*", …), and drop only your own; or give '
+            "expressions instead of a function.",
+            operator=operator,
+        )
+    double = first_duplicate(result.columns)
+    if double is not None:
+        problem = f"{operator}: {function_label(function)} returned two columns called {double!r}."
+        step = "Rename or drop one of them; Spark's names ignore case."
+        raise PlanningError(problem, step, column=double, operator=operator)
+    return result
+
+
+def _analysis_error(operator: Operator, error: AnalysisException) -> PlanningError:
+    problem = str(error).strip().partition("SQLSTATE")[0].strip().splitlines()[0].rstrip(" .")
+    place = failing_line(error) or operator.declared_at
+    return PlanningError(
+        f"{operator.id}: {problem}{f' ({place.describe()})' if place else ''}.",
+        "Correct the expression or function; adjunct plan lists the operators by these names.",
+        operator=operator.id,
+    )
