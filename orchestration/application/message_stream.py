@@ -21,7 +21,6 @@ from dagster_adjunct.orchestration.application.graph import (
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.operators.asof_join import build_asof_join
-from dagster_adjunct.orchestration.operators.batch_context import SinkFunction, TableSend
 from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey, validate_column_names
 from dagster_adjunct.orchestration.operators.event_time import build_late_records
 from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map
@@ -45,6 +44,7 @@ from dagster_adjunct.orchestration.operators.records import (
     build_with_columns,
     parse_key_columns,
 )
+from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction, TableSend
 from dagster_adjunct.orchestration.operators.sends import SendDeadLetters, SendToStream, build_send_to_local, build_sink
 from dagster_adjunct.orchestration.operators.stream_join import HowStreams, StreamJoin, Within, build_stream_join
 from dagster_adjunct.orchestration.operators.table_updates import (

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.version import TOMBSTONE
-from dagster_adjunct.orchestration.operators.batch_context import TimedRows
 from dagster_adjunct.orchestration.operators.columns import Types, require_columns, tie_breakers
 from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, How, Join, On, build_join
 from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, Flow, Match, OnNullTime, PlanContext
@@ -25,6 +25,7 @@ from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, V
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import MASKED, truncate_text
 
@@ -39,6 +40,19 @@ TIMES = ("timestamp", "date")
 _FROM, _TO, _FIRST, _ENTRY = "__row_from", "__row_to", "__row_first", "__row_entry"
 _BEGINS = "__row_begins"
 """The begin of the key's history, in the row that matches earlier times; null in others."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRows:
+    """The rows of a dataset over time: the columns of `schema`, and the interval in which each row was valid.
+
+    Intervals of one key do not overlap. A deletion is a row, too. `__first` marks the row before which nothing is known
+    of the key. Before `known_from`, the history of a key without such a row is unknown; None means never.
+    """
+
+    frame: DataFrame
+    schema: Schema
+    known_from: datetime | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,6 +211,17 @@ LATE_RECORD_COLUMNS = {"side": "string", "why": "string", "event_time": "timesta
 
 
 @dataclass(frozen=True, slots=True)
+class Watermarks:
+    """An operator's watermarks: up to these times it has received all records; None before there is one.
+
+    `before` is the committed watermark when the batch begins; `after` includes the batch and is committed with it.
+    """
+
+    before: datetime | None
+    after: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class LateRecords(Spec):
     """One record with LATE_RECORD_COLUMNS for each record that the operator before rejected."""
 

@@ -10,14 +10,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
-from dagster_adjunct.orchestration.operators.batch_context import (
-    LookupColumn,
-    TableLookup,
-    check_lookup,
-    check_lookup_key_types,
-    declared_column_types,
-    lookup_column_types,
-)
 from dagster_adjunct.orchestration.operators.columns import (
     Columns,
     Types,
@@ -46,6 +38,14 @@ from dagster_adjunct.orchestration.operators.operator import (
     PlanContext,
     Requirement,
     Spec,
+)
+from dagster_adjunct.orchestration.operators.remote_tables import (
+    LookupColumn,
+    TableLookup,
+    check_lookup,
+    check_lookup_key_types,
+    declared_column_types,
+    lookup_column_types,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, ColumnSources, LineageContext, LineageNode
 from dagster_adjunct.resources.common import argument_error

@@ -28,7 +28,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.batch_context import ChangedColumns, TableSend
+    from dagster_adjunct.orchestration.operators.remote_tables import ChangedColumns, TableSend
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
-from dagster_adjunct.orchestration.operators.batch_context import SinkFunction
 from dagster_adjunct.orchestration.operators.columns import (
     OnNullKey,
     Types,
@@ -30,6 +29,7 @@ from dagster_adjunct.orchestration.operators.operator import (
     Spec,
     StreamEdge,
 )
+from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
     UNKNOWN,

@@ -10,7 +10,6 @@ from operator import and_, or_
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.state_table import StateSpec
-from dagster_adjunct.orchestration.operators.batch_context import Watermarks
 from dagster_adjunct.orchestration.operators.columns import (
     BEHIND,
     EVENT_TIME,
@@ -27,6 +26,7 @@ from dagster_adjunct.orchestration.operators.columns import (
 )
 from dagster_adjunct.orchestration.operators.event_time import (
     MAX_MICROS,
+    Watermarks,
     hold_back_watermark,
     make_records,
     position_key,

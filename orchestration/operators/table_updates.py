@@ -7,12 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from dagster_adjunct.orchestration.operators.batch_context import (
-    ChangedColumns,
-    TableSend,
-    function_column_types,
-    function_problems,
-)
 from dagster_adjunct.orchestration.operators.columns import (
     Types,
     first_duplicate,
@@ -29,6 +23,12 @@ from dagster_adjunct.orchestration.operators.operator import (
     PassThroughSpec,
     PlanContext,
     Requirement,
+)
+from dagster_adjunct.orchestration.operators.remote_tables import (
+    ChangedColumns,
+    TableSend,
+    function_column_types,
+    function_problems,
 )
 from dagster_adjunct.orchestration.operators.sends import exchange_before_stream, exchange_before_table
 from dagster_adjunct.orchestration.operators.stream_facts import (

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.batch_context import ChangedColumns
 from dagster_adjunct.orchestration.operators.columns import Types
 from dagster_adjunct.orchestration.operators.operator import Flow, KeyedTable, Operator, PlanContext
+from dagster_adjunct.orchestration.operators.remote_tables import ChangedColumns
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, watermark_inputs
 from dagster_adjunct.orchestration.planner.columns import add_location, note_unless_strict
 from dagster_adjunct.orchestration.planner.plan import FedJoin, JoinByTime, PlannedState, PlannedTable

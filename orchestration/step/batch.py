@@ -21,13 +21,7 @@ from dagster_adjunct.assets.sources.entries import derive_stored_schema
 from dagster_adjunct.assets.unbounded.state_table import StateSpec
 from dagster_adjunct.assets.versions.version import build_layout
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters, TimeState, add_counters
-from dagster_adjunct.orchestration.operators.batch_context import (
-    SinkFunction,
-    TableLookup,
-    TableSend,
-    TimedRows,
-    Watermarks,
-)
+from dagster_adjunct.orchestration.operators.asof_join import TimedRows
 from dagster_adjunct.orchestration.operators.columns import (
     BATCH_ONLY,
     BRANCH,
@@ -39,8 +33,14 @@ from dagster_adjunct.orchestration.operators.columns import (
     list_hidden_columns,
     tie_breakers,
 )
+from dagster_adjunct.orchestration.operators.event_time import Watermarks
 from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME
 from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
+from dagster_adjunct.orchestration.operators.remote_tables import (
+    SinkFunction,
+    TableLookup,
+    TableSend,
+)
 from dagster_adjunct.orchestration.planner.notes import name_writers
 from dagster_adjunct.orchestration.step.batch_outputs import (
     Letters,

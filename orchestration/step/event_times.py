@@ -22,9 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_adjunct.orchestration.batch_log.batch_log import PartitionTimes, TimeState
-from dagster_adjunct.orchestration.operators.batch_context import Watermarks
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
-from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, EventTime
+from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, EventTime, Watermarks
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.stream_facts import required_retention
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from dagster_adjunct.orchestration.operators.batch_context import SinkContext, SinkFunction, TableLookup
 from dagster_adjunct.orchestration.operators.columns import function_label, list_hidden_columns, tie_breakers
 from dagster_adjunct.orchestration.operators.functions import PickledFunction, check_readable_records, pickle_function
+from dagster_adjunct.orchestration.operators.remote_tables import SinkContext, SinkFunction, TableLookup
 from dagster_adjunct.resources.backends.columns import arrow_column_from_records, to_arrow_type
 from dagster_adjunct.resources.errors import (
     CommitConflictError,

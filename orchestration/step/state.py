@@ -15,8 +15,8 @@ from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, Writi
 from dagster_adjunct.assets.unbounded.state_table import StateSpec, declare_state_dataset, state_dataset_name
 from dagster_adjunct.assets.writing.generation import SPARK, SPARK_ONE_TASK
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters
-from dagster_adjunct.orchestration.operators.batch_context import Watermarks
 from dagster_adjunct.orchestration.operators.columns import OnNullKey, tie_breakers
+from dagster_adjunct.orchestration.operators.event_time import Watermarks
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
 from dagster_adjunct.resources.common import sum_counters

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,16 +23,16 @@ from dagster_adjunct.assets.unbounded.transient import TransientVersion
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent
-from dagster_adjunct.orchestration.operators.batch_context import (
+from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, DataFrameFunction, OnNullKey, tie_breakers
+from dagster_adjunct.orchestration.operators.functions import pickle_function
+from dagster_adjunct.orchestration.operators.operator import Operator
+from dagster_adjunct.orchestration.operators.remote_tables import (
     SinkFunction,
     TableLookup,
     TableSend,
     check_stored_columns,
     get_read_function,
 )
-from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, DataFrameFunction, OnNullKey, tie_breakers
-from dagster_adjunct.orchestration.operators.functions import pickle_function
-from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.table_updates import TableSink, check_sink_columns
 from dagster_adjunct.orchestration.planner.columns import check_fed_datasets
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, PlannedOperator
@@ -78,25 +78,15 @@ class JoinProof:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """An exchange in Spark's plan that the application's plan does not list, and the next step."""
-
-    operator: str
-    problem: str
-    next_step: str
-    dataset: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class PhysicalProof:
     """The result of comparing Spark's physical plans with the application's plan.
 
-    `differences` are exchanges that the plan does not list. `notes` are what the plan makes no claim about, such as a
-    function that repartitions records, or a promise that Spark can't check.
+    `differences` are exchanges that the plan does not list, as errors that say what to do. `notes` are what the plan
+    makes no claim about, such as a function that repartitions records, or a promise that Spark can't check.
     """
 
     joins: tuple[JoinProof, ...] = ()
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[PlanningError, ...] = ()
     notes: tuple[str, ...] = ()
 
     def report_differences(self) -> None:
@@ -105,18 +95,18 @@ class PhysicalProof:
         Results are right either way; only the speed that the plan promises is lost.
         """
         for difference in self.differences:
-            error = PlanningError(
-                difference.problem, difference.next_step, operator=difference.operator, dataset=difference.dataset
-            )
             if os.environ.get("ADJUNCT_STRICT_PLANS"):
-                raise error
-            _log.warning("%s", error)
+                raise difference
+            _log.warning("%s", difference)
 
     def to_json(self) -> dict[str, Any]:
         """Return the proof as JSON values."""
         return {
             "joins": [asdict(join) for join in self.joins],
-            "differences": [asdict(difference) for difference in self.differences],
+            "differences": [
+                {name: getattr(difference, name) for name in ("operator", "problem", "next_step", "dataset")}
+                for difference in self.differences
+            ],
             "notes": list(self.notes),
         }
 
@@ -131,59 +121,6 @@ class PhysicalProof:
         if not self.differences:
             lines.append("  No exchange that the plan does not list.")
         return "\n".join(lines)
-
-
-class ProofBuilder:
-    """Collects Spark's physical plans, each operator once, and compares them with the application's plan."""
-
-    def __init__(self, plan: ExecutionPlan) -> None:
-        self.listed = Counter(exchange.operator for exchange in plan.exchanges if exchange.reason in _IN_FRAMES)
-        self._claims = {operator.id: operator.partitioned_by for operator in plan.operators}
-        self._seen: set[str] = set()
-        self._joins: list[JoinProof] = []
-        self._differences: list[Difference] = []
-        self.notes: list[str] = []
-
-    def add(self, spark_plan: SparkPlan, datasets: Mapping[str, str]) -> None:
-        """Add a plan; `datasets` maps the operators that join a dataset to its name."""
-        for operator in sorted(spark_plan.operators - self._seen):
-            self._seen.add(operator)
-            dataset, join = datasets.get(operator), spark_plan.joins.get(operator)
-            moved = [exchange for exchange in spark_plan.exchanges if exchange.operator == operator]
-            of_dataset = [exchange.partitioning for exchange in moved if exchange.side == "dataset"]
-            others = [exchange.partitioning for exchange in moved if exchange.side != "dataset"]
-            if dataset is not None and join is not None:
-                of_stream = sum(exchange.side == "stream" for exchange in moved)
-                kind, reads = _JOIN_NAMES.get(join.kind, join.kind), join.describe_scan()
-                self._joins.append(JoinProof(operator, dataset, kind, reads, of_stream, len(of_dataset)))
-            if of_dataset and dataset is not None:
-                self._differences.append(
-                    Difference(
-                        operator,
-                        f"{operator}: Spark shuffles dataset {dataset}, which the plan proved to be co-partitioned "
-                        f"({', '.join(of_dataset)}).",
-                        "Compare the types of the join's keys and the number of partitions on both sides.",
-                        dataset,
-                    )
-                )
-            self._add_unlisted(operator, dataset, others[self.listed[operator] :])
-
-    def _add_unlisted(self, operator: str, dataset: str | None, unlisted: Sequence[str]) -> None:
-        """Add exchanges of records that the plan does not list."""
-        if not unlisted:
-            return
-        times = "once" if len(unlisted) == 1 else f"{len(unlisted)} times"
-        problem = f"{operator}: Spark shuffles the records {times} more than the plan lists ({', '.join(unlisted)})"
-        if dataset is None and not self._claims.get(operator):
-            self.notes.append(f"{problem}; the plan makes no claim about their partitioning after it.")
-            return
-        step = (
-            "Shuffle them with partition_by, which the plan lists; a function must leave partitioned records in place."
-        )
-        self._differences.append(Difference(operator, f"{problem}.", step, dataset))
-
-    def result(self) -> PhysicalProof:
-        return PhysicalProof(tuple(self._joins), tuple(self._differences), tuple(self.notes))
 
 
 def _check_write_placement(operator: str, source: PlannedOperator, spark_plan: SparkPlan) -> str | None:
@@ -325,33 +262,32 @@ def analyze_batch(
     ranges = {ssp: OffsetRange(start, start) for ssp, start in (starts or {}).items()}
     intent = Intent(batch=0, run=context.run, clock=_EPOCH, ranges=ranges, versions={})
     batch = DryRun(context, BatchInputs(intent, views))
-    batch.run()
+    with closing(batch):
+        batch.run()
     for dataset in batch.states:
         on_state(dataset)
-    return batch.proof.result()
+    return batch.proof()
 
 
 class DryRun(BatchContext):
-    """A batch without records, which writes nothing and runs no Spark job."""
+    """A batch without records, which writes nothing and runs no Spark job.
+
+    It collects Spark's physical plans, each operator once, and compares them with the application's plan.
+    """
 
     def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
         super().__init__(context, inputs, lambda name: None)
-        self.proof = ProofBuilder(context.plan)
-        for operator in self.app.operators:
-            self.proof.listed[operator.id] += operator.spec.moves
         self.states: list[AdjunctDataset] = []
+        self._inspected: set[str] = set()
+        self._joins: list[JoinProof] = []
+        self._differences: list[PlanningError] = []
+        self._notes: list[str] = []
         self._datasets: dict[str, str] = {}
         self._stored_types: dict[str, dict[str, str] | None] = {}
 
-    def run(self) -> None:
-        """Compile all operators whose records are written, and inspect Spark's plan of each output."""
-        frames: dict[str, DataFrame] = {}
-        try:
-            for operator in self.operators:
-                leaving = self.compile_operator(operator, [frames[source] for source in operator.inputs])
-                frames[operator.id] = self._hand_on(operator, leaving)
-        finally:
-            self.close()
+    def proof(self) -> PhysicalProof:
+        """Return what was found so far."""
+        return PhysicalProof(tuple(self._joins), tuple(self._differences), tuple(self._notes))
 
     def compile_operator(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
         """Return the operator's records; an error names the operator."""
@@ -363,7 +299,7 @@ class DryRun(BatchContext):
             about = {"operator": operator.id} if hasattr(error, "operator") else {}
             raise error.reworded(f"{operator.id}: {error.problem}", error.next_step, **about) from error
 
-    def _hand_on(self, operator: Operator, frame: DataFrame) -> DataFrame:
+    def hand_on(self, operator: Operator, frame: DataFrame) -> DataFrame:
         """Return the records as the next operators get them, cut off from what was inspected already."""
         spec = operator.spec
         if spec.reads is not None or not self.has_consumers(operator.id):
@@ -372,22 +308,51 @@ class DryRun(BatchContext):
             # The next operators read them from the output, partitioned as it is.
             by = map(named_column, self.required_partitioning(operator.id))
             stored = frame.drop(*tie_breakers(frame), *BATCH_ONLY).repartition(self.partitions_at(operator.id), *by)
-            return self._cut(operator.id, stored)
-        frame = mark_operator(operator.id, frame)
-        return self.materialize(operator.id, frame) if self.is_shared(operator) else frame
-
-    def _cut(self, operator: str, frame: DataFrame) -> DataFrame:
-        """Return the same records, which Spark no longer plans as part of others."""
-        return super().materialize(operator, frame)
+            return super().materialize(operator.id, stored)
+        return super().hand_on(operator, mark_operator(operator.id, frame))
 
     def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
+        """Return the same records, which Spark no longer plans as part of others."""
         self._inspect(operator, frame)
-        return self._cut(operator, frame)
+        return super().materialize(operator, frame)
 
     def _inspect(self, operator: str, frame: DataFrame) -> SparkPlan:
-        planned = inspect_spark_plan(operator, frame, self._datasets)
-        self.proof.add(planned, self._datasets)
-        return planned
+        """Compare Spark's plan for records that arrive at an operator with the application's plan."""
+        spark_plan = inspect_spark_plan(operator, frame, self._datasets)
+        for name in sorted(spark_plan.operators - self._inspected):
+            self._inspected.add(name)
+            dataset, join = self._datasets.get(name), spark_plan.joins.get(name)
+            moved = [exchange for exchange in spark_plan.exchanges if exchange.operator == name]
+            of_dataset = [exchange.partitioning for exchange in moved if exchange.side == "dataset"]
+            others = [exchange.partitioning for exchange in moved if exchange.side != "dataset"]
+            if dataset is not None and join is not None:
+                of_stream = sum(exchange.side == "stream" for exchange in moved)
+                kind, reads = _JOIN_NAMES.get(join.kind, join.kind), join.describe_scan()
+                self._joins.append(JoinProof(name, dataset, kind, reads, of_stream, len(of_dataset)))
+            if of_dataset and dataset is not None:
+                problem = (
+                    f"{name}: Spark shuffles dataset {dataset}, which the plan proved to be co-partitioned "
+                    f"({', '.join(of_dataset)})."
+                )
+                step = "Compare the types of the join's keys and the number of partitions on both sides."
+                self._differences.append(PlanningError(problem, step, operator=name, dataset=dataset))
+            listed = sum(exchange.reason in _IN_FRAMES for exchange in self.exchanges.get(name, ()))
+            self._note_unlisted(name, dataset, others[listed + self.app.operator(name).spec.moves :])
+        return spark_plan
+
+    def _note_unlisted(self, operator: str, dataset: str | None, unlisted: Sequence[str]) -> None:
+        """Note exchanges of records that the plan does not list."""
+        if not unlisted:
+            return
+        times = "once" if len(unlisted) == 1 else f"{len(unlisted)} times"
+        problem = f"{operator}: Spark shuffles the records {times} more than the plan lists ({', '.join(unlisted)})"
+        if dataset is None and not self.planned[operator].partitioned_by:
+            self._notes.append(f"{problem}; the plan makes no claim about their partitioning after it.")
+            return
+        step = (
+            "Shuffle them with partition_by, which the plan lists; a function must leave partitioned records in place."
+        )
+        self._differences.append(PlanningError(f"{problem}.", step, operator=operator, dataset=dataset))
 
     def _inspect_written(self, operator: str, frame: DataFrame) -> None:
         """Inspect records that are written in the partitions that they are in."""
@@ -396,7 +361,7 @@ class DryRun(BatchContext):
         if operator not in self.exchanges and self.planned[source].partitioned_by:
             note = _check_write_placement(operator, self.planned[source], planned)
             if note is not None:
-                self.proof.notes.append(note)
+                self._notes.append(note)
 
     def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
         try:
@@ -500,7 +465,7 @@ class DryRun(BatchContext):
         by = self.required_partitioning(operator)
         if by:
             made = made.repartition(self.partitions_at(operator), *map(named_column, by))
-        return self._cut(operator, made)
+        return super().materialize(operator, made)
 
 
 async def _read_stored_types(function: TableFunction) -> dict[str, str] | None:

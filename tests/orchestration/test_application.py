@@ -10,9 +10,9 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.validation.validators import custom
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.batch_context import TableSend
 from dagster_adjunct.orchestration.operators.joins import Join, SelectedColumn
 from dagster_adjunct.orchestration.operators.records import Filter, Map, PartitionBy
+from dagster_adjunct.orchestration.operators.remote_tables import TableSend
 from dagster_adjunct.orchestration.operators.table_updates import SendToDataset, SendToTable
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate
 from dagster_adjunct.orchestration.planner.plan import traverse

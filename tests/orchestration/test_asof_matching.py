@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.orchestration.operators.asof_join import AsOfJoin, build_asof_join
-from dagster_adjunct.orchestration.operators.batch_context import TimedRows
+from dagster_adjunct.orchestration.operators.asof_join import AsOfJoin, TimedRows, build_asof_join
 from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -10,9 +10,8 @@ from itertools import chain
 from operator import and_, or_
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.batch_context import Watermarks
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
-from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS
+from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, Watermarks
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Aggregation, Mean, Sum
 from dagster_adjunct.orchestration.operators.windows.exact_sums import ExactSum, Partial
 from dagster_adjunct.orchestration.operators.windows.kinds import (

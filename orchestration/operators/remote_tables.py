@@ -1,47 +1,19 @@
-"""The batch that operators are compiled in (`BatchContext`), and lookups in remote tables and sends to them."""
+"""Lookups in remote tables, sends to them, and sinks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from dagster_adjunct.orchestration.operators.columns import OnNullKey, Types
 from dagster_adjunct.orchestration.operators.operator import KeyedTable
 from dagster_adjunct.resources.backends.columns import parse_column, to_spark_type
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.operation import UpdateContract
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from dagster_adjunct.orchestration.operators.table_updates import Update
-
-
-@dataclass(frozen=True, slots=True)
-class Watermarks:
-    """An operator's watermarks: up to these times it has received all records; None before there is one.
-
-    `before` is the committed watermark when the batch begins; `after` includes the batch and is committed with it.
-    """
-
-    before: datetime | None
-    after: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class TimedRows:
-    """The rows of a dataset over time: the columns of `schema`, and the interval in which each row was valid.
-
-    Intervals of one key do not overlap. A deletion is a row, too. `__first` marks the row before which nothing is known
-    of the key. Before `known_from`, the history of a key without such a row is unknown; None means never.
-    """
-
-    frame: DataFrame
-    schema: Schema
-    known_from: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
