@@ -127,7 +127,7 @@ def start_once(folder: Path, make: Callable[[Lake], StreamSystem], streams: int,
         logged = log.read()
         streams = snapshot_streams(systems, app.inputs)
         first = start_run(app, streams, tasks, FanOut({}), logged.state, lake.now())
-        logged = log.store_positions(logged, first.state, by="run-1")
+        logged = log.commit(logged, first.state, by="run-1")
     end = StartpointTimestamp(timestamp_ms=3) if until else None
     startpoints.write_startpoints(
         StartpointRequest(ssp=ssp, startpoint=StartpointTimestamp(timestamp_ms=2), until=end, by="ada", reason="speed")
@@ -142,7 +142,7 @@ def start_once(folder: Path, make: Callable[[Lake], StreamSystem], streams: int,
     found = start.state.offsets.begun if until else start.state.offsets.resolved
     assert len(found) == PARTITIONS
     with phases.phase("store"):
-        logged = log.store_positions(logged, start.state, by="run-2")
+        logged = log.commit(logged, start.state, by="run-2")
         startpoints.remove_fan_outs(start.done)
     with phases.phase("positions"):
         assert len(input_positions(app, streams, logged.state, start.held).startpoints) == (0 if until else PARTITIONS)

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 _MAX_SECONDS = 1e12  # clocks and stores overflow beyond it
 
@@ -250,7 +251,7 @@ def subtract_span(now: datetime, span: timedelta) -> datetime:
     return now - min(span, now - _FIRST)
 
 
-def sum_counters(before: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+def sum_counters(before: Mapping[str, N], more: Mapping[str, N]) -> dict[str, N]:
     """Return the sums of two sets of counters."""
     return {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}
 

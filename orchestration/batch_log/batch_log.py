@@ -389,15 +389,19 @@ class BatchLog:
         commit = self._log.current()
         return LoggedState(commit, self._parse(commit))
 
-    def store_positions(
-        self, logged: LoggedState, moved: ApplicationState, *, by: str, note: str | None = None
-    ) -> LoggedState:
-        """Commit positions that no batch has moved, before anything is read from them."""
-        return self._commit(logged, moved.model_copy(update={"note": note}), by)
+    def commit(self, logged: LoggedState, state: ApplicationState, *, by: str, note: str | None = None) -> LoggedState:
+        """Commit this state; `note` says what for, where no batch makes it."""
+        if logged.commit is None:
+            self._register_name()
+        state = state.model_copy(update={"note": note})
+        try:
+            return LoggedState(self._log.commit(logged.commit, state.model_dump(mode="json"), by=by), state)
+        except CommitConflictError as conflict:
+            raise self._fenced(self._log.current()) from conflict
 
     def open(self, logged: LoggedState, intent: Intent) -> LoggedState:
         """Commit an intent: a new one, or an open one that `intent.run` resumes."""
-        return self._commit(logged, logged.state.model_copy(update={"open": intent, "note": None}), intent.run)
+        return self.commit(logged, logged.state.model_copy(update={"open": intent}), by=intent.run)
 
     def close(self, logged: LoggedState, done: ClosedBatch, times: TimeState | None = None) -> LoggedState:
         """Commit the end of a batch, whose end offsets become the checkpoint; `times` are those after it, if they
@@ -416,32 +420,9 @@ class BatchLog:
             offsets=offsets,
             times=state.times if times is None else times,
             writes_as=state.writes_as,
-            note=f"lost to retention: {', '.join(lost)}" if lost else None,
         )
-        return self._commit(logged, closed, done.intent.run)
-
-    def commit_positions(
-        self,
-        logged: LoggedState,
-        checkpoint: Mapping[SystemStreamPartition, str],
-        startpoints: Mapping[SystemStreamPartition, str],
-        lost: Counters,
-        *,
-        by: str,
-        note: str,
-    ) -> LoggedState:
-        """Commit positions at which there is nothing to read yet, and apply these startpoints, by id.
-
-        `lost` counts what retention deleted before these positions.
-        """
-        state = logged.state
-        update = {
-            "checkpoint": {**state.checkpoint, **checkpoint},
-            "offsets": state.offsets.with_applied(startpoints, None, self._lake.now()),
-            "totals": add_counters(state.totals, lost),
-            "note": note,
-        }
-        return self._commit(logged, state.model_copy(update=update), by)
+        note = f"lost to retention: {', '.join(lost)}" if lost else None
+        return self.commit(logged, closed, by=done.intent.run, note=note)
 
     def abandon(self, *, reason: str, by: str, skip: bool) -> Intent:
         """Abandon the open batch, so that the next run plans a new one; return its intent.
@@ -458,13 +439,13 @@ class BatchLog:
             problem = f"application {self._application!r} has no open batch to abandon."
             raise ConfigurationError(problem, "See its state: adjunct checkpoint show.", application=self._application)
         note = f"batch {intent.batch} {'skipped' if skip else 'abandoned'}: {reason}"
-        update: dict[str, object] = {"open": None, "batch": intent.batch, "note": note}
+        update: dict[str, object] = {"open": None, "batch": intent.batch}
         if skip:
             update["checkpoint"], update["offsets"] = _apply_batch(state, intent, self._lake.now())
         else:
             again = {ssp: intent.epochs.get(ssp, 0) for ssp, span in intent.ranges.items() if span.start != span.end}
             update |= {"offsets": state.offsets.with_abandoned(again, intent.replays), "given_up": intent.batch}
-        self._commit(logged, state.model_copy(update=update), by)
+        self.commit(logged, state.model_copy(update=update), by=by, note=note)
         return intent
 
     def cancel_replays(self, ids: Collection[str], *, reason: str, by: str) -> list[Replay]:
@@ -485,22 +466,9 @@ class BatchLog:
                 application=self._application,
             )
         replays = {key: replay for key, replay in state.offsets.replays.items() if replay not in stopped}
-        update = {
-            "offsets": state.offsets.model_copy(update={"replays": replays}),
-            "note": f"replays cancelled: {reason}",
-        }
-        self._commit(logged, state.model_copy(update=update), by)
+        after = state.model_copy(update={"offsets": state.offsets.model_copy(update={"replays": replays})})
+        self.commit(logged, after, by=by, note=f"replays cancelled: {reason}")
         return stopped
-
-    def fence(self, logged: LoggedState, new: str, *, by: str, note: str) -> LoggedState:
-        """Commit that the application continues under a new name, so that no run continues under this one."""
-        return self._commit(logged, logged.state.model_copy(update={"renamed_to": new, "note": note}), by)
-
-    def clear(self, logged: LoggedState, *, by: str) -> LoggedState:
-        """Commit that the log of this former name is empty except for the new name."""
-        state = logged.state
-        remaining = ApplicationState(batch=state.batch, renamed_to=state.renamed_to, note=state.note)
-        return self._commit(logged, remaining, by)
 
     def continue_from(self, old: str, *, by: str, note: str) -> None:
         """Begin with the history and the state of the application formerly called `old`.
@@ -526,14 +494,6 @@ class BatchLog:
         """Yield commits from the latest to the oldest, each with its state."""
         for commit in self._log.history(limit):
             yield commit, self._parse(commit)
-
-    def _commit(self, logged: LoggedState, state: ApplicationState, by: str) -> LoggedState:
-        if logged.commit is None:
-            self._register_name()
-        try:
-            return LoggedState(self._log.commit(logged.commit, state.model_dump(mode="json"), by=by), state)
-        except CommitConflictError as conflict:
-            raise self._fenced(self._log.current()) from conflict
 
     def _register_name(self) -> None:
         """Register the name, before the first commit: discards must find every application with an open batch."""

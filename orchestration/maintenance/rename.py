@@ -22,6 +22,7 @@ from typing import Any
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.unbounded.local_table import change_owner
 from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
     BatchLog,
     LoggedState,
     describe_similar_names,
@@ -87,7 +88,9 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
                     lake.store.put_if_absent(key, lake.store.get(item.key).data)
             if after.read().commit is None:
                 after.continue_from(old, by=by, note=note)
-            log.clear(logged, by=by)
+            state = logged.state  # only the new name is left
+            left = ApplicationState(batch=state.batch, renamed_to=state.renamed_to)
+            log.commit(logged, left, by=by, note=state.note)
     return RenameReport(old, new, batches, tuple(tables))
 
 
@@ -106,7 +109,7 @@ def _fence_log(log: BatchLog, after: BatchLog, old: str, new: str, *, by: str, n
             f"Run it once more under the old name, or abandon the batch (adjunct checkpoint abandon {old} --reason …).",
             application=old,
         )
-    return log.fence(logged, new, by=by, note=note)
+    return log.commit(logged, logged.state.model_copy(update={"renamed_to": new}), by=by, note=note)
 
 
 def _rename_error(old: str, new: str, problem: str) -> ConfigurationError:

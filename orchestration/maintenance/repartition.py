@@ -182,7 +182,7 @@ def _carry_positions(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], t
         if after is None:
             continue
         try:
-            log.store_positions(logged, after, by=by, note=describe_carry_over(f"lake.{name}", info))
+            log.commit(logged, after, by=by, note=describe_carry_over(f"lake.{name}", info))
         except CommitConflictError:
             continue
         carried.append(application)

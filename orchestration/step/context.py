@@ -26,7 +26,7 @@ from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, measure_input_times, measure_state_sizes
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables
 from dagster_adjunct.orchestration.step.state import iter_state_names
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.common import split_stream_name, sum_counters
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import (
     SourceRange,
@@ -40,7 +40,7 @@ from dagster_adjunct.resources.tables.shared_rate import RunCredits
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.orchestration.step.plan_batch import VersionCache, VersionLeases
+    from dagster_adjunct.orchestration.step.plan_batch import BatchVersions
     from dagster_adjunct.orchestration.step.step import BatchEngine
 
 
@@ -49,14 +49,16 @@ class BatchInputs:
     """What one batch reads: its intent, and one version of each dataset.
 
     A view is None for a dataset without `bootstrap` that has no version yet: its joins find no match. `identities` are
-    those of the input streams that have one. `few`: run one task a stage; `interpreted`: have Spark interpret plans
-    instead of compiling them. `over_time` has all versions of bounded datasets that joins by time read. `states` are
-    the state tables at the start of the batch, by dataset, `times` the event times of its inputs by then.
+    those of the input streams that have one. `records` is the number of records, or of offsets. `few`: run one task a
+    stage; `interpreted`: have Spark interpret plans instead of compiling them. `over_time` has all versions of bounded
+    datasets that joins by time read. `states` are the state tables at the start of the batch, by dataset, `times` the
+    event times of its inputs by then.
     """
 
     intent: Intent
     views: Mapping[str, VersionReader | TransientVersion | None]
     identities: Mapping[str, str] = field(default_factory=dict)
+    records: int = 0
     few: bool = False
     interpreted: bool = False
     over_time: Mapping[str, VersionsOverTime] = field(default_factory=dict)
@@ -158,8 +160,7 @@ class StepResources:
     startpoints: StartpointManager
     tasks: Mapping[str, frozenset[SystemStreamPartition]]
     states: tuple[str, ...]
-    versions: VersionCache
-    leases: VersionLeases
+    versions: BatchVersions
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +197,7 @@ class StepState:
             few_batches=before.few_batches + few,
             counters=add_counters(before.counters, done.counters),
             versions=versions,
-            seconds={
-                stage: before.seconds.get(stage, 0.0) + took.get(stage, 0.0) for stage in {**before.seconds, **took}
-            },
+            seconds=sum_counters(before.seconds, took),
             measured=before.measured
             | {name: before.measured.get(name, TableMetrics()) + metrics for name, metrics in measured.items()},
         )

@@ -19,7 +19,6 @@ from dagster_adjunct.assets.unbounded.state_table import maintain_state
 from dagster_adjunct.assets.unbounded.transient import TransientTable, TransientVersion, is_transient
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded, as_unbounded
-from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, Replay
 from dagster_adjunct.orchestration.maintenance.discard import expire_versions
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
@@ -54,7 +53,6 @@ from dagster_adjunct.resources.errors import (
     StaleDatasetError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
 
@@ -158,7 +156,7 @@ def store_first_positions(step: StepResources, run: StepState, seen: BatchSnapsh
     plans = load_plans(context.lake, context.app.name, seen.handed)
     start = start_run(context.app, seen.streams, step.tasks, seen.handed, logged.state, context.lake.now(), plans)
     if start.state != logged.state:
-        logged = step.log.store_positions(logged, start.state, by=context.run, note="; ".join(start.carried) or None)
+        logged = step.log.commit(logged, start.state, by=context.run, note="; ".join(start.carried) or None)
     if start.done:
         step.startpoints.remove_fan_outs(start.done)
     return replace(run, logged=logged, held=start.held).with_messages(context, start.messages)
@@ -339,7 +337,7 @@ def resume_open_batch(step: StepResources, run: StepState, left_open: Intent) ->
         lost = {ssp: span for ssp, span in deleted.items() if ssp not in oldest}  # "oldest" loses nothing
         check_open_batch(context.app, left_open, lost)
         left_open = _truncate_batch(context, left_open, deleted, lost)
-    step.leases.take(left_open.versions, left_open.over_time, reopened=True)
+    step.versions.lease(left_open.versions, left_open.over_time, reopened=True)
     return PlannedBatch(left_open, {name: info.schema for name, info in infos.items()})
 
 
@@ -409,8 +407,9 @@ def _lease_served(step: StepResources, state: ApplicationState, intent: Intent, 
     matches = (operator.spec.match for operator in app.operators)
     joined = {match.dataset for match in matches if match and match.dataset and match.as_of}
     bounded = [name for name in sorted(joined) if not app.dataset(name).follows_changes and ids[name] is not None]
-    retained = {name: step.versions.retained_over_time(name) for name in bounded}
-    step.leases.take(ids, retained)
+    manifests = {name: as_bounded(step.versions.stored(name).require_manifest()) for name in bounded}
+    retained = {name: manifest.versions_over_time for name, manifest in manifests.items()}
+    step.versions.lease(ids, retained)
     # Opened once they are leased. Of several versions with one time only the one sealed last is read.
     over_time = {name: step.versions.over_time(name, versions).versions for name, versions in retained.items()}
     for dataset in app.datasets:
@@ -444,7 +443,7 @@ def _lease_recorded(step: StepResources, intent: Intent, seen: BatchSnapshot) ->
         )
     versions = {name: intent.versions[name] for name in names}
     # Versions that a discard spared for the plan may be read, although they can't be leased.
-    for name in step.leases.take(versions, intent.over_time, reopened=True):
+    for name in step.versions.lease(versions, intent.over_time, reopened=True):
         manifest = step.versions.stored(name).require_manifest()
         for version in intent.all_versions[name]:
             if not is_readable(step.context.lake, manifest, version):
@@ -455,20 +454,23 @@ def _lease_recorded(step: StepResources, intent: Intent, seen: BatchSnapshot) ->
                     version=version,
                 )
     states = {name: seen.versions[name] for name in step.states}
-    step.leases.take(states)
+    step.versions.lease(states)
     return intent.model_copy(update={"versions": versions | states})
 
 
-class VersionCache:
-    """Caches opened versions, transient tables and replay plans of one run; it leases nothing (see `VersionLeases`)."""
+class BatchVersions:
+    """The dataset versions that the batches of one run read, opened once, and a lease for each dataset.
+
+    The leases are on the versions that the current batch reads. Also caches transient tables and replay plans.
+    """
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
         self._stored: dict[str, StoredVersions] = {}
         self._readers: dict[tuple[str, str], VersionReader] = {}
-        self._sealed: dict[tuple[str, str], SealedVersion] = {}
         self._tables: dict[str, TransientTable] = {}
         self._plans: dict[str, RecordedPlan] = {}
+        self._leases: dict[str, Lease] = {}
 
     def stored(self, name: str) -> StoredVersions:
         """Return the stored versions of a dataset or state table."""
@@ -494,21 +496,16 @@ class VersionCache:
             return None
         if is_transient(version):
             return self.table(name, state).restore(version, self._context.spark)
+        return self._reader(name, version)
+
+    def _reader(self, name: str, version: str) -> VersionReader:
         if (name, version) not in self._readers:
             self._readers[name, version] = self.stored(name).version_of_batch(version)
         return self._readers[name, version]
 
-    def retained_over_time(self, name: str) -> tuple[str, ...]:
-        """Return the retained versions of a bounded dataset that have a time, without opening them."""
-        return as_bounded(self.stored(name).require_manifest()).versions_over_time
-
     def over_time(self, name: str, versions: Iterable[str]) -> VersionsOverTime:
         """Return these versions of a bounded dataset as joins by time read them."""
-        sealed = []
-        for version in versions:
-            if (name, version) not in self._sealed:
-                self._sealed[name, version] = self.stored(name).version_of_batch(version).sealed
-            sealed.append(self._sealed[name, version])
+        sealed = [self._reader(name, version).sealed for version in versions]
         return VersionsOverTime(self._context.lake.store, name, sealed)
 
     def plan_of(self, replay: Replay) -> RecordedPlan:
@@ -523,20 +520,7 @@ class VersionCache:
                 raise ConfigurationError(problem, step, application=app) from error
         return self._plans[plan]
 
-    def close(self) -> None:
-        """Release the tables that live for one run."""
-        for table in self._tables.values():
-            table.release()
-
-
-class VersionLeases:
-    """One lease for each dataset, on the versions that the current batch reads."""
-
-    def __init__(self, lake: Lake, holder: str) -> None:
-        self._lake, self._holder = lake, holder
-        self._leases: dict[str, Lease] = {}
-
-    def take(
+    def lease(
         self,
         versions: Mapping[str, str | None],
         over_time: Mapping[str, Sequence[str]] | None = None,
@@ -556,7 +540,7 @@ class VersionLeases:
             if held is not None and wanted <= set(held.versions):
                 continue
             try:
-                self._leases[name] = Lease.acquire(self._lake, name, sorted(wanted), holder=self._holder)
+                self._leases[name] = Lease.acquire(self._context.lake, name, sorted(wanted), holder=self._context.run)
             except VersionDiscardedError:
                 if not reopened:  # a reopened version may have been rewritten by an erasure
                     raise
@@ -566,12 +550,16 @@ class VersionLeases:
                 held.release()
         return left
 
-    def check_held(self) -> None:
+    def check_leases(self) -> None:
         """Raise LeaseLostError if a lease on a version in use was lost."""
         for lease in self._leases.values():
             lease.check()
 
     def close(self) -> None:
-        """Release all leases."""
-        for lease in self._leases.values():
-            lease.release()
+        """Release the leases, and the tables that live for one run."""
+        try:
+            for lease in self._leases.values():
+                lease.release()
+        finally:
+            for table in self._tables.values():
+                table.release()

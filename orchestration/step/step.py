@@ -34,11 +34,10 @@ from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.batch import BatchMetrics, run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, StepResources, StepState
 from dagster_adjunct.orchestration.step.plan_batch import (
+    BatchVersions,
     NothingToRead,
     PlannedBatch,
     Spans,
-    VersionCache,
-    VersionLeases,
     find_lost_ranges,
     lease_versions,
     maintain_local_tables,
@@ -143,15 +142,15 @@ def run_step(context: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepRe
                     run, batch = _prepare_batch(step, run)
                     if isinstance(batch, NothingToRead):
                         return _commit_positions(step, run, batch).finish(context, caught_up=True)
-                    opened = _commit_intent(step, run, batch, began)
-                    run = opened.run
+                    run, inputs = _commit_intent(step, run, batch)
+                    seconds = {"intent": time.monotonic() - began}
                     try:
-                        outputs = _write_outputs(step, opened)
+                        outputs = _write_outputs(step, run, inputs, seconds)
                     except OffsetOutOfRangeError:
-                        if not find_lost_ranges(context, opened.inputs.intent):
+                        if not find_lost_ranges(context, inputs.intent):
                             raise
                         continue  # retention was faster: resume it as a batch that was left open
-                    run = _close_batch(step, opened, outputs)
+                    run = _close_batch(step, run, inputs, outputs, seconds)
                 return run.finish(context, caught_up=False)
             except CommitConflictError as conflict:
                 if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _MAX_STARTS:
@@ -174,8 +173,7 @@ def _open_step(context: StepContext, engine: BatchEngine) -> Iterator[tuple[Step
     with (
         RunCredits(context.lake) as credits,
         closing(OpenTables()) as tables,
-        closing(VersionCache(context)) as versions,
-        closing(VersionLeases(context.lake, context.run)) as leases,
+        closing(BatchVersions(context)) as versions,
     ):
         context = replace(context, credits=credits, open_tables=tables)
         step = StepResources(
@@ -186,7 +184,6 @@ def _open_step(context: StepContext, engine: BatchEngine) -> Iterator[tuple[Step
             tasks=context.plan.partitions_by_task(),
             states=tuple(iter_state_names(context)),
             versions=versions,
-            leases=leases,
         )
         yield step, run
 
@@ -216,20 +213,10 @@ def _prepare_batch(step: StepResources, run: StepState) -> tuple[StepState, Plan
     raise AssertionError("unreachable")
 
 
-@dataclass(frozen=True, slots=True)
-class OpenBatch:
-    """A batch whose intent is committed: its inputs, its number of records (or offsets), and the seconds so far."""
+def _commit_intent(step: StepResources, run: StepState, batch: PlannedBatch) -> tuple[StepState, BatchInputs]:
+    """Commit the intent of the batch, after a dry run has shown that its outputs accept it; return what it reads.
 
-    run: StepState
-    inputs: BatchInputs
-    records: int
-    seconds: dict[str, float]
-
-
-def _commit_intent(step: StepResources, run: StepState, batch: PlannedBatch, began: float) -> OpenBatch:
-    """Commit the intent of the batch, after a dry run has shown that its outputs accept it; nothing is read before.
-
-    `began` is when its planning began, by the monotonic clock.
+    Nothing is read before.
     """
     context, app, intent, state = step.context, step.context.app, batch.intent, run.logged.state
     opened = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
@@ -267,13 +254,14 @@ def _commit_intent(step: StepResources, run: StepState, batch: PlannedBatch, beg
         intent,
         views,
         identities=state.offsets.streams,
+        records=records,
         few=few,
         interpreted=few and not intent.over_time and should_interpret(sizes),
         over_time={name: step.versions.over_time(name, ids) for name, ids in intent.over_time.items()},
         states=states,
         times=times_at_batch_start(app, state, intent),
     )
-    return OpenBatch(run, inputs, records, {"intent": time.monotonic() - began})
+    return run, inputs
 
 
 MAX_ROWS = 300_000
@@ -318,19 +306,22 @@ def should_interpret(sizes: Iterable[VersionSize]) -> bool:
     return sum(size.rows for size in sizes) <= FEW_ROWS
 
 
-def _write_outputs(step: StepResources, opened: OpenBatch) -> BatchMetrics:
-    """Write every output; after a store failure start over, keeping what is already written."""
-    began, context, intent = time.monotonic(), step.context, opened.inputs.intent
+def _write_outputs(step: StepResources, run: StepState, inputs: BatchInputs, seconds: dict[str, float]) -> BatchMetrics:
+    """Write every output; after a store failure start over, keeping what is already written.
+
+    Adds the time that it took to `seconds`.
+    """
+    began, context, intent = time.monotonic(), step.context, inputs.intent
 
     def before_output(name: str) -> None:
         context.check()
-        step.log.check_not_superseded(opened.run.logged)
-        step.leases.check_held()
+        step.log.check_not_superseded(run.logged)
+        step.versions.check_leases()
         context.on_event(StepEvent("output", intent.batch, {"output": name}))
 
     for pause in (*_RETRY_PAUSES, None):
         try:
-            outputs = step.engine.run(context, opened.inputs, before_output)
+            outputs = step.engine.run(context, inputs, before_output)
         except Exception as error:
             ours = find_adjunct_error(error)
             if isinstance(ours, _APPLICATION_ERRORS):
@@ -345,7 +336,7 @@ def _write_outputs(step: StepResources, opened: OpenBatch) -> BatchMetrics:
             text = f"{ours.problem} The batch is retried in {pause:g} s"
             context.on_event(StepEvent("again", intent.batch, {"text": text}))
         else:
-            opened.seconds["work"] = time.monotonic() - began
+            seconds["work"] = time.monotonic() - began
             return outputs
         time.sleep(pause)
     raise AssertionError("unreachable")
@@ -377,28 +368,30 @@ def _add_next_steps(error: AdjunctError, app: str, batch: int) -> AdjunctError:
     return error
 
 
-def _close_batch(step: StepResources, opened: OpenBatch, outputs: BatchMetrics) -> StepState:
+def _close_batch(
+    step: StepResources, run: StepState, inputs: BatchInputs, outputs: BatchMetrics, seconds: dict[str, float]
+) -> StepState:
     """Commit the end of the batch, which applies its startpoints; then remove these from the fan-outs."""
-    began, context, intent = time.monotonic(), step.context, opened.inputs.intent
-    before = opened.run.logged.state.offsets
+    began, context, intent = time.monotonic(), step.context, inputs.intent
+    before = run.logged.state.offsets
     done = ClosedBatch(
         intent=intent,
         closed_at=context.lake.now(),
-        records=opened.records,
+        records=inputs.records,
         counters=add_counters(outputs.counters, _count_lost(context, intent.lost)),
-        seconds=opened.seconds,
+        seconds=seconds,
     )
     context.on_event(StepEvent("outputs", intent.batch))
     context.check()
-    logged = step.log.close(opened.run.logged, done, outputs.times)
+    logged = step.log.close(run.logged, done, outputs.times)
     step.startpoints.remove_applied(step.tasks, intent.startpoints)
     if any((asked := operator.spec.call(context.app)) and asked.recorded for operator in context.app.operators):
         purge_answers(context.lake, context.app.name, intent.batch)
     state, after = logged.state, logged.state.offsets
     texts = [f"{after.applied[ssp].describe(ssp)} applied in batch {intent.batch}" for ssp in intent.startpoints]
     texts += [f"{before.replays[key].describe()} has ended" for key in before.replays if key not in after.replays]
-    run = replace(opened.run, logged=logged).with_messages(context, texts)
-    run = run.with_batch(done, time.monotonic() - began, outputs.measured, few=opened.inputs.few)
+    run = replace(run, logged=logged).with_messages(context, texts)
+    run = run.with_batch(done, time.monotonic() - began, outputs.measured, few=inputs.few)
     detail: dict[str, Any] = {"records": state.records, "unit": context.unit, "counters": outputs.counters}
     if marks := measure_input_times(context.app, state.times, done.closed_at):
         detail["watermarks"] = marks
@@ -412,10 +405,14 @@ def _commit_positions(step: StepResources, run: StepState, nothing: NothingToRea
     if not (positions.startpoints or positions.lost):
         return run
     applied = {ssp: start.id for ssp, start in positions.startpoints.items()}
-    lost = _count_lost(context, positions.lost)
-    reached = {ssp: span.start for ssp, span in positions.unread.items()}
+    lost, state = _count_lost(context, positions.lost), run.logged.state
+    update = {
+        "checkpoint": {**state.checkpoint, **{ssp: span.start for ssp, span in positions.unread.items()}},
+        "offsets": state.offsets.with_applied(applied, None, context.lake.now()),
+        "totals": add_counters(state.totals, lost),
+    }
     note = "; ".join(["positions moved, nothing to read there yet", *nothing.losses])
-    logged = step.log.commit_positions(run.logged, reached, applied, lost, by=context.run, note=note)
+    logged = step.log.commit(run.logged, state.model_copy(update=update), by=context.run, note=note)
     step.startpoints.remove_applied(step.tasks, applied)
     after = logged.state.offsets.applied
     texts = [f"{after[ssp].describe(ssp)} applied; there is nothing to read yet" for ssp in applied]

@@ -48,7 +48,7 @@ def test_an_application_that_never_ran_has_an_empty_state(lake: Lake) -> None:
 def test_a_closed_batch_moves_the_checkpoint_and_adds_up_its_counters(lake: Lake) -> None:
     log = BatchLog(lake, "app")
     moved = ApplicationState(checkpoint={TRIPS[0]: "5", TRIPS[1]: "7"})
-    logged = log.store_positions(log.read(), moved, by="one", note="from the start")
+    logged = log.commit(log.read(), moved, by="one", note="from the start")
     assert logged == log.read()
     assert logged.state.note == "from the start"
     for number, (begin, end) in enumerate([(5, 8), (8, 9)], start=1):

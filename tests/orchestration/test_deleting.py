@@ -70,7 +70,7 @@ def begun(
     log = BatchLog(lake, "app")
     logged = log.read()
     standing = {SystemStreamPartition.parse(checkpoint): "1"} if checkpoint else {}
-    logged = log.store_positions(logged, logged.state.model_copy(update={"checkpoint": standing}), by="run")
+    logged = log.commit(logged, logged.state.model_copy(update={"checkpoint": standing}), by="run")
     if open_over or versions:
         ranges = {open_over: OffsetRange(start="0", end="1")} if open_over else {}
         log.open(

@@ -42,7 +42,7 @@ def at(lake: Lake, offsets: list[str], *, application: str = "app", open_over: s
     assert identity is not None
     known = OffsetState(streams={"lake.s": identity}, epochs={"lake.s.1": epochs} if epochs else {})
     checkpoint = {f"lake.s.{p}": offset for p, offset in enumerate(offsets)} | {"lake.other.0": "5"}
-    logged = log.store_positions(log.read(), ApplicationState(checkpoint=checkpoint, offsets=known), by="run")
+    logged = log.commit(log.read(), ApplicationState(checkpoint=checkpoint, offsets=known), by="run")
     if open_over:
         intent = Intent(
             batch=1,

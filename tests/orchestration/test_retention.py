@@ -126,7 +126,7 @@ def test_finding_open_batches_costs_the_same_after_many_batches(planes: World) -
 def test_an_application_that_only_stored_where_it_begins_keeps_nothing(planes: World) -> None:
     publish(planes, 1)
     log = BatchLog(planes.lake, "delays")
-    log.store_positions(log.read(), ApplicationState(checkpoint={"lake.trips.0": "0"}), by="a run")
+    log.commit(log.read(), ApplicationState(checkpoint={"lake.trips.0": "0"}), by="a run")
     assert versions_in_open_batches(planes.lake) == {}
 
 

@@ -104,7 +104,7 @@ def test_a_comparison_notes_who_has_written_the_outputs_as_no_difference(project
     logged = log.read()
     read = {SystemStreamPartition("lake", "orders", 0): "5"}
     wrote = logged.state.model_copy(update={"batch": 3, "totals": {"lake.out": {"rows": 5}}, "checkpoint": read})
-    log.store_positions(logged, wrote, by="a test")
+    log.commit(logged, wrote, by="a test")
     (note,) = document(project, "plan", "shop_app:app")["notes"]
     assert "'before' has written lake.out" in note
     printed(project, "plan", "shop_app:app", "--format", "json", "--output", noted)

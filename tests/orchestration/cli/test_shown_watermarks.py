@@ -51,7 +51,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         times=TimeState(partitions=partitions, operators={"seen": datetime(2026, 1, 1, 12, 20, tzinfo=UTC)}),
     )
     log = BatchLog(lake, "watching")
-    log.store_positions(log.read(), state, by="run-1")
+    log.commit(log.read(), state, by="run-1")
     return World(lake)
 
 

@@ -319,7 +319,7 @@ def test_the_lag_counts_from_resolved_startpoints_and_replays_under_way(lake: La
     def lag_of(offsets: OffsetState) -> tuple[int, tuple[str, ...]]:
         lake.store.delete_many([item.key for item in lake.store.list(f"{lake.application_prefix('copy')}/")])
         log = BatchLog(lake, "copy")
-        log.store_positions(log.read(), ApplicationState(checkpoint=at_end, offsets=offsets), by="test")
+        log.commit(log.read(), ApplicationState(checkpoint=at_end, offsets=offsets), by="test")
         progress = input_progress(lake, systems, app)
         return progress.lag, progress.due
 
@@ -333,7 +333,7 @@ def test_a_batch_that_a_crash_left_open_is_due_whatever_the_threshold(lake: Lake
     small.append(lake, "orders", 1, small.orders(0, 4))
     log = BatchLog(lake, "copy")
     checkpoint = {"lake.orders.0": "0", "lake.orders.1": "0"}
-    logged = log.store_positions(log.read(), ApplicationState(checkpoint=checkpoint), by="run")
+    logged = log.commit(log.read(), ApplicationState(checkpoint=checkpoint), by="run")
     ranges = {"lake.orders.0": OffsetRange(start="0", end="1")}
     log.open(logged, Intent(batch=1, run="r", clock=NOW, ranges=ranges, versions={}))
     with DagsterInstance.ephemeral() as instance:
@@ -345,10 +345,10 @@ def test_a_stream_that_was_made_anew_launches_the_run_that_says_so(lake: Lake) -
     app, systems = copying(), {"lake": LakeStreams(lake)}
     whole = {"lake.orders.0": "99", "lake.orders.1": "99"}
     log = BatchLog(lake, "copy")
-    logged = log.store_positions(log.read(), ApplicationState(checkpoint=whole), by="run")
+    logged = log.commit(log.read(), ApplicationState(checkpoint=whole), by="run")
     assert input_progress(lake, systems, app).due == ("lake.orders.0 ends before the offset that comes next",)
     offsets = OffsetState(streams={"lake.orders": "another"})
-    log.store_positions(logged, ApplicationState(checkpoint=whole, offsets=offsets), by="run")
+    log.commit(logged, ApplicationState(checkpoint=whole, offsets=offsets), by="run")
     assert input_progress(lake, systems, app).due == ("lake.orders was deleted and recreated",)
 
 
@@ -431,7 +431,7 @@ def test_a_tick_that_runs_out_of_time_is_gone_on_with_by_the_next(lake: Lake, mo
         assert {name: progress.lag for name, progress in cursor.scan.streams.items()} == {"lake.orders": 10}
 
         log = BatchLog(lake, "two")
-        log.store_positions(log.read(), ApplicationState(checkpoint={"lake.orders.0": "1"}), by="somebody")
+        log.commit(log.read(), ApplicationState(checkpoint={"lake.orders.0": "1"}), by="somebody")
         assert "over after 1 streams" in sensor.skipped(), "another commit: the scan begins anew"
         assert sensor.asked().tags["adjunct/lag"] != "12"
 

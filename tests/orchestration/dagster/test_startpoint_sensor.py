@@ -153,7 +153,7 @@ def test_a_startpoint_that_was_applied_before_a_crash_is_not_launched_for_again(
     )
     log = BatchLog(lake, "copy")
     offsets = OffsetState(applied={"lake.orders.0": applied})
-    log.store_positions(log.read(), ApplicationState(checkpoint={"lake.orders.0": "3"}, offsets=offsets), by="run")
+    log.commit(log.read(), ApplicationState(checkpoint={"lake.orders.0": "3"}, offsets=offsets), by="run")
     assert sensor.skipped() == "No startpoints wait."
 
 
