@@ -34,6 +34,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     tie_breakers,
 )
 from dagster_adjunct.orchestration.operators.event_time import Watermarks
+from dagster_adjunct.orchestration.operators.functions import pickle_function
 from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME
 from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
 from dagster_adjunct.orchestration.operators.remote_tables import (
@@ -554,7 +555,8 @@ class BatchContext:
     def _sink_call(self, operator: str, function: SinkFunction, returns: Schema | None) -> SinkCall:
         return SinkCall(
             operator,
-            function,
+            function_label(function),
+            pickle_function(operator, function),
             self.app.name,
             self.number,
             returns,

@@ -12,7 +12,7 @@ process, where a few records are read sooner than Spark plans a job.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -52,10 +52,10 @@ NEVER = -(2**62)
 
 @dataclass(frozen=True, slots=True)
 class PriorTimes:
-    """The newest time and the watermark of a partition before some records, in microseconds."""
+    """The newest time and the watermark of a partition before some records, in microseconds; NEVER for none."""
 
-    newest: int | None = None
-    watermark: int | None = None
+    newest: int = NEVER
+    watermark: int = NEVER
 
 
 def iter_partitions(partition: np.ndarray[Any, Any]) -> Iterator[tuple[int, slice]]:
@@ -67,16 +67,9 @@ def iter_partitions(partition: np.ndarray[Any, Any]) -> Iterator[tuple[int, slic
         yield int(partition[start]), slice(start, end)
 
 
-def running_newest(before: PriorTimes, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the newest time before the first record, and after each."""
-    first = NEVER if before.newest is None else before.newest
-    return np.maximum.accumulate(np.r_[first, times])
-
-
 def running_watermarks(before: PriorTimes, newest: np.ndarray[Any, Any], delay: int) -> np.ndarray[Any, Any]:
     """Return the watermarks at these newest times."""
-    floor = NEVER if before.watermark is None else before.watermark
-    return np.maximum(np.where(newest > NEVER, newest - delay, NEVER), floor)
+    return np.maximum(np.where(newest > NEVER, newest - delay, NEVER), before.watermark)
 
 
 BLOCK_COLUMNS = ("partition", "first", "last", "oldest", "latest", "mark")
@@ -109,7 +102,7 @@ class TimeBlockMapper:
                 before = self.prior.get(number, PriorTimes())
                 if newest > NEVER and last < offset[span.start]:  # else records are out of order, and nothing is known
                     before = PriorTimes(newest, before.watermark)
-                after = running_newest(before, time[span])
+                after = np.maximum.accumulate(np.r_[before.newest, time[span]])
                 reached[number] = int(offset[span][-1]), int(after[-1])
                 yield self._blocks(number, offset[span], time[span], running_watermarks(before, after[:-1], self.delay))
 
@@ -151,36 +144,25 @@ DRIVER_LIMIT = 100_000
 """The largest number of offsets that the driver checks; more are checked by the tasks that read them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lateness:
-    """The measured times of a batch's records, and those behind: partition, offset, and the watermark then (a
-    timestamp).
-    """
-
-    measured: Measured
-    behind: pa.Table | None = None
-
-
-def find_late_in_memory(records: pa.Table, prior: Mapping[int, PriorTimes], delay: int) -> Lateness:
+def find_late_in_memory(records: pa.Table, prior: Mapping[int, PriorTimes], delay: int) -> Measured:
     """Return the measured times and late records of a table, in any order."""
     partition, offset, time = _sort_by_offset(records.select([PARTITION, OFFSET, TIME]))
     mark = np.full(len(time), NEVER)
     newest, read_to = {}, {}
     for number, span in iter_partitions(partition):
         before = prior.get(number, PriorTimes())
-        reached = running_newest(before, time[span])
+        reached = np.maximum.accumulate(np.r_[before.newest, time[span]])
         mark[span] = running_watermarks(before, reached[:-1], delay)
         read_to[number] = int(offset[span][-1]) + 1
         if reached[-1] > NEVER:
             newest[number] = int(reached[-1])
     late = (time > NEVER) & (time < mark)
-    behind = _late_table(partition[late], offset[late], mark[late]) if late.any() else None
-    return Lateness(Measured(newest, read_to), behind)
+    return Measured(newest, read_to, _late_table(partition[late], offset[late], mark[late]) if late.any() else None)
 
 
 def _find_late_by_blocks(
     times: DataFrame, prior: Mapping[int, PriorTimes], delay: int, in_tasks: TaskTimeReader | None
-) -> Lateness:
+) -> Measured:
     """Return the measured times and late records; each record is checked in the task that reads it, and again where
     that task can't be sure. `in_tasks` reads the records, if given.
     """
@@ -189,27 +171,20 @@ def _find_late_by_blocks(
         rows = times.select(PARTITION, OFFSET, TIME).mapInArrow(mapper, BLOCK_SCHEMA)
     else:
         rows = in_tasks.blocks(times.sparkSession, mapper)
-    merged = merge_blocks(rows.toArrow(), prior, delay, BLOCK_LENGTH)
-    behind = merged.behind
-    if merged.unsure.num_rows:
-        behind = pa.concat_tables([behind, _find_late_in_blocks(times, merged.unsure, delay)])
-    return Lateness(merged.measured, behind if behind.num_rows else None)
+    found, behind, unsure = merge_blocks(rows.toArrow(), prior, delay, BLOCK_LENGTH)
+    if unsure.num_rows:
+        behind = pa.concat_tables([behind, _find_late_in_blocks(times, unsure, delay)])
+    return replace(found, behind=behind if behind.num_rows else None)
 
 
-@dataclass(frozen=True, slots=True)
-class MergedBlocks:
-    """The merged blocks of all tasks: the late records in sure blocks, and the `unsure` blocks.
+def merge_blocks(
+    rows: pa.Table, prior: Mapping[int, PriorTimes], delay: int, length: int
+) -> tuple[Measured, pa.Table, pa.Table]:
+    """Merge the rows of BLOCK_SCHEMA of all tasks, in blocks of `length` offsets.
 
-    `unsure` has partition, first offset, and the newest time and watermark before the block.
+    Returns what was measured, the late records of the blocks that are sure, and the unsure blocks: the partition, the
+    first offset, and the newest time and the watermark before the block.
     """
-
-    measured: Measured
-    behind: pa.Table
-    unsure: pa.Table
-
-
-def merge_blocks(rows: pa.Table, prior: Mapping[int, PriorTimes], delay: int, length: int) -> MergedBlocks:
-    """Merge the rows of BLOCK_SCHEMA of all tasks, in blocks of `length` offsets."""
     rows = rows.sort_by([("partition", "ascending"), ("last", "ascending")])
     blocks, late = rows.filter(rows["mark"].is_null()), rows.filter(rows["mark"].is_valid())
     partition, first, last, oldest, latest = (blocks[name].to_numpy() for name in blocks.column_names[:-1])
@@ -218,7 +193,7 @@ def merge_blocks(rows: pa.Table, prior: Mapping[int, PriorTimes], delay: int, le
     newest, read_to = {}, {}
     for number, span in iter_partitions(partition):
         before = prior.get(number, PriorTimes())
-        reached = running_newest(before, latest[span])
+        reached = np.maximum.accumulate(np.r_[before.newest, latest[span]])
         begun[span], mark[span] = reached[:-1], running_watermarks(before, reached[:-1], delay)
         of_partition = slice(*np.searchsorted(late_partition, [number, number + 1]))
         place[of_partition] = span.start + np.searchsorted(last[span], late_offset[of_partition])
@@ -234,14 +209,14 @@ def merge_blocks(rows: pa.Table, prior: Mapping[int, PriorTimes], delay: int, le
     sure = ~unsure[block[place]]
     behind = _late_table(late_partition[sure], late_offset[sure], np.maximum(late_mark, mark[place])[sure])
     again = np.flatnonzero(other)[unsure]
-    floors = (prior.get(number, PriorTimes()).watermark for number in partition[again].tolist())
+    floors = [prior.get(number, PriorTimes()).watermark for number in partition[again].tolist()]
     recheck = {
         PARTITION: pa.array(partition[again], pa.int32()),
         "block": pa.array(begins[again], pa.int64()),
         "begun": pa.array(begun[again], pa.int64()),
-        "floor": pa.array([NEVER if floor is None else floor for floor in floors], pa.int64()),
+        "floor": pa.array(floors, pa.int64()),
     }
-    return MergedBlocks(Measured(newest, read_to), behind, pa.table(recheck))
+    return Measured(newest, read_to), behind, pa.table(recheck)
 
 
 def _find_late_in_blocks(times: DataFrame, blocks: pa.Table, delay: int) -> pa.Table:
@@ -320,7 +295,7 @@ class BatchTimes:
         self._context, self._inputs = context, inputs
         self._declared = declared_event_times(context.app)
         self._is_replay, self._is_dry_run = inputs.consumed is None, inputs.intent.batch == 0
-        self._found: dict[str, Lateness] = {}
+        self._found: dict[str, Measured] = {}
         self._after: TimeState | None = None
         self._kept = PersistedFrames()
         self._read: dict[str, DataFrame] = {}
@@ -361,7 +336,7 @@ class BatchTimes:
     def after(self) -> TimeState | None:
         """Return the times after the batch; None if no input declares event times, or none change."""
         if self._after is None and self._declared and not self._is_replay:
-            measured = {stream: self._lateness(stream).measured for stream in self._declared}
+            measured = {stream: self._measured(stream) for stream in self._declared}
             numbered = {
                 ssp: (int(span.start), int(span.end))
                 for ssp, span in self._inputs.intent.ranges.items()
@@ -418,15 +393,15 @@ class BatchTimes:
         times = self._inputs.times.partitions.items()
         return {ssp: prior for ssp, prior in times if ssp.qualified_stream == stream}
 
-    def _lateness(self, stream: str) -> Lateness:
+    def _measured(self, stream: str) -> Measured:
         if stream not in self._found:
             self._found[stream] = self._measure(stream, self._declared[stream])
         return self._found[stream]
 
-    def _measure(self, stream: str, declared: EventTime) -> Lateness:
+    def _measure(self, stream: str, declared: EventTime) -> Measured:
         offsets = self._offsets(stream)
         if self._is_replay or not offsets:
-            return Lateness(Measured())
+            return Measured()
         records = self._records(stream)
         prior = {ssp.partition: _to_prior_times(times) for ssp, times in self._partition_times(stream).items()}
         delay = _to_micros(declared.delay)
@@ -437,7 +412,7 @@ class BatchTimes:
         if name is not None and system.numbered_offsets:
             unread, columns = self._unread(stream), [] if name == TIMESTAMP else [name]
             if unread is not None and not unread:
-                return Lateness(Measured())
+                return Measured()
             if unread is None:
                 pass  # records that were read before lie in between: Spark filters them
             elif self._inputs.few and offsets <= DRIVER_LIMIT and system.implements("read_arrow"):
@@ -471,7 +446,7 @@ class BatchTimes:
         return unread
 
     def _with_behind(self, stream: str, records: DataFrame) -> DataFrame:
-        marks = self._lateness(stream).behind
+        marks = self._measured(stream).behind
         if marks is None:
             none = F.lit(None).cast("timestamp")
             # Not a constant in a dry run: Spark would drop the branch for records that are behind.
@@ -492,7 +467,7 @@ def _add_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
 
 
 def _to_prior_times(times: PartitionTimes) -> PriorTimes:
-    known = (None if time is None else to_microseconds(time) for time in (times.newest, times.watermark))
+    known = (NEVER if time is None else to_microseconds(time) for time in (times.newest, times.watermark))
     return PriorTimes(*known)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, no_complete_version_error
@@ -32,6 +32,9 @@ from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFo
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.tables.metrics import TableMetrics
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,11 +286,12 @@ class Measured:
     """The event times of a batch's records of one stream, by partition number.
 
     `newest` has the latest event time in microseconds (no entry if no record has one), `read_to` the offset after the
-    last.
+    last. `behind` are the records that are behind, if any: partition, offset, and the watermark then (a timestamp).
     """
 
     newest: Mapping[int, int] = field(default_factory=dict)
     read_to: Mapping[int, int] = field(default_factory=dict)
+    behind: pa.Table | None = None
 
 
 def declared_event_times(app: Application) -> dict[str, EventTime]:

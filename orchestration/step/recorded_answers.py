@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from dataclasses import dataclass, field
+from functools import partial, reduce
 from hashlib import sha256
 from operator import and_
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from dagster_adjunct.orchestration.operators.columns import function_label, list_hidden_columns, tie_breakers
-from dagster_adjunct.orchestration.operators.functions import PickledFunction, check_readable_records, pickle_function
-from dagster_adjunct.orchestration.operators.remote_tables import SinkContext, SinkFunction, TableLookup
+from dagster_adjunct.orchestration.operators.columns import list_hidden_columns, tie_breakers
+from dagster_adjunct.orchestration.operators.functions import PickledFunction, check_readable_records
+from dagster_adjunct.orchestration.operators.remote_tables import SinkContext, TableLookup
 from dagster_adjunct.resources.backends.columns import arrow_column_from_records, to_arrow_type
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -56,12 +56,13 @@ PLACE = "__place"
 class SinkCall:
     """How an operator calls a function in a batch, and the columns of its results, if any.
 
-    Errors name the `stream` of the records, and omit values of `sensitive` columns. A `cut` batch has fewer records
-    than it began with.
+    Errors name the function and the `stream` of the records, and omit values of `sensitive` columns. A `cut` batch has
+    fewer records than it began with.
     """
 
     operator: str
-    function: SinkFunction
+    name: str
+    shipped: PickledFunction
     application: str
     batch: int
     returns: Schema | None = None
@@ -72,7 +73,7 @@ class SinkCall:
 
 def hand_to_function(frame: DataFrame, call: SinkCall) -> dict[str, int]:
     """Hand all records to the function; return the numbers of records and calls."""
-    done = map_in_arrow(_sort_records(frame), _task(call, []), "rows bigint")
+    done = map_in_arrow(_sort_records(frame), partial(_call_in_task, call, []), "rows bigint")
     rows, calls = done.agg(F.sum("rows"), F.count("*")).collect()[0]
     return {"rows": rows or 0, "calls": calls}
 
@@ -91,7 +92,7 @@ def call_or_replay(
         if rows != recorded.num_rows and not call.cut:
             raise PlanningError(
                 f"{call.operator}: this batch was retried with {rows} records, and had {recorded.num_rows} when the "
-                f"results of {function_label(call.function)} were recorded.",
+                f"results of {call.name} were recorded.",
                 "Make the operators before it deterministic; or abandon the batch: adjunct checkpoint abandon.",
                 operator=call.operator,
             )
@@ -104,7 +105,7 @@ def call_or_replay(
     if first is None:
         raise CommitConflictError(
             f"batch {record.batch} of application {record.application!r} was closed by another run, while this one "
-            f"passed its records to {function_label(call.function)}.",
+            f"passed its records to {call.name}.",
             "Nothing is lost: run the application again, it continues after that batch.",
             application=record.application,
         )
@@ -123,7 +124,7 @@ def _call_on_frame(frame: DataFrame, call: SinkCall) -> DataFrame:
     hidden, made = list_hidden_columns(frame), cast("StructType", StructType.fromDDL(call.returns.ddl()))
     own = [StructField(PLACE, IntegerType()), StructField(_CALL, IntegerType())]
     schema = StructType([*(frame.schema[name] for name in hidden), *made.fields, *own])
-    return map_in_arrow(_sort_records(frame), _task(call, hidden), schema)
+    return map_in_arrow(_sort_records(frame), partial(_call_in_task, call, hidden), schema)
 
 
 def frame_from_results(spark: SparkSession, table: pa.Table, partitions: int | None) -> DataFrame:
@@ -141,27 +142,15 @@ def _sort_records(frame: DataFrame) -> DataFrame:
     return frame.sortWithinPartitions("__partition", "__offset", *tie_breakers(frame))
 
 
-def _task(call: SinkCall, kept: Sequence[str]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    shipped, name = pickle_function(call.operator, call.function), function_label(call.function)
-    unshipped = replace(call, function=_placeholder)
-
-    def task(batches: Iterator[Any]) -> Iterator[Any]:
-        yield from encode_task_errors(_call_on_batches(batches, shipped, unshipped, name, kept))
-
-    return task
+def _call_in_task(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]) -> Iterator[Any]:
+    yield from encode_task_errors(_call_on_batches(call, kept, batches))
 
 
-def _placeholder(records: pa.RecordBatch, context: SinkContext) -> None:
-    """Stand in for the function while the call is serialized for tasks."""
-
-
-def _call_on_batches(
-    batches: Iterator[Any], shipped: PickledFunction, call: SinkCall, name: str, kept: Sequence[str]
-) -> Iterator[Any]:
+def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]) -> Iterator[Any]:
     from pyspark import TaskContext
 
-    operator, returns = call.operator, call.returns
-    function, task = shipped.here(), TaskContext.get()
+    operator, name, returns = call.operator, call.name, call.returns
+    function, task = call.shipped.here(), TaskContext.get()
     partition, attempt = (task.partitionId(), task.attemptNumber()) if task is not None else (0, 0)
     for number, records in enumerate(part for part in batches if part.num_rows):
         check_readable_records(records, operator, name, call.stream, call.sensitive)

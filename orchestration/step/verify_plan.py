@@ -24,7 +24,6 @@ from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, DataFrameFunction, OnNullKey, tie_breakers
-from dagster_adjunct.orchestration.operators.functions import pickle_function
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.remote_tables import (
     SinkFunction,
@@ -40,7 +39,7 @@ from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.orchestration.step.batch_outputs import output_schema
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
-from dagster_adjunct.orchestration.step.recorded_answers import SinkCall, add_unknown_answers, plan_results
+from dagster_adjunct.orchestration.step.recorded_answers import add_unknown_answers, plan_results
 from dagster_adjunct.orchestration.step.state import StateTable, prepare_table_rows
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, BucketLayout, bucketed_frame
 from dagster_adjunct.resources.common import split_stream_name
@@ -454,14 +453,14 @@ class DryRun(BatchContext):
         return self._stored_types[table]
 
     def call_sink(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
-        pickle_function(operator, function)
+        self._sink_call(operator, function, None)  # which pickles it
         self._inspect(operator, frame)
 
     def call_sink_for_results(
         self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
     ) -> DataFrame:
         self._inspect(operator, frame)
-        made = plan_results(frame, SinkCall(operator, function, self.app.name, self.number, returns))
+        made = plan_results(frame, self._sink_call(operator, function, returns))
         by = self.required_partitioning(operator)
         if by:
             made = made.repartition(self.partitions_at(operator), *map(named_column, by))

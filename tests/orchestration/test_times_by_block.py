@@ -73,8 +73,8 @@ def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
     drawn: random.Random,
     lying: str,
 ) -> None:
-    stood = {number: PriorTimes(*times) for number, times in enumerate(before)}
     floors = [(NEVER if new is None else new, NEVER if mark is None else mark) for new, mark in before]
+    stood = {number: PriorTimes(*times) for number, times in enumerate(floors)}
     expected = {}
     for number, records in enumerate(made):
         expected |= walked(records, *floors[number], delay)
@@ -90,11 +90,9 @@ def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
         drawn.shuffle(parts)
         tasks = [parts[::2], parts[1::2]]
 
-    looked = merge_blocks(told(tasks, stood, delay), stood, delay, LENGTH)
-    behind = {
-        (row["__partition"], row["__offset"]): to_microseconds(row["__behind"]) for row in looked.behind.to_pylist()
-    }
-    again = looked.unsure.to_pylist()
+    looked, late, unsure = merge_blocks(told(tasks, stood, delay), stood, delay, LENGTH)
+    behind = {(row["__partition"], row["__offset"]): to_microseconds(row["__behind"]) for row in late.to_pylist()}
+    again = unsure.to_pylist()
     for row in again:
         number, begin = row["__partition"], row["block"]
         inside = [record for record in made[number] if begin <= record[1] < begin + LENGTH]
@@ -108,5 +106,5 @@ def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
         for number, rows in enumerate(made)
         if rows and (time := max([floors[number][0], *(at for *_, at in rows if at is not None)])) > NEVER
     }
-    assert looked.measured.newest == newest
-    assert looked.measured.read_to == {number: rows[-1][1] + 1 for number, rows in enumerate(made) if rows}
+    assert looked.newest == newest
+    assert looked.read_to == {number: rows[-1][1] + 1 for number, rows in enumerate(made) if rows}

@@ -20,7 +20,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     watermark_inputs,
 )
 from dagster_adjunct.orchestration.planner.planner import build_plan
-from dagster_adjunct.orchestration.step.event_times import PriorTimes, find_late_in_memory
+from dagster_adjunct.orchestration.step.event_times import NEVER, PriorTimes, find_late_in_memory
 from dagster_adjunct.orchestration.step.progress import (
     compute_operator_watermark,
     find_holding_partitions,
@@ -54,8 +54,8 @@ def intent(number: int, clock: datetime, *partitions: SystemStreamPartition) -> 
 
 
 def stood(times: TimeState) -> dict[int, PriorTimes]:
-    def micros(moment: datetime | None) -> int | None:
-        return None if moment is None else to_microseconds(moment)
+    def micros(moment: datetime | None) -> int:
+        return NEVER if moment is None else to_microseconds(moment)
 
     return {
         one.partition: PriorTimes(micros(partition_times.newest), micros(partition_times.watermark))
@@ -108,8 +108,8 @@ def test_any_split_into_batches_finds_the_same_late_records_and_watermarks(
         looked = find_late_in_memory(table, stood(times), delay * 1_000_000)
         for row in looked.behind.to_pylist() if looked.behind is not None else ():
             behind[row["__partition"], row["__offset"]] = row["__behind"]
-        moved = times_after_batch(app, times, {"lake.clicks": looked.measured}, at(batch))
-        assert moved == times_after_batch(app, times, {"lake.clicks": looked.measured}, at(batch))
+        moved = times_after_batch(app, times, {"lake.clicks": looked}, at(batch))
+        assert moved == times_after_batch(app, times, {"lake.clicks": looked}, at(batch))
         state = state.model_copy(update={"times": moved})
 
     expected: dict[tuple[int, int], datetime] = {}
