@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction, record_not_found_error
-from dagster_adjunct.resources.tables.memory import MemoryTable
 from tests.resources.key_value_backends import segment_stores
 from tests.resources.key_value_backends.segment_stores import SegmentStore
 
@@ -44,7 +44,8 @@ class SingleRequests(TableReadFunction, TableWriteFunction):
         self.records = {}
 
     async def get(self, key, *args):
-        return self.records.get(key)
+        record = self.records.get(key)
+        return None if record is None else dict(record)  # later updates change the stored one
 
     async def put(self, key, value, *args):
         self.records[key] = dict(value)
