@@ -5,6 +5,7 @@ from dagster_adjunct.resources.backends.columns import register_backend as regis
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable as DynamoDbTable
 from dagster_adjunct.resources.backends.http import HttpExtra as HttpExtra
 from dagster_adjunct.resources.backends.http import HttpTable as HttpTable
+from dagster_adjunct.resources.backends.memory import MemoryTable as MemoryTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable as PostgresTable
 from dagster_adjunct.resources.backends.redis import RedisTable as RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable as SqliteTable
@@ -20,7 +21,6 @@ from dagster_adjunct.resources.tables.functions import TableReadFunction as Tabl
 from dagster_adjunct.resources.tables.functions import TableWriteFunction as TableWriteFunction
 from dagster_adjunct.resources.tables.layers import Capabilities as Capabilities
 from dagster_adjunct.resources.tables.layers import Layer as Layer
-from dagster_adjunct.resources.tables.memory import MemoryTable as MemoryTable
 from dagster_adjunct.resources.tables.metrics import MetricsHook as MetricsHook
 from dagster_adjunct.resources.tables.metrics import PrometheusTables as PrometheusTables
 from dagster_adjunct.resources.tables.metrics import TableMetrics as TableMetrics

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from dagster_adjunct.orchestration.operators.columns import validate_column_names
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamFacts
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
@@ -22,7 +23,6 @@ from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import LAKE, TOMBSTONE, NewStreams, Partitioner, StreamInfo, StreamSystem
 from dagster_adjunct.resources.tables.functions import StoreFunction
 from dagster_adjunct.resources.tables.layers import Capabilities
-from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import Operation, Outcomes
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.resources.validation import validated_methods

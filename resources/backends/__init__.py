@@ -3,10 +3,10 @@
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description, register_backend
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.backends.http import HttpExtra, HttpTable
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
-from dagster_adjunct.resources.tables.memory import MemoryTable
 
 register_backend("dynamodb", DynamoDbTable)
 register_backend("http", HttpTable)

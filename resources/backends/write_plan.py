@@ -523,8 +523,7 @@ class _Planner:
 
     def late_part(self, entry: Entry) -> Entry:
         """The part of an update that applies to a newer record (`Operation.applies_late_changes`)."""
-        columns = self.codec.columns
-        numbers = {name: n for name, n in entry.value.add.items() if columns[name].kind is not Kind.JSON}
+        numbers = {name: n for name, n in entry.value.add.items() if not isinstance(n, Mapping)}
         return entry._replace(value=CheckedChanges({}, numbers, entry.value.append))
 
     def add_late(self, entry: Entry) -> Problem | None:

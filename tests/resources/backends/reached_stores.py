@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
-from dagster_adjunct.resources.tables.memory import MemoryTable
 from tests.servers.dynamodb import REGION
 
 COLUMNS = {"id": "string", "total": "bigint", "seen": "bigint", "origin": "string", "number": "bigint"}

@@ -9,9 +9,9 @@ from dagster_adjunct.resources.backends.columns import (
     parse_column,
     register_backend,
 )
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
-from dagster_adjunct.resources.tables.memory import MemoryTable
 
 
 def test_a_description_holds_a_registered_name_and_plain_values(tmp_path, monkeypatch):

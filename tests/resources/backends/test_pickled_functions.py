@@ -10,10 +10,10 @@ import pytest
 
 from dagster_adjunct.assets.reading.dataset import DatasetTable
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
-from dagster_adjunct.resources.tables.memory import MemoryTable
 
 
 class OfATenant:

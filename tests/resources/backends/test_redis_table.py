@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.backends.redis import RedisRequests, RedisTable
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -24,7 +25,6 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,

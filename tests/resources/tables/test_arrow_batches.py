@@ -7,9 +7,9 @@ import asyncio
 import pyarrow as pa
 import pytest
 
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
-from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, State, UpdateContract
 from dagster_adjunct.resources.tables.table import RemoteTable
 

@@ -6,10 +6,10 @@ from types import MappingProxyType
 
 import pytest
 
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables.cache import Cache, CachedRecords, CacheLayer
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, RowEntries, State
 from dagster_adjunct.resources.tables.table import RemoteTable

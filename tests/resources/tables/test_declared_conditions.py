@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
 from dagster_adjunct.resources.tables.batching import BatchProvider
-from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,

@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -21,7 +22,6 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.tables.batching import BatchProvider
 from dagster_adjunct.resources.tables.cache import Cache
 from dagster_adjunct.resources.tables.functions import record_not_found_error
-from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Operation,

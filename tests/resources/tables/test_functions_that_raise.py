@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.errors import ConfigurationError, RecordNotFoundError, TableError, TransientError
-from dagster_adjunct.resources.tables.memory import MemoryTable
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import Changes
 from dagster_adjunct.tables import RateLimit, RemoteTable, RetryPolicy, TableReadFunction, TableWriteFunction
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import TableUnavailableError
 from dagster_adjunct.resources.tables.arrow import Marking, Marks, Shape, split_batch
-from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import Conditions, Outcomes, Problem, State, UpdateContract
 from dagster_adjunct.resources.tables.retry import RetryPolicy
 from dagster_adjunct.resources.tables.spark import send_batches

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
 from dagster_adjunct.resources.tables.functions import FunctionLayer, TableReadFunction
-from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (
     Conditions,

@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     NullKeyError,
@@ -16,7 +17,6 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Operation,

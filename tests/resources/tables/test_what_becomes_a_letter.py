@@ -16,9 +16,9 @@ from dagster_adjunct.errors import (
     TableError,
     TransientError,
 )
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.arrow import Shape, split_batch
 from dagster_adjunct.resources.tables.functions import TableFunction
-from dagster_adjunct.resources.tables.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.spark import TaskReport
 from dagster_adjunct.tables import RemoteTable, RetryPolicy
