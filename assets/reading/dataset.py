@@ -38,10 +38,8 @@ from dagster_adjunct.resources.tables.functions import TableReadFunction, check_
 from dagster_adjunct.resources.tables.layers import Capabilities
 from dagster_adjunct.resources.tables.operation import (
     Operation,
-    OperationKind,
     Outcomes,
     Problem,
-    RowEntries,
     State,
     key_reorderer,
 )
@@ -347,7 +345,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         return {"lake": self._url, "dataset": self.dataset, **settings}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_open", "_looked", "_moving")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_open", "_checked_at", "_moving")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -371,15 +369,9 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
     async def get(self, key: Any, *args: object) -> dict[str, Any] | None:
         return (await self.get_all([key], *args)).get(key)
 
-    async def get_all(self, keys: Sequence[Any], *args: object) -> dict[Any, dict[str, Any]]:
-        gets = Operation(OperationKind.GET, RowEntries(list(keys)), args)
-        check_args(self, gets)
-        outcomes = await self.send(gets)
-        for problem in outcomes.problems.values():
-            if problem.error is not None:
-                raise problem.error
-        records = outcomes.records or ()
-        return {key: record for key, record in zip(keys, records, strict=True) if record is not None}
+    async def _send_entries(self, operation: Operation[Any]) -> Outcomes:
+        check_args(self, operation)
+        return await self.send(operation)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if operation.kind.writes:

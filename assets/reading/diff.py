@@ -23,10 +23,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources.bucketing.files import BucketFile, encode_key
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    DatasetError,
-)
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.schemas.schema import arrow_type
 
 _CODES = 2**62

@@ -30,7 +30,7 @@ from dagster_adjunct.assets.retention.rewrite import (
 )
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog, no_commit_error
-from dagster_adjunct.assets.versions.leases import Lease, delete_attempt, read_lake_clock, record_build
+from dagster_adjunct.assets.versions.leases import delete_attempt, lease_served, read_lake_clock, record_build
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, has_row_ends, version_id
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, conform_to_layout
@@ -42,7 +42,6 @@ from dagster_adjunct.resources.errors import (
     DatasetError,
     ManifestMismatchError,
     StillReadError,
-    VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
@@ -207,15 +206,12 @@ def repartition_table(
         _check_unused(dataset, roots)
         old = {generation.folder: generation for generation in version.generations if generation.files}
         drop_unusable(log, manifest, made, old)
-        try:
-            with Lease.acquire(lake, dataset, [version.id], holder=f"repartition by {by}"):
-                for folder in [folder for folder in old if folder not in made]:
-                    attempt = log.attempt()
-                    # Recorded until the commit, so that no discard deletes the new files.
-                    records.enter_context(record_build(lake, dataset, attempt.id, by))
-                    made[folder] = rewrite_generation(version, old[folder], attempt)
-        except VersionDiscardedError as discarded:  # another version is served now
-            raise CommitConflictError(discarded.problem, discarded.next_step, dataset=dataset) from discarded
+        with lease_served(lake, dataset, version, holder=f"repartition by {by}"):
+            for folder in [folder for folder in old if folder not in made]:
+                attempt = log.attempt()
+                # Recorded until the commit, so that no discard deletes the new files.
+                records.enter_context(record_build(lake, dataset, attempt.id, by))
+                made[folder] = rewrite_generation(version, old[folder], attempt)
         _check_unused(dataset, roots)  # again, because writing takes a while
         commit_id = log.attempt().id
         new = version.after(

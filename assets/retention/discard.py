@@ -108,7 +108,7 @@ def plan_retired(
     kept_from: int,
     committed: Mapping[int, datetime],
     now: datetime,
-) -> DiscardPlan:
+) -> DiscardReport:
     """Decide which retired generations of an unbounded dataset to delete; a pure function.
 
     A compaction or rebuild retires the generations that it replaces, which earlier versions still read. They are
@@ -137,7 +137,7 @@ def plan_retired(
             retained_from = max(retained_from, retired.until)
             why = f"generation {retired.generation}: no version from {retired.until} on reads it"
             go.append(RetentionDecision(retired.folder, None, why))
-    return DiscardPlan(tuple(go), tuple(stay), retained_from=retained_from)
+    return DiscardReport(manifest.name, True, tuple(go), tuple(stay), retained_from=retained_from)
 
 
 def find_oldest_kept(log: DatasetLog, manifest: UnboundedManifest, policy: DiscardPolicy) -> int:
@@ -197,20 +197,6 @@ class Listing:
     commits: Mapping[int, datetime] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class DiscardPlan:
-    """The versions to discard (`go`) and keep (`stay`), and unreferenced `garbage`, each with the reason.
-
-    Of an unbounded dataset they are folders of retired generations, and `retained_from` is the number of the first
-    version that is readable afterwards.
-    """
-
-    go: tuple[RetentionDecision, ...] = ()
-    stay: tuple[RetentionDecision, ...] = ()
-    garbage: tuple[RetentionDecision, ...] = ()
-    retained_from: int | None = None
-
-
 def plan_discard(
     manifest: DatasetManifest,
     policy: DiscardPolicy,
@@ -218,7 +204,7 @@ def plan_discard(
     roots: Mapping[str, str],
     listing: Listing,
     kept_from: int = 0,
-) -> DiscardPlan:
+) -> DiscardReport:
     """Decide what to discard and what to keep; a pure function. `roots` gives, by version id, why it is needed.
 
     `kept_from` is the number of the oldest version of an unbounded dataset that the policy keeps.
@@ -244,7 +230,7 @@ def plan_discard(
 
 def _plan_versions(
     manifest: BoundedManifest, policy: DiscardPolicy, held: Mapping[str, str], listing: Listing
-) -> DiscardPlan:
+) -> DiscardReport:
     """Decide which versions to discard, and which to keep."""
     newest = _newest_versions(manifest, policy)
     head = manifest.ref(manifest.head) if manifest.head else None
@@ -269,7 +255,7 @@ def _plan_versions(
             stay.append(RetentionDecision(ref.id, ref.name, why))
         else:
             go.append(RetentionDecision(ref.id, ref.name, _discard_reason(manifest, ref, policy)))
-    return DiscardPlan(tuple(go), tuple(stay))
+    return DiscardReport(manifest.name, True, tuple(go), tuple(stay))
 
 
 def version_holders(leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datetime) -> dict[str, str]:
@@ -335,15 +321,16 @@ Roots = Callable[[], Mapping[str, str]]
 class DiscardReport:
     """What one discard did, or with `dry_run` would do. `spared` is doomed but still held.
 
-    Of an unbounded dataset, `discarded` and `kept` are folders of generations that its current version does not read,
-    and `retained_from` is the number of the first readable version.
+    The versions `discarded` and `kept`, and unreferenced `garbage`, are named with the reason. Of an unbounded dataset,
+    `discarded` and `kept` are folders of generations that its current version does not read, and `retained_from` is the
+    number of the first readable version.
     """
 
     dataset: str
     dry_run: bool
-    discarded: tuple[RetentionDecision, ...]
-    kept: tuple[RetentionDecision, ...]
-    garbage: tuple[RetentionDecision, ...]
+    discarded: tuple[RetentionDecision, ...] = ()
+    kept: tuple[RetentionDecision, ...] = ()
+    garbage: tuple[RetentionDecision, ...] = ()
     spared: tuple[RetentionDecision, ...] = ()
     objects: int = 0
     bytes: int = 0
@@ -392,34 +379,28 @@ def discard(
     pin = manifests[dataset].pin
     unpinned = pin.version if pin is not None and manifest.pin is None else None
 
-    def plan_for(fresh: DatasetManifest) -> DiscardPlan:
+    def plan_for(fresh: DatasetManifest) -> DiscardReport:
         kept_from = find_oldest_kept(log, as_unbounded(fresh), policy) if fresh.retired else 0
         return plan_discard(fresh, policy, list_leases(lake, dataset), roots(), listing, kept_from)
 
     if dry_run:
-        plan = plan_for(manifest)
-        return DiscardReport(
-            dataset, True, plan.go, plan.stay, plan.garbage, unpinned=unpinned, retained_from=plan.retained_from
-        )
+        return replace(plan_for(manifest), unpinned=unpinned)
     expire_pins(log, manifests, listing.now, by=by)
-    plan = DiscardPlan()
+    plan = DiscardReport(dataset, True)
 
     def doom(fresh: DatasetManifest) -> DatasetManifest | None:
         nonlocal plan, listing
         if not {ref.document for ref in fresh.listed if ref.document is not None} <= listing.documents.keys():
             listing = _list_objects(log)  # a version was published since, and only the store knows its age
         plan = plan_for(fresh)
-        discarded, garbage = ([entry.what for entry in entries] for entries in (plan.go, plan.garbage))
+        discarded, garbage = ([entry.what for entry in entries] for entries in (plan.discarded, plan.garbage))
         return fresh.without(discarded, garbage) if discarded or garbage else None
 
     after = log.transact(doom, by=by)
     spared, objects = delete_doomed(log, after, roots, listing.now, by=by)
     objects += _delete_old_records(log, after, listing, policy, roots)
-    sizes = sum(item.size for item in objects)
-    return DiscardReport(
-        dataset, False, plan.go, plan.stay, plan.garbage, tuple(spared), len(objects), sizes, unpinned,
-        plan.retained_from,
-    )  # fmt: skip
+    size = sum(item.size for item in objects)
+    return replace(plan, dry_run=False, spared=tuple(spared), objects=len(objects), bytes=size, unpinned=unpinned)
 
 
 def delete_doomed(

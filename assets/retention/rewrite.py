@@ -61,12 +61,7 @@ from dagster_adjunct.resources.bucketing.files import (
 )
 from dagster_adjunct.resources.bucketing.timeline import HAS_ENDS, VALID_FROM, TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions, write_bucket_file
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    DatasetError,
-    ManifestMismatchError,
-    ObjectExistsError,
-)
+from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, ManifestMismatchError, ObjectExistsError
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.store import ObjectStore, staged_file_errors
 

@@ -77,23 +77,25 @@ def write_changes(
         # A table that is being built has dropped no tombstones yet.
         horizon = None if progress.running else manifest.horizon
         changes, late = engine.drop_late(changes, horizon, following.on_bad_change)
-    if rewinding is not None:
-        changes, late_again = rewinding.place_changes(changes, engine, lake.store, spec, manifest)
-        late = late or late_again
     layout, set_aside = table_layout(source), isinstance(following.on_bad_change, DeadLetters)
-    completion, incomplete = None, list[tuple[int, int, str]]()
-    if following.completes:
-        by_offset, again = following.order is None, rewinding is not None
-        completion = RowCompletion(spec.name, layout, target_generations(progress), by_offset, set_aside, again=again)
+    by_offset, again = following.order is None, rewinding is not None
+    horizon = manifest.horizon if again and not by_offset and following.history is None else None
+    completion, incomplete, late_again = None, list[tuple[int, int, str]](), 0
+    if following.completes or (again and (by_offset or horizon is not None)):
+        stored = target_generations(progress)
+        completion = RowCompletion(spec.name, layout, stored, by_offset, set_aside, again, horizon)
 
     def write_files(*rows_and_place: Any, **how: Any) -> list[BucketFile]:
-        """Write files and collect the incomplete changes from their stats, which manifests don't keep."""
+        """Write files and collect the incomplete and late changes from their stats, which manifests don't keep."""
+        nonlocal late_again
         files = []
         for file in engine.writer(*rows_and_place, **how):
             incomplete.extend(map(tuple, file.stats.get("incomplete", ())))
-            stats = {name: value for name, value in file.stats.items() if name != "incomplete"}
+            late_again += file.stats.get("late", 0)
+            stats = {name: value for name, value in file.stats.items() if name not in ("incomplete", "late")}
             # The footer lists them too.
-            files.append(replace(file, stats=stats, footer=None) if "incomplete" in file.stats else file)
+            footer = None if "incomplete" in file.stats else file.footer
+            files.append(replace(file, stats=stats, footer=footer))
         return files
 
     generation, counters = write_generation(
@@ -109,6 +111,16 @@ def write_changes(
         order_by=(POSITION,) if rewinding is None and following.order_by is None else (POSITION, OFFSET, PARTITION),
         partitioned=source.copartitioned and rewinding is None,
     )
+    if rewinding is not None and late_again and not rewinding.forced:
+        advance.log.drop(generation)
+        raise DatasetError(
+            f"dataset {spec.name!r}: {late_again:,} of the changes can't be applied again, because the dataset has no "
+            f"entries with their keys. The keys may have been deleted: deletions up to position {horizon} are no "
+            "longer stored, and these changes are not newer.",
+            f"Rebuild it: adjunct dataset rebuild {spec.name} MODULE:APP --reason …. With force, these changes are "
+            "set aside as late.",
+            dataset=spec.name,
+        )
     letters = engine.dead_letters(changes, spec, incomplete) if set_aside else None
     if letters is not None:
         try:
@@ -129,7 +141,8 @@ def write_changes(
         except CommitConflictError:
             advance.log.drop(generation)
             raise
-    counters |= {"late": late()} if late is not None else {}
+    if late is not None or (horizon is not None and not set_aside):
+        counters["late"] = late_again if late is None else late()
     return progress, generation, counters, samples
 
 

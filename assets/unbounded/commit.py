@@ -18,13 +18,7 @@ from typing import Any, Literal
 from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
-from dagster_adjunct.assets.sources.entries import (
-    Offsets,
-    OpenedStream,
-    Ranges,
-    offsets_by_partition,
-    offsets_to_json,
-)
+from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, Ranges, offsets_by_partition, offsets_to_json
 from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.input_partitions import follow_repartition

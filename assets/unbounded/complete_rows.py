@@ -29,7 +29,7 @@ from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
 from dagster_adjunct.assets.reading.diff import key_codes
 from dagster_adjunct.assets.reading.stored_file import StoredFile
-from dagster_adjunct.assets.sources.changes import bad_change_error
+from dagster_adjunct.assets.sources.changes import bad_change_error, late_change_reason
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
@@ -48,8 +48,13 @@ class RowCompletion:
     """How the changes of a dataset are completed from the newest rows of its generations, which are oldest first.
 
     With `by_offset` positions are offsets; else rows of snapshots have positions below streamed changes. Incomplete
-    changes are listed in the stats of their file if `set_aside`, else they raise BadChangeError. With `again` the
-    generations hold the changes already, and only changes that are not superseded must be complete.
+    changes are listed in the stats of their file if `set_aside`, else they raise BadChangeError.
+
+    With `again`, for a rewind, the generations hold the changes already, and only changes that are not superseded must
+    be complete. By offset, positions are raised to at least those of the stored rows of their keys. Else changes of a
+    key are late where no row of it is stored and the newest of them is not above the `horizon`: a tombstone that was
+    dropped might win against them. Late changes are left out and counted in the stats, unless the newest is a deletion
+    itself; if `set_aside` they are listed as incomplete ones are.
     """
 
     dataset: str
@@ -58,6 +63,7 @@ class RowCompletion:
     by_offset: bool
     set_aside: bool
     again: bool = False
+    horizon: int | None = None
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -76,14 +82,19 @@ class BucketCompletion:
         self._declared, self._store, self._bucket = declared, store, bucket
         self._layout, self._key = declared.layout, list(declared.layout.key)
         self._waiting: list[pa.Table] = []
-        self.incomplete: list[tuple[int, int, str]] = []
-        """Partition, offset and reason of each incomplete change."""
+        self._set_aside: list[tuple[int, int, str]] = []  # partition, offset and reason
+        self._late = 0
+
+    def stats(self) -> dict[str, Any]:
+        """Return the incomplete changes, and the number of late ones."""
+        stats = {"incomplete": self._set_aside, "late": self._late}
+        return {name: value for name, value in stats.items() if value}
 
     def take(self, batch: pa.Table) -> pa.Table:
         """Add a batch; return completed rows: none until there are many, then those of all keys but the last."""
         self._waiting.append(batch)
         if sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP:  # stored rows are read once for so many
-            return batch.slice(0, 0).drop_columns([KEPT])
+            return batch.slice(0, 0).drop_columns([KEPT] if KEPT in batch.column_names else [])
         rows = pa.concat_tables(self._waiting)
         new = np.append(True, self._key_changes(rows))
         last = int(np.flatnonzero(new)[-1])
@@ -108,6 +119,10 @@ class BucketCompletion:
 
     def _complete(self, rows: pa.Table, new: Any) -> pa.Table:
         """Return the completed rows; `new` marks the first row of each key."""
+        if self._declared.again:
+            rows, new = self._place(rows, new)
+        if KEPT not in rows.column_names:
+            return rows
         deleted = rows.column(TOMBSTONE).to_numpy()
         kept = kept_matrix(rows.column(KEPT), self._layout.schema.names) & ~deleted[:, None]
         rows = rows.drop_columns([KEPT])
@@ -121,6 +136,29 @@ class BucketCompletion:
             rows.take(places), key, np.flatnonzero(new), deleted[places], kept[places]
         )
         return done.take(back[stays[back]])
+
+    def _place(self, rows: pa.Table, new: Any) -> tuple[pa.Table, Any]:
+        """Return the changes of a rewind in their place over the stored rows, and the mask of the first of each key."""
+        by_offset, horizon = self._declared.by_offset, self._declared.horizon
+        if not len(new) or not (by_offset or horizon is not None):
+            return rows, new
+        key, first, lowest = np.cumsum(new) - 1, np.flatnonzero(new), np.iinfo(np.int64).min
+        highest, position = np.full(len(first), lowest), rows.column(POSITION).to_numpy()
+        keys = rows.select(self._key).take(first)
+        for of, found in self._iterate_stored(keys, np.arange(len(first)), pa.schema([]), positions=True):
+            highest[of] = np.maximum(highest[of], found.column(POSITION).to_numpy())
+        if by_offset:
+            raised = pa.array(np.maximum(position, highest[key]))
+            return rows.set_column(rows.column_names.index(POSITION), POSITION, raised), new
+        assert horizon is not None
+        last = np.append(first[1:], len(new)) - 1
+        late = ((highest == lowest) & (position[last] <= horizon))[key]
+        counted = late & ~rows.column(TOMBSTONE).to_numpy()[last][key]
+        self._late += int(counted.sum())
+        if self._declared.set_aside:
+            places = (rows.column(name).filter(counted).to_pylist() for name in (PARTITION, OFFSET))
+            self._set_aside += [(*place, late_change_reason(horizon)) for place in zip(*places, strict=True)]
+        return rows.filter(~late), new[~late]
 
     def _complete_in_order(self, rows: pa.Table, key: Any, first: Any, deleted: Any, kept: Any) -> tuple[pa.Table, Any]:
         """Return the rows, completed in stream order, and a mask of those that can be applied."""
@@ -165,7 +203,7 @@ class BucketCompletion:
             reason = f"it leaves out {missing}, and the dataset has no row of its key to take the value from"
             if not self._declared.set_aside:
                 raise bad_change_error(self._declared.dataset, offset, partition, reason)
-            self.incomplete.append((partition, offset, reason))
+            self._set_aside.append((partition, offset, reason))
 
     # -- stored rows
 
@@ -183,31 +221,42 @@ class BucketCompletion:
         tables, count = [schema.empty_table()], 0
         # By offset, a key whose first change is a whole row or a deletion needs no stored row.
         asked = np.flatnonzero(some[first]) if self._declared.by_offset else np.unique(key[some])
-        keys = rows.select(self._key).take(first)
+        keys, by_offset = rows.select(self._key).take(first), self._declared.by_offset
+        for of, found in self._iterate_stored(keys, asked, schema, positions=not by_offset):
+            position = found.column(POSITION).to_numpy()
+            newer = position > highest[of]  # of equal ones the newer generation has been read
+            at = np.where(found.column(TOMBSTONE).to_numpy(), -1, np.arange(count, count + len(of)))
+            stored[of[newer]], highest[of[newer]] = at[newer], position[newer]
+            tables.append(found.select(schema.names))
+            count += len(of)
+        return stored, highest, pa.concat_tables(tables)
+
+    def _iterate_stored(
+        self, keys: pa.Table, asked: Any, schema: pa.Schema, *, positions: bool
+    ) -> Iterator[tuple[Any, pa.Table]]:
+        """Yield which of the `asked` keys a file has, and their rows, from the newest generation on.
+
+        Without `positions`, only the newest row of a key: that of the newest generation.
+        """
         for generation in reversed(self._declared.generations):
             for file in generation.files:
                 if file.bucket != self._bucket or not len(asked):
                     continue
                 assert self._store is not None, "there are generations in a store only"
                 opened = StoredFile(self._store, f"dataset {self._declared.dataset!r}", generation.folder, file)
-                places, found = opened.reading(partial(self._find_in_file, opened, keys.take(asked), schema))
-                of, position = asked[places], found.column(POSITION).to_numpy()
-                newer = position > highest[of]  # of equal ones the newer generation has been read
-                at = np.where(found.column(TOMBSTONE).to_numpy(), -1, np.arange(count, count + len(of)))
-                stored[of[newer]], highest[of[newer]] = at[newer], position[newer]
-                tables.append(found.select(schema.names))
-                count += len(of)
-                if self._declared.by_offset:  # later generations are newer
+                find = partial(self._find_in_file, opened, keys.take(asked), schema, positions=positions)
+                places, found = opened.reading(find)
+                yield asked[places], found
+                if not positions:
                     asked = np.delete(asked, places)
-        return stored, highest, pa.concat_tables(tables)
 
-    def _find_in_file(self, stored: StoredFile, keys: pa.Table, schema: pa.Schema) -> tuple[Any, pa.Table]:
+    def _find_in_file(
+        self, stored: StoredFile, keys: pa.Table, schema: pa.Schema, *, positions: bool
+    ) -> tuple[Any, pa.Table]:
         """Return which of the keys a file has, and their rows with these columns, position and tombstone."""
         file = _open_file(stored)
         whole = pa.schema([(POSITION, pa.int64()), (TOMBSTONE, pa.bool_()), *schema])
-        constants = (
-            {POSITION: 0} if self._declared.by_offset else {}
-        )  # later generations are newer, whatever their positions
+        constants: dict[str, Any] = {} if positions else {POSITION: 0}
         constants |= {} if stored.file.stats.get("tombstones") else {TOMBSTONE: False}
         constants |= dict.fromkeys(
             set(schema.names) - set(file.schema_arrow.names)

@@ -11,13 +11,10 @@ generation) wins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import reduce
-from itertools import compress
-from operator import and_
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,7 +44,7 @@ from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,9 +55,7 @@ DEAD_LETTERS = Schema.of(
 """The columns of a stream of dead letters. `value` is the record's columns as JSON, `at` its own time."""
 Counted = Callable[[], int] | None
 """Counts the late changes once they are written; None where they are not left out."""
-Key = tuple[Any, ...]
 _GENERATION = "__gen"
-_STORED, _LATE, _NEWEST = "__stored", "__late", "__newest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,43 +151,6 @@ class SparkEngine:
         """Return the rows whose time in the column `expires` is after the watermark."""
         return rows.where(named_column(expires) > F.lit(watermark))
 
-    def raise_to_stored_positions(self, changes: DataFrame, stored: DataFrame, key: tuple[str, ...]) -> DataFrame:
-        """Return the changes, with positions raised to at least those of the stored rows of their keys."""
-        return (
-            _join_stored_positions(changes, stored, key)
-            .withColumn(POSITION, F.greatest(POSITION, _STORED))
-            .drop(_STORED)
-        )
-
-    def split_late(
-        self, changes: DataFrame, stored: DataFrame, key: tuple[str, ...], horizon: int
-    ) -> tuple[DataFrame, DataFrame, int]:
-        """Return the changes in time, all changes with the late ones marked as problems, and how many are late.
-
-        Changes of a key are late where the table does not hold the key and the newest of them is not above the horizon:
-        a tombstone that was dropped might win against them. If the newest is a deletion itself, they are left out.
-        """
-        from pyspark.sql import Window
-
-        place = F.when(F.col(PROBLEM).isNull(), F.struct(POSITION, OFFSET, PARTITION, TOMBSTONE))
-        newest = F.max(place).over(Window.partitionBy(*[named_column(name) for name in key]))
-        changes = _join_stored_positions(changes, stored, key).withColumn(_NEWEST, newest)
-        last = F.col(_NEWEST)
-        below = F.col(_STORED).isNull() & F.col(PROBLEM).isNull() & (last[POSITION] <= F.lit(horizon))
-        changes = changes.where(~below | ~last[TOMBSTONE]).withColumn(_LATE, below).drop(_NEWEST, _STORED)
-        reasons = F.coalesce(F.col(PROBLEM), F.when(F.col(_LATE), F.lit(late_change_reason(horizon))))
-        in_time = changes.where(~F.col(_LATE)).drop(_LATE)
-        return in_time, changes.withColumn(PROBLEM, reasons).drop(_LATE), changes.where(_LATE).count()
-
-
-def _join_stored_positions(changes: DataFrame, stored: DataFrame, key: tuple[str, ...]) -> DataFrame:
-    """Return the changes with the stored position of their key, null where the table does not hold the key."""
-    names = [f"__key_{index}" for index in range(len(key))]
-    keys = [named_column(own).alias(name) for own, name in zip(key, names, strict=True)]
-    highest = stored.select(*keys, F.col(POSITION).alias(_STORED)).groupBy(*names).agg(F.max(_STORED).alias(_STORED))
-    same = reduce(and_, [named_column(own) == F.col(name) for own, name in zip(key, names, strict=True)])
-    return changes.join(highest, same, "left").drop(*names)
-
 
 @dataclass(frozen=True, slots=True)
 class ArrowEngine:
@@ -282,45 +240,9 @@ class ArrowEngine:
     def drop_expired(self, rows: pa.Table, expires: str, watermark: datetime) -> pa.Table:
         return rows.filter(pc.greater(rows.column(expires).cast("int64"), to_microseconds(watermark)))
 
-    def raise_to_stored_positions(self, changes: pa.Table, stored: pa.Table, key: tuple[str, ...]) -> pa.Table:
-        highest = _highest_positions(stored, key)
-        rows = zip(_iterate_keys(changes, key), changes.column(POSITION).to_pylist(), strict=True)
-        positions = [max(position, highest.get(own, position)) for own, position in rows]
-        return changes.set_column(changes.column_names.index(POSITION), POSITION, pa.array(positions, pa.int64()))
-
-    def split_late(
-        self, changes: pa.Table, stored: pa.Table, key: tuple[str, ...], horizon: int
-    ) -> tuple[pa.Table, pa.Table, int]:
-        known, own = _highest_positions(stored, key), list(_iterate_keys(changes, key))
-        good = [problem is None for problem in changes.column(PROBLEM).to_pylist()]
-        names = (POSITION, OFFSET, PARTITION, TOMBSTONE)
-        places = list(zip(*(changes.column(name).to_pylist() for name in names), strict=True))
-        newest: dict[Key, tuple[int, int, int, bool]] = {}
-        for row, place, fine in zip(own, places, good, strict=True):
-            if fine:
-                newest[row] = max(place, newest.get(row, place))
-        late = [fine and row not in known and newest[row][0] <= horizon for row, fine in zip(own, good, strict=True)]
-        kept = [not (mark and newest[row][3]) for row, mark in zip(own, late, strict=True)]
-        changes, late = changes.filter(pa.array(kept, pa.bool_())), list(compress(late, kept))
-        reasons = [late_change_reason(horizon) if mark else None for mark in late]
-        in_time = changes.filter(pa.array([not mark for mark in late], pa.bool_()))
-        return in_time, add_problems(changes, reasons), sum(late)
-
 
 def _drop_marks(changes: pa.Table) -> pa.Table:
     return changes.drop_columns([name for name in (PROBLEM, RAW) if name in changes.column_names])
-
-
-def _iterate_keys(rows: pa.Table, key: tuple[str, ...]) -> Iterator[Key]:
-    return zip(*(rows.column(name).to_pylist() for name in key), strict=True)
-
-
-def _highest_positions(stored: pa.Table, key: tuple[str, ...]) -> dict[Key, int]:
-    """Return the highest stored position of each key."""
-    highest: dict[Key, int] = {}
-    for own, position in zip(_iterate_keys(stored, key), stored.column(POSITION).to_pylist(), strict=True):
-        highest[own] = max(position, highest.get(own, position))
-    return highest
 
 
 def select_engine(spark: Callable[[], SparkSession]) -> SparkEngine:

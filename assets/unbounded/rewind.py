@@ -20,12 +20,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, offsets_by_partition
 from dagster_adjunct.assets.unbounded.advance import compact_if_due, execute_plan, resume_table
 from dagster_adjunct.assets.unbounded.changes import apply_changes, apply_ranges
 from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress, TableSnapshot, inspect_table
-from dagster_adjunct.assets.unbounded.engine import SparkEngine
 from dagster_adjunct.assets.unbounded.progress import build_report
 from dagster_adjunct.assets.unbounded.recovery import order_change_error, plan_recovery, require_complete_stream
 from dagster_adjunct.assets.versions.actions import require_audit_fields
@@ -40,7 +38,6 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
 )
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.startpoint import (
     Startpoint,
@@ -75,36 +72,6 @@ class ActiveRewind:
     def identity(self) -> tuple[object, ...]:
         """The values that distinguish this rewind from others."""
         return sorted(self.ids.items()), sorted((str(ssp), span) for ssp, span in self.ranges.items())
-
-    def place_changes(
-        self, changes: Any, engine: SparkEngine, store: ObjectStore, spec: AdjunctDataset, manifest: UnboundedManifest
-    ) -> tuple[Any, Callable[[], int] | None]:
-        """Return the changes positioned over the stored rows, and a function that counts the late ones.
-
-        Raises DatasetError for late changes unless forced. With history, late changes were dropped before.
-        """
-        version, following = manifest.version, spec.following
-        assert version is not None
-        by_offset, horizon = following.order is None, manifest.horizon if following.history is None else None
-        if horizon is None and not by_offset:
-            return changes, None
-        what = f"dataset {spec.name!r}, version {version.id}"
-        stored = engine.stored_rows(store, what, version.layout, version.generations)
-        if by_offset or horizon is None:
-            return engine.raise_to_stored_positions(changes, stored, version.layout.key), None
-        in_time, with_reasons, late = engine.split_late(changes, stored, spec.key, horizon)
-        if late and not self.forced:
-            raise DatasetError(
-                f"dataset {spec.name!r}: {late:,} of the changes can't be applied again, because the dataset has no "
-                f"entries with their keys. The keys may have been deleted: deletions up to position {horizon} are no "
-                "longer stored, and these changes are not newer.",
-                f"Rebuild it: adjunct dataset rebuild {spec.name} MODULE:APP --reason …. With force, these changes are "
-                "set aside as late.",
-                dataset=spec.name,
-            )
-        if isinstance(following.on_bad_change, DeadLetters):
-            return with_reasons, None
-        return in_time, lambda: late
 
     def record_in_manifest(self, after: UnboundedManifest, system: StreamSystem) -> UnboundedManifest:
         """Return the manifest with this rewind: its startpoint ids, and the start and end of what was read."""

@@ -9,7 +9,7 @@ from functools import reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from dagster_adjunct.assets.unbounded.state_table import StateSpec
+from dagster_adjunct.assets.unbounded.local_table import StateSpec
 from dagster_adjunct.orchestration.operators.columns import (
     BEHIND,
     EVENT_TIME,

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
-from dagster_adjunct.assets.unbounded.state_table import StateSpec
+from dagster_adjunct.assets.unbounded.local_table import StateSpec
 from dagster_adjunct.assets.versions.version import build_layout
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters, TimeState, add_counters
 from dagster_adjunct.orchestration.operators.asof_join import TimedRows

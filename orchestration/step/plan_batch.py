@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, current_readers
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.unbounded.local_table import require_local_manifest, undo_batch
+from dagster_adjunct.assets.unbounded.local_table import maintain_state, require_local_manifest, undo_batch
 from dagster_adjunct.assets.unbounded.progress import raise_if_stale
-from dagster_adjunct.assets.unbounded.state_table import maintain_state
 from dagster_adjunct.assets.unbounded.transient import TransientTable, TransientVersion, is_transient
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded, as_unbounded

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, WritingBatch, columns_of_local_table
-from dagster_adjunct.assets.unbounded.state_table import StateSpec, declare_state_dataset, state_dataset_name
+from dagster_adjunct.assets.unbounded.local_table import (
+    LocalTableWriter,
+    StateSpec,
+    WritingBatch,
+    columns_of_local_table,
+    declare_state_dataset,
+    state_dataset_name,
+)
 from dagster_adjunct.assets.writing.generation import SPARK, SPARK_ONE_TASK
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters
 from dagster_adjunct.orchestration.operators.columns import OnNullKey, tie_breakers

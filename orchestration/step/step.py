@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.unbounded.state_table import create_state
+from dagster_adjunct.assets.unbounded.local_table import create_state
 from dagster_adjunct.assets.unbounded.transient import TransientVersion
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, ClosedBatch, Counters, add_counters
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints

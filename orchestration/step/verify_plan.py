@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.unbounded.state_table import StateSpec, declare_state_dataset, validate_state
+from dagster_adjunct.assets.unbounded.local_table import StateSpec, declare_state_dataset, validate_state
 from dagster_adjunct.assets.unbounded.transient import TransientVersion
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application

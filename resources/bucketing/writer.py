@@ -61,7 +61,9 @@ _SAMPLED = 4_096
 class RowCompleter(Protocol):
     """Completes the rows of one bucket, in which the rows of a key are adjacent, before they are written."""
 
-    incomplete: list[tuple[int, int, str]]
+    def stats(self) -> dict[str, Any]:
+        """Return what goes into the stats of the file: "incomplete" rows, and the number of those too "late"."""
+        ...
 
     def take(self, batch: pa.Table) -> pa.Table:
         """Return the rows that are complete, of these and earlier ones."""
@@ -192,7 +194,7 @@ class BucketFileWriter:
 
     def _emptied(self, stats: dict[str, Any]) -> bool:
         """Whether there were rows, all of which were left out."""
-        return bool(self._deleted or stats.get("pruned") or stats.get("forgotten") or stats.get("incomplete"))
+        return bool(self._deleted or any(stats.get(name) for name in ("pruned", "forgotten", "incomplete", "late")))
 
     def discard(self) -> None:
         """Delete the local file; an uploaded object stays."""
@@ -349,8 +351,8 @@ class BucketFileWriter:
             stats["differing"] = self._differing
         if self._over_time is not None:
             stats |= self._over_time.stats()
-        if self._completing is not None and self._completing.incomplete:
-            stats["incomplete"] = self._completing.incomplete
+        if self._completing is not None:
+            stats |= self._completing.stats()
         return stats
 
     def _upload(self, facts: dict[str, Any]) -> BucketFile:

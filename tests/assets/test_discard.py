@@ -130,8 +130,8 @@ def judge(
     manifest = manifest_of(refs, head=head, **facts)
     plan = plan_discard(manifest, policy, leases, roots or {}, listing or Listing(NOW))
     judged = {
-        **{f"-{version.name}": version.reason for version in plan.go},
-        **{f"+{version.name}": version.reason for version in plan.stay},
+        **{f"-{version.name}": version.reason for version in plan.discarded},
+        **{f"+{version.name}": version.reason for version in plan.kept},
     }
     assert len(judged) == len(refs), "every version is judged once"
     return judged
@@ -227,12 +227,12 @@ def test_versions_ordered_by_name_stay_by_name_and_only_in_their_newest_build() 
     ]
     manifest = manifest_of(refs, head=2, order="name")
     plan = plan_discard(manifest, DiscardPolicy(keep=2, grace=DAY), (), {}, Listing(NOW))
-    assert {judged.what: judged.reason for judged in plan.go} == {
+    assert {judged.what: judged.reason for judged in plan.discarded} == {
         refs[0].id: f"built again since, as {refs[3].id}",
         refs[2].id: "not among the newest 2",
     }
     everything = plan_discard(manifest, DiscardPolicy(keep=None, grace=DAY), (), {}, Listing(NOW))
-    assert {judged.what: judged.reason for judged in everything.go} == {
+    assert {judged.what: judged.reason for judged in everything.discarded} == {
         refs[0].id: f"built again since, as {refs[3].id}"
     }
 

@@ -14,12 +14,14 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, WritingBatch, undo_batch
-from dagster_adjunct.assets.unbounded.state_table import (
+from dagster_adjunct.assets.unbounded.local_table import (
+    LocalTableWriter,
     StateSpec,
+    WritingBatch,
     create_state,
     declare_state_dataset,
     maintain_state,
+    undo_batch,
     validate_state,
 )
 from dagster_adjunct.assets.versions.manifest import as_unbounded

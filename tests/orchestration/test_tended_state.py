@@ -10,8 +10,12 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, WritingBatch
-from dagster_adjunct.assets.unbounded.state_table import StateSpec, declare_state_dataset
+from dagster_adjunct.assets.unbounded.local_table import (
+    LocalTableWriter,
+    StateSpec,
+    WritingBatch,
+    declare_state_dataset,
+)
 from dagster_adjunct.assets.writing.generation import ARROW, Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
 from dagster_adjunct.orchestration.step.plan_batch import maintain_state_tables

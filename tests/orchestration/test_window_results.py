@@ -33,7 +33,7 @@ from tests.orchestration.window_oracle import Click, at, behind, expected, rando
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.assets.unbounded.state_table import StateSpec
+    from dagster_adjunct.assets.unbounded.local_table import StateSpec
 
 pytestmark = pytest.mark.spark
 

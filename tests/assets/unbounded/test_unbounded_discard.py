@@ -98,11 +98,11 @@ def decided(
     committed = {number: NOW - timedelta(hours=age) for number, age in ages.items()}
     policy = DiscardPolicy(keep=1, grace=timedelta(hours=1))
     plan = plan_retired(manifest, policy, dict.fromkeys(held, "held"), kept_from, committed, NOW)
-    assert len(plan.go) + len(plan.stay) == len(manifest.retired)
-    assert all(decision.reason for decision in (*plan.go, *plan.stay))
+    assert len(plan.discarded) + len(plan.kept) == len(manifest.retired)
+    assert all(decision.reason for decision in (*plan.discarded, *plan.kept))
     generations = {old.folder: old.generation for old in manifest.retired}
     assert plan.retained_from is not None
-    return [generations[decision.what] for decision in plan.go], plan.retained_from
+    return [generations[decision.what] for decision in plan.discarded], plan.retained_from
 
 
 def test_what_was_retired_within_the_grace_stays() -> None:
@@ -126,8 +126,8 @@ def test_what_a_held_version_needs_stays() -> None:
 def test_what_was_retired_after_the_lake_was_looked_at_is_young() -> None:
     manifest, policy = retired(5), DiscardPolicy(keep=1, grace=timedelta(hours=1))
     old = {4: NOW - timedelta(days=9)}
-    assert not plan_retired(manifest, policy, {}, 100, old, NOW).go
-    assert plan_retired(manifest, policy, {}, 100, {6: NOW - timedelta(days=9)}, NOW + timedelta(days=1)).go
+    assert not plan_retired(manifest, policy, {}, 100, old, NOW).discarded
+    assert plan_retired(manifest, policy, {}, 100, {6: NOW - timedelta(days=9)}, NOW + timedelta(days=1)).discarded
 
 
 # -- in a lake
