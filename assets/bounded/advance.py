@@ -32,6 +32,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSourc
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery
 from dagster_adjunct.assets.sources.stream_source import open_source
 from dagster_adjunct.assets.versions.actions import (
+    describe_unserved,
     expire_pins,
     insert_unserved_version,
     require_audit_fields,
@@ -84,7 +85,7 @@ def build_bounded_report(member: Member) -> AdvanceReport:
     notes = ["the version delivered equals the current one"] if action == "unchanged" else []
     notes += ["nothing new was delivered"] if action == "up-to-date" and not dropped else []
     notes += [_describe_rejected(member, ref) for id in member.rejected if (ref := manifest.ref(id)) is not None]
-    notes += [_describe_unserved(member, ref) for id in member.unserved if (ref := manifest.ref(id)) is not None]
+    notes += [describe_unserved(manifest, ref) for id in member.unserved if (ref := manifest.ref(id)) is not None]
     newest = max(manifest.versions, key=lambda ref: ref.number, default=None)
     if newest is not None and newest.state == "rejected" and not member.rejected:
         notes.append(f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}")
@@ -115,21 +116,6 @@ def build_bounded_report(member: Member) -> AdvanceReport:
         seconds=member.stages.seconds,
         schema=member.source.schema if version is None else version.columns,
         note="; ".join(notes),
-    )
-
-
-def _describe_unserved(member: Member, ref: VersionRef) -> str:
-    """Return a note on a version that comes before the current one, with how to serve it."""
-    manifest = member.manifest
-    head = manifest.ref(manifest.head or "")
-    assert head is not None
-    names = [
-        f"{each.name!r}" + (f" (valid from {each.valid_from:%Y-%m-%d %H:%M:%S} UTC)" if each.valid_from else "")
-        for each in (ref, head)
-    ]
-    return (
-        f"version {names[0]} is sealed but not served: {names[1]} comes after it and stays current. "
-        f"To serve it: adjunct dataset rollback {manifest.name} {ref.id} --reason …"
     )
 
 

@@ -195,12 +195,22 @@ def describe_unserved_version(after: BoundedManifest) -> str:
     change = after.change
     if change is None or change.action != "accept" or change.version in (None, after.head):
         return ""
-    accepted, head = after.ref(change.version or ""), after.ref(after.head or "")
-    if accepted is None or head is None:
+    accepted = after.ref(change.version)
+    return "" if accepted is None else describe_unserved(after, accepted)
+
+
+def describe_unserved(manifest: BoundedManifest, ref: VersionRef) -> str:
+    """Return a note on a sealed version that comes before the current one, with how to serve it."""
+    head = manifest.ref(manifest.head or "")
+    if head is None:
         return ""
+    names = [
+        f"{each.name!r}" + (f" (valid from {each.valid_from:%Y-%m-%d %H:%M:%S} UTC)" if each.valid_from else "")
+        for each in (ref, head)
+    ]
     return (
-        f"version {accepted.id} ({accepted.name}) is sealed but not served, because it does not come after {head.id} "
-        f"({head.name}). To serve it: adjunct dataset rollback {after.name} {accepted.id} --reason …"
+        f"version {names[0]} is sealed but not served: {names[1]} comes after it and stays current. "
+        f"To serve it: adjunct dataset rollback {manifest.name} {ref.id} --reason …"
     )
 
 

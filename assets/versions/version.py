@@ -278,10 +278,9 @@ class DatasetDeclaration(ManifestPart):
     column of a state table with the expiry of a row, and `kept_for` the purpose of that table. `partitions` None is a
     broadcast copy. `columns` are those that new versions store, None for all of the input's. `input_partitions` is the
     number of partitions of the input (0: files, a query or a local table). `order` is the order of versions: by arrival
-    or by name (version partitions); with `by_time` it is by the time since when they are valid. `keep` and
-    `grace_seconds` are the discard policy. For an unbounded dataset, `compact_…` are the compaction policy, `order_by`
-    makes the positions, and `keep_tombstones` is how far below the newest position deletions are kept. `history` is the
-    kept history of rows. Order and policies may change: they are those of the last advance.
+    or by name (version partitions); with `by_time` it is by the time since when they are valid. For an unbounded
+    dataset, `order_by` makes the positions, and `keep_tombstones` is how far below the newest position deletions are
+    kept. `history` is the kept history of rows. Order and policies may change: they are those of the last advance.
     """
 
     kind: DatasetKind
@@ -299,30 +298,17 @@ class DatasetDeclaration(ManifestPart):
     bootstrap: bool = True
     order: Literal["arrival", "name"] = "arrival"
     by_time: bool = False
-    keep: int | None = Field(default=3, ge=1)
-    grace_seconds: float = Field(default=86_400.0, ge=0)
+    discard: DiscardPolicy = DiscardPolicy()
     order_by: tuple[str, ...] | None = None
     position_type: PositionType = "bigint"
     keep_tombstones: int | None = Field(default=None, ge=0)
     history: KeptHistory | None = None
-    compact_deltas: int = Field(default=8, ge=2)
-    compact_fraction: float = Field(default=0.2, gt=0)
-    compact_rows: int = Field(default=2_000_000, ge=1)
+    compaction: DeltaCompaction = DeltaCompaction()
 
     @property
     def history_time(self) -> str:
         """The time that the history is by, in words; how far back it reaches may change."""
         return "none" if self.history is None else f"by {self.history.valid_from or 'the time of the record'}"
-
-    @property
-    def discard(self) -> DiscardPolicy:
-        """The discard policy of the last advance."""
-        return DiscardPolicy(self.keep, timedelta(seconds=self.grace_seconds))
-
-    @property
-    def compaction(self) -> DeltaCompaction:
-        """The compaction policy of the last advance."""
-        return DeltaCompaction(self.compact_deltas, self.compact_fraction, self.compact_rows)
 
 
 def declaration_from_spec(
@@ -347,14 +333,11 @@ def declaration_from_spec(
         bootstrap=spec.bootstrap,
         order="arrival" if spec.versions is None else "name",
         by_time=spec.valid_from is not None,
-        keep=spec.discard.keep,
-        grace_seconds=spec.discard.grace.total_seconds(),
+        discard=spec.discard,
         order_by=spec.following.order,
         position_type=position_type,
         keep_tombstones=spec.following.keep_tombstones,
-        compact_deltas=spec.following.compaction.deltas,
-        compact_fraction=spec.following.compaction.fraction,
-        compact_rows=spec.following.compaction.rows,
+        compaction=spec.following.compaction,
     )
 
 
