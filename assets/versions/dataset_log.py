@@ -10,6 +10,7 @@ import contextlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -148,14 +149,13 @@ class DatasetLog:
         """Yield the commits that changed this dataset, newest first, as far back as their manifests are kept."""
         set_name = self.version_set()
         if set_name is not None:
-            newer: Commit | None = None
-            for commit in version_set_log(self.lake, set_name).history():
+            commits = version_set_log(self.lake, set_name).history()
+            for commit, before in pairwise(chain(commits, [None])):
+                assert commit is not None, "only the last one is"
                 # A commit that only changed other members has the same manifest of this dataset as the one before it.
-                if newer is not None and _member_body(newer, self.name) != _member_body(commit, self.name):
-                    yield newer, member_manifests(newer)[self.name]
-                newer = commit
-            if newer is not None and _member_body(newer, self.name) is not None:
-                yield newer, member_manifests(newer)[self.name]
+                old = None if before is None else member_bodies(before).get(self.name)
+                if member_bodies(commit).get(self.name) != old:
+                    yield commit, member_manifests(commit)[self.name]
         newest = True
         try:
             for commit in self.log.history():
@@ -299,10 +299,6 @@ def member_manifests(commit: Commit) -> dict[str, DatasetManifest]:
         for name, body in member_bodies(commit).items()
         if body is not None
     }
-
-
-def _member_body(commit: Commit, name: str) -> Any:
-    return member_bodies(commit).get(name)
 
 
 # A version set publishes, pins and rolls back the versions of several datasets in one commit.

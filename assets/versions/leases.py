@@ -24,7 +24,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, no_commit_error
@@ -191,9 +190,7 @@ class Lease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     def _remove(self, etag: str) -> None:
@@ -279,11 +276,12 @@ def retain_version(lake: Lake, dataset: str, version: str, *, holder: str) -> No
 
     Raises VersionDiscardedError if it is no longer retained.
     """
-    lake.store.put(f"{_hold_prefix(lake, dataset, holder)}{version}.json", lease_body([version], holder, _FOR_EVER))
+    key = f"{_hold_prefix(lake, dataset, holder)}{version}.json"
+    lake.store.put(key, lease_body([version], holder, _FOR_EVER))
     try:
         check_retained(lake, dataset, [version])
     except DatasetError:
-        lake.store.delete(f"{_hold_prefix(lake, dataset, holder)}{version}.json")
+        lake.store.delete(key)
         raise
 
 

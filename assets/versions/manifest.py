@@ -187,7 +187,7 @@ class CommonManifest(ManifestPart):
 
         Names of folders and documents tell the version of a bounded dataset.
         """
-        return False
+        return self.versions_are_commits and not self.retains(version_id)
 
     def generations_without_document(self) -> list[tuple[str, Sequence[Generation]]]:
         """Return the generations that no version's document lists, each with a description of their owner."""
@@ -211,7 +211,7 @@ class CommonManifest(ManifestPart):
     @property
     def stored_description(self) -> str:
         """What an erasure searches, in words."""
-        return "every generation"
+        return "every generation" if self.versions_are_commits else f"{len(self.listed)} version(s)"
 
     def kept_elsewhere(self) -> list[str]:
         """Return, in words, the places that an erasure can't reach and that may hold the dataset's entries."""
@@ -383,10 +383,6 @@ class BoundedManifest(CommonManifest):
         delivered = tuple(done.model_copy(update={"markers": {}}) for done in self.delivered)
         return {"awaited": awaited, "delivered": delivered}
 
-    @property
-    def stored_description(self) -> str:
-        return f"{len(self.versions)} version(s)"
-
     def marks(self, version_id: str) -> list[str]:
         marks = super().marks(version_id)
         waits = self.head == version_id and "served" not in marks
@@ -475,9 +471,6 @@ class UnboundedManifest(CommonManifest):
                 dataset=self.name,
                 version=version_id,
             )
-
-    def may_need_doomed(self, version_id: str) -> bool:
-        return not self.retains(version_id)
 
     def generations_without_document(self) -> list[tuple[str, Sequence[Generation]]]:
         version = self.version
