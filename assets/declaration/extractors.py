@@ -323,7 +323,6 @@ _CLASSES: dict[str, tuple[type, ...]] = {
     "binary": (bytes, bytearray),
 }
 _BATCH = 65_536
-_DECIMAL, _INTEGER = (Decimal, int), (int,)
 
 
 def load_function(extractor: PythonExtractor, what: str) -> Function:
@@ -445,9 +444,13 @@ def _column(values: list[Any], field: Field, extractor: PythonExtractor, places:
         raise
 
 
+def value_classes(kind: str) -> tuple[type, ...]:
+    """Return the Python classes of the values of a type that are converted without loss."""
+    return (Decimal, int) if kind.startswith("decimal") else _CLASSES.get(kind, (int,))
+
+
 def _has_type(kind: str, value: Any) -> bool:
-    classes = _DECIMAL if kind.startswith("decimal") else _CLASSES.get(kind, _INTEGER)
-    if not isinstance(value, classes) or (isinstance(value, bool) and kind != "boolean"):
+    if not isinstance(value, value_classes(kind)) or (isinstance(value, bool) and kind != "boolean"):
         return False
     if isinstance(value, dt.datetime):
         return kind == "timestamp" and value.tzinfo is not None and value.utcoffset() is not None

@@ -6,7 +6,6 @@ both, so the position is always determined before the rows are read.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from dagster_adjunct.assets.declaration.extractors import value_classes
 from dagster_adjunct.resources.backends.postgres_connection import (
     connect_snapshot,
     connection_settings,
@@ -157,13 +157,7 @@ class QuerySnapshot:
         self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
     ) -> Snapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
-        assert self.position is not None
-        given = (
-            call_user_function(spec, what, "position function", self.position)
-            if callable(self.position)
-            else self.position
-        )
-        position = resolve_position(spec, what, given, ssps)
+        position = resolve_position(spec, what, _given_position(spec, what, self.position), ssps)
         sql, query = self.sql, self.query
         if query is not None:
             rows = call_user_function(spec, what, "query function", lambda: query(spark))
@@ -207,6 +201,11 @@ def resolve_position(
             dataset=spec.name,
         )
     return offsets
+
+
+def _given_position(spec: AdjunctDataset, what: str, position: Any) -> Any:
+    """Return a declared position, or that of a declared function."""
+    return call_user_function(spec, what, "position function", position) if callable(position) else position
 
 
 def call_user_function(spec: AdjunctDataset, what: str, function: str, call: Callable[[], Any]) -> Any:
@@ -264,22 +263,6 @@ def _for_spark(url: str) -> str:
     return f"s3a://{url.removeprefix('s3://')}" if url.startswith("s3://") else url
 
 
-# The classes that psycopg returns for these types; values of others would be converted with loss.
-_KINDS: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "boolean": (bool,),
-    "tinyint": (int,),
-    "smallint": (int,),
-    "int": (int,),
-    "bigint": (int,),
-    "float": (float, int),
-    "double": (float, int),
-    "date": (dt.date,),
-    "timestamp": (dt.datetime,),
-    "binary": (bytes,),
-}
-
-
 @validated
 @dataclass(frozen=True, slots=True)
 class PostgresSnapshot:
@@ -317,9 +300,7 @@ class PostgresSnapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
         require_driver(what)
         settings = connection_settings(what, self.dsn_env, {})
-        given: Any = self.position
-        if callable(self.position):
-            given = call_user_function(spec, what, "position function", self.position)
+        given = _given_position(spec, what, self.position)
         connection = connect_snapshot(what, settings)
         tables = self._read(connection, spec, schema, what, format_address(settings))
         try:
@@ -377,8 +358,7 @@ def _table(rows: list[tuple[Any, ...]], at: list[int], schema: Schema, what: str
 
 
 def _array(values: list[Any], field: Field, what: str) -> pa.Array:
-    kinds = _KINDS.get(field.type, (Decimal, int))
-    other = {type(value) for value in values} - {*kinds, type(None)}
+    other = {type(value) for value in values} - {*value_classes(field.type), type(None)}
     if other:
         names = ", ".join(sorted(kind.__name__ for kind in other))
         raise _misfit_error(what, field, f"holds values of {names}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.envelope_parser import read_transactions
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
-from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, resolve_stream
+from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, describe_input, resolve_stream
 from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.streams.system import (
@@ -25,7 +25,6 @@ from dagster_adjunct.resources.streams.system import (
     TIMESTAMP,
     OffsetRange,
     StreamSystem,
-    SystemStreamPartition,
 )
 
 if TYPE_CHECKING:
@@ -42,10 +41,6 @@ class TransactionPart:
     first: int
     last: int
     count: int
-
-
-TransactionEnds = tuple[set[str], dict[str, int]]
-"""The transactions that began, and the number of this table's changes in those that ended."""
 
 
 def cut_at_incomplete(
@@ -94,15 +89,14 @@ def limit_to_complete_transactions(
     """
     declared = spec.following.changes
     assert isinstance(declared, DebeziumEnvelope)
-    what = f"dataset {spec.name!r} (input {spec.input})"
-    rows = _aggregate_transactions(declared, source, spark, ranges, what)
+    reader = _TransactionReader(declared, systems, spark, source, describe_input(spec))
+    rows = reader.aggregate(ranges)
     seen = _parts(rows)
     if not seen:
         return ranges
     spare = sum(row["count"] for row in rows if not row["readable"])
-    since = _first_seen(rows)
-    _, expected = read_transaction_ends(declared, systems, spark, since, what)
-    counts = count_by_transaction(seen)
+    since, counts = _first_seen(rows), count_by_transaction(seen)
+    expected = reader.read_ends(since)
     oldest = source.system.oldest(list(ranges))
     trimmed = {ssp.partition for ssp, (start, _) in ranges.items() if start == oldest[ssp] != "0"}
     for name in _find_truncated(rows, trimmed) & expected.keys():
@@ -115,7 +109,7 @@ def limit_to_complete_transactions(
             for ssp, (start, end) in ranges.items()
         }
         if short and wider != ranges:
-            again = count_by_transaction(_parts(_aggregate_transactions(declared, source, spark, wider, what)))
+            again = count_by_transaction(_parts(reader.aggregate(wider)))
             expected |= {name: counts[name] for name in short if again[name] >= expected[name]}
     ends = {ssp.partition: int(end) for ssp, (_, end) in ranges.items()}
     cuts = cut_at_incomplete(seen, expected, ends, spare=spare)
@@ -130,24 +124,6 @@ def count_by_transaction(seen: Mapping[tuple[str, int], TransactionPart]) -> Cou
     for (transaction, _), part in seen.items():
         counts[transaction] += part.count
     return counts
-
-
-def _aggregate_transactions(
-    declared: DebeziumEnvelope, source: OpenedStream, spark: SparkSession, ranges: Ranges, what: str
-) -> list[Row]:
-    """Return offsets, first time (ms) and number of distinct changes by transaction and partition."""
-    rows = read_transactions(declared, source.read(spark, ranges), what)
-    change = F.coalesce(F.col("number"), F.concat(F.lit("@"), F.col(OFFSET).cast("string")))
-    return (
-        rows.groupBy("transaction", PARTITION, "readable")
-        .agg(
-            F.min(OFFSET).alias("first"),
-            F.max(OFFSET).alias("last"),
-            F.count_distinct(change).alias("count"),
-            F.unix_millis(F.min(TIMESTAMP)).alias("since"),
-        )
-        .collect()
-    )
 
 
 def _parts(rows: Iterable[Row]) -> dict[tuple[str, int], TransactionPart]:
@@ -179,88 +155,99 @@ def _find_truncated(rows: Sequence[Row], trimmed: Collection[int]) -> set[str]:
     return names | {name for name, at in _first_seen(rows).items() if at < until}
 
 
-def read_transaction_ends(
-    declared: DebeziumEnvelope,
-    systems: Mapping[str, StreamSystem],
-    spark: SparkSession,
-    since: Mapping[str, int],
-    what: str,
-) -> TransactionEnds:
-    """Read the begin and end events of these transactions; `since` is when each was first seen (ms).
+@dataclass(frozen=True, slots=True)
+class _TransactionReader:
+    """Reads the transactions of a dataset's changes, and of the stream that reports their ends."""
 
-    The events are usually near the changes. Only if some are not found there, the rest of the stream is read too.
-    """
-    assert declared.transactions is not None
-    system, stream = resolve_stream(
-        systems, declared.transactions, f"{what}: its transactions are on {declared.transactions}"
-    )
-    system = system.snapshot(stream)
-    schema = system.info(stream).schema
-    if schema is None or "value" not in schema.names or schema.field("value").type != "string":
-        columns = "raw" if schema is None else ", ".join(f"{field.name} {field.type}" for field in schema.fields)
-        raise SchemaMismatchError(
-            f"{what}: its transactions are on {declared.transactions}, whose records are {columns}: expected a column "
-            "value STRING.",
-            "Write Debezium's transaction metadata to that stream, as JSON.",
-            stream=declared.transactions,
-        )
-    ssps = system.partitions(stream)
-    oldest, ends = system.oldest(ssps), system.upcoming(ssps)
-    near = {ssp: system.offset_for_timestamp(ssp, min(since.values()) - _LOOK_BACK_MS) for ssp in ssps}
-    spans = {ssp: (near[ssp], ends[ssp]) for ssp in ssps}
-    begun, expected = _read_events(declared, system, spark, spans, since, what)
-    missing = since.keys() - begun - expected.keys()
-    if missing and any(system.compare(oldest[ssp], near[ssp]) < 0 for ssp in ssps):
-        spans = {ssp: (oldest[ssp], near[ssp]) for ssp in ssps}
-        begun_before, expected_before = _read_events(declared, system, spark, spans, since, what)
-        begun, expected = begun | begun_before, expected_before | expected
-        missing = since.keys() - begun - expected.keys()
-    for transaction in sorted(missing):
-        at = since[transaction]
-        # Offset 0 was removed, and all that is left is newer: the end of this one will never be found.
-        if all(oldest[ssp] != "0" and system.offset_for_timestamp(ssp, at) == oldest[ssp] for ssp in ssps):
-            raise DatasetError(
-                f"{what}: {declared.transactions} no longer reaches back to transaction {transaction!r}, so "
-                "its number of changes is unknown.",
-                "Give that stream a retention as long as the input's. To continue, advance the dataset once without "
-                "transactions= in its declaration.",
-                stream=declared.transactions,
+    declared: DebeziumEnvelope
+    systems: Mapping[str, StreamSystem]
+    spark: SparkSession
+    source: OpenedStream
+    what: str
+
+    def aggregate(self, ranges: Ranges) -> list[Row]:
+        """Return offsets, first time (ms) and number of distinct changes by transaction and partition."""
+        rows = read_transactions(self.declared, self.source.read(self.spark, ranges), self.what)
+        change = F.coalesce(F.col("number"), F.concat(F.lit("@"), F.col(OFFSET).cast("string")))
+        return (
+            rows.groupBy("transaction", PARTITION, "readable")
+            .agg(
+                F.min(OFFSET).alias("first"),
+                F.max(OFFSET).alias("last"),
+                F.count_distinct(change).alias("count"),
+                F.unix_millis(F.min(TIMESTAMP)).alias("since"),
             )
-    return begun, expected
+            .collect()
+        )
 
+    def read_ends(self, since: Mapping[str, int]) -> dict[str, int]:
+        """Return the number of this table's changes in those of these transactions that ended.
 
-def _read_events(
-    declared: DebeziumEnvelope,
-    system: StreamSystem,
-    spark: SparkSession,
-    spans: Mapping[SystemStreamPartition, tuple[str, str]],
-    wanted: Iterable[str],
-    what: str,
-) -> TransactionEnds:
-    ranges = {ssp: OffsetRange(*span) for ssp, span in spans.items() if system.compare(*span) < 0}
-    if not ranges:
-        return set(), {}
-    collection = "struct<data_collection:string,event_count:bigint>"
-    block = f"status string, id string, data_collections array<{collection}>"
-    form = f"{block}, payload struct<{block.replace(' string', ':string').replace(' array', ':array')}>"
-    ids = spark.createDataFrame([(transaction,) for transaction in wanted], "id string")
-    events = system.read(spark, ranges).select(F.from_json("value", form).alias("e"))
-    payload = F.coalesce(F.col("e.payload"), F.struct("e.status", "e.id", "e.data_collections"))
-    events = events.select(payload.alias("e")).select("e.*")
-    begun: set[str] = set()
-    expected: dict[str, int] = {}
-    for event in events.join(F.broadcast(ids), "id", "left_semi").collect():
-        if event["status"] == "BEGIN":
-            begun.add(event["id"])
-        elif event["status"] == "END":
-            counts = {table["data_collection"]: table["event_count"] for table in event["data_collections"] or ()}
-            if declared.collection not in counts:
+        `since` is when each was first seen (ms): their events are usually near the changes. Only if some are not found
+        there, the rest of the stream is read too.
+        """
+        name, what = str(self.declared.transactions), self.what
+        system, stream = resolve_stream(self.systems, name, f"{what}: its transactions are on {name}")
+        system = system.snapshot(stream)
+        schema = system.info(stream).schema
+        if schema is None or "value" not in schema.names or schema.field("value").type != "string":
+            columns = "raw" if schema is None else ", ".join(f"{field.name} {field.type}" for field in schema.fields)
+            raise SchemaMismatchError(
+                f"{what}: its transactions are on {name}, whose records are {columns}: expected a column value STRING.",
+                "Write Debezium's transaction metadata to that stream, as JSON.",
+                stream=name,
+            )
+        ssps = system.partitions(stream)
+        oldest, ends = system.oldest(ssps), system.upcoming(ssps)
+        near = {ssp: system.offset_for_timestamp(ssp, min(since.values()) - _LOOK_BACK_MS) for ssp in ssps}
+        begun, expected = self._read_events(system, {ssp: (near[ssp], ends[ssp]) for ssp in ssps}, since)
+        missing = since.keys() - begun - expected.keys()
+        if missing and any(system.compare(oldest[ssp], near[ssp]) < 0 for ssp in ssps):
+            before = self._read_events(system, {ssp: (oldest[ssp], near[ssp]) for ssp in ssps}, since)
+            begun, expected = begun | before[0], before[1] | expected
+            missing = since.keys() - begun - expected.keys()
+        for transaction in sorted(missing):
+            at = since[transaction]
+            # Offset 0 was removed, and all that is left is newer: the end of this one will never be found.
+            if all(oldest[ssp] != "0" and system.offset_for_timestamp(ssp, at) == oldest[ssp] for ssp in ssps):
                 raise DatasetError(
-                    f"{what}: the end of transaction {event['id']!r} on {declared.transactions} counts changes of "
-                    f"{', '.join(sorted(counts)) or 'no table'}, but not of {declared.collection!r}, which the stream "
-                    "has.",
-                    "Name the table in collection= as Debezium does (SCHEMA.TABLE).",
-                    stream=declared.transactions,
+                    f"{what}: {name} no longer reaches back to transaction {transaction!r}, so its number of changes "
+                    "is unknown.",
+                    "Give that stream a retention as long as the input's. To continue, advance the dataset once "
+                    "without transactions= in its declaration.",
+                    stream=name,
                 )
-            expected[event["id"]] = counts[declared.collection]
-    return begun, expected
+        return expected
+
+    def _read_events(
+        self, system: StreamSystem, spans: Ranges, wanted: Iterable[str]
+    ) -> tuple[set[str], dict[str, int]]:
+        """Return the transactions that began, and the number of this table's changes in those that ended."""
+        ranges = {ssp: OffsetRange(*span) for ssp, span in spans.items() if system.compare(*span) < 0}
+        if not ranges:
+            return set(), {}
+        collection = "struct<data_collection:string,event_count:bigint>"
+        block = f"status string, id string, data_collections array<{collection}>"
+        form = f"{block}, payload struct<{block.replace(' string', ':string').replace(' array', ':array')}>"
+        ids = self.spark.createDataFrame([(transaction,) for transaction in wanted], "id string")
+        events = system.read(self.spark, ranges).select(F.from_json("value", form).alias("e"))
+        payload = F.coalesce(F.col("e.payload"), F.struct("e.status", "e.id", "e.data_collections"))
+        events = events.select(payload.alias("e")).select("e.*")
+        begun: set[str] = set()
+        expected: dict[str, int] = {}
+        for event in events.join(F.broadcast(ids), "id", "left_semi").collect():
+            if event["status"] == "BEGIN":
+                begun.add(event["id"])
+            elif event["status"] == "END":
+                counts = {table["data_collection"]: table["event_count"] for table in event["data_collections"] or ()}
+                if self.declared.collection not in counts:
+                    name = self.declared.transactions
+                    raise DatasetError(
+                        f"{self.what}: the end of transaction {event['id']!r} on {name} counts changes of "
+                        f"{', '.join(sorted(counts)) or 'no table'}, but not of {self.declared.collection!r}, which "
+                        "the stream has.",
+                        "Name the table in collection= as Debezium does (SCHEMA.TABLE).",
+                        stream=name,
+                    )
+                expected[event["id"]] = counts[self.declared.collection]
+        return begun, expected
