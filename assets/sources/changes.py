@@ -206,8 +206,7 @@ def decode_changes(
     if there were no changes yet: then they are found and returned with the changes. Raises SchemaMismatchError if the
     first change can't be ordered.
     """
-    spec, stream_schema, entry_schema = source.spec, source.info.schema, source.schema
-    assert stream_schema is not None, "raw records are rejected when the input is opened"
+    spec, stream_schema, entry_schema = source.spec, source.records, source.schema
     what, following = describe_input(spec), spec.following
     rows_schema = select_relevant_columns(spec, derive_row_schema(spec, stream_schema))
     outside = F.expr(unreadable_condition(TIMESTAMP, "timestamp"))
@@ -386,14 +385,13 @@ def decode_arrow_changes(
     """Return the changes made from records in Arrow, and the first ordering values, as `decode_changes` does."""
     spec, schema, following = source.spec, source.schema, source.spec.following
     what = describe_input(spec)
-    assert source.info.schema is not None, "raw records are rejected when the input is opened"
     assert isinstance(following.changes, ArrowChangeFormat), "other formats were rejected before"
-    columns = select_relevant_columns(spec, derive_row_schema(spec, source.info.schema))
+    columns = select_relevant_columns(spec, derive_row_schema(spec, source.records))
     records = _set_column(
         records, TIMESTAMP, null_out_rows(records.column(TIMESTAMP), unreadable_values(records.column(TIMESTAMP)))
     )
     if following.on_bad_change != "fail":
-        records = _set_column(records, RAW, records_to_json(records, source.info.schema))
+        records = _set_column(records, RAW, records_to_json(records, source.records))
     rows = _reject_unreadable_in_arrow(following.changes.decode_arrow(records, columns), columns)
     if following.order is not None:
         rows, samples = _add_order_in_arrow(spec, rows, columns, samples)

@@ -25,6 +25,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.sources.entries import (
+    entries_from_arrow,
+    entries_from_frame,
+    list_extractor_spark_needs,
+    raise_if_spark_needed,
+)
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
     DatasetManifest,
@@ -35,6 +41,7 @@ from dagster_adjunct.assets.versions.manifest import (
 from dagster_adjunct.assets.versions.version import DatasetDeclaration
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
 
 if TYPE_CHECKING:
@@ -131,12 +138,27 @@ class VersionSource(ABC):
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
         """Return its number of records; raise MarkerConflictError if they differ from what the markers state."""
 
-    @abstractmethod
     def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
-        """Return its records: the columns of `schema`, those of META, and `ordered_by`, with exactly these types.
+        """Return its entries: the columns of `schema`, those of META, and `ordered_by`, with exactly these types.
 
         They are a frame of the session, or an Arrow table for IN_PROCESS.
         """
+        if spark is IN_PROCESS:
+            raise_if_spark_needed(self.spec, self.list_spark_needs())
+            return entries_from_arrow(self.spec, self.records_in_arrow(delivery), self.schema)
+        return entries_from_frame(self.spec, self.records_in_spark(delivery, spark()), self.schema)
+
+    @abstractmethod
+    def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
+        """Return its records with the columns of META."""
+
+    @abstractmethod
+    def records_in_arrow(self, delivery: Delivery) -> pa.Table:
+        """Return the same without Spark."""
+
+    def list_spark_needs(self) -> list[str]:
+        """Return, in words, why the entries can't be made without Spark; empty if they can."""
+        return list_extractor_spark_needs(self.spec)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Return the location of the record with this `__partition` and `__offset`; "" if it has none."""

@@ -274,6 +274,12 @@ class OpenedStream:
         return cls(spec, system, info, tuple(system.partitions(stream)), entries)
 
     @property
+    def records(self) -> Schema:
+        """The columns of the stream's records."""
+        assert self.info.schema is not None, "raw records are rejected when the stream is opened"
+        return self.info.schema
+
+    @property
     def declaration(self) -> DatasetDeclaration:
         """The declaration that the manifest stores."""
         return declaration_from_spec(
@@ -283,10 +289,7 @@ class OpenedStream:
     @property
     def position_type(self) -> PositionType:
         """The type of the changes' positions."""
-        order, records = self.spec.following.order, self.info.schema
-        if order is None or records is None:
-            return "bigint"
-        return position_type(order, derive_row_schema(self.spec, records))
+        return position_type(self.spec.following.order, derive_row_schema(self.spec, self.records))
 
     @property
     def copartitioned(self) -> bool:
@@ -301,12 +304,7 @@ class OpenedStream:
         if spec.extractor is None:
             return True
         ours = isinstance(spec.extractor, Projection | PythonExtractor)  # others may shuffle
-        return (
-            ours
-            and info.schema is not None
-            and spec.extractor.keeps(names)
-            and info.schema.select(names) == self.schema.select(names)
-        )
+        return ours and spec.extractor.keeps(names) and self.records.select(names) == self.schema.select(names)
 
     def last_offsets(self, known: Offsets, oldest: Offsets, upcoming: Offsets) -> dict[SystemStreamPartition, str]:
         """Return the start offsets of a table without bootstrap: its last offsets, or the stream's default.

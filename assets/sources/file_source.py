@@ -28,10 +28,6 @@ from dagster_adjunct.assets.declaration.policies import MARKER, natural_sort_key
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.sources.entries import (
     derive_entry_schema,
-    entries_from_arrow,
-    entries_from_frame,
-    list_extractor_spark_needs,
-    raise_if_spark_needed,
 )
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.version import declaration_from_spec
@@ -142,53 +138,7 @@ def _hidden(name: str) -> bool:
 
 
 Markers = Mapping[str, MarkerFacts]
-# By version name, the new marker facts of a delivery whose files were copied without a change.
 Copies = Mapping[str, Markers]
-
-
-class FolderContents:
-    """Compares complete folders of a tree with earlier deliveries."""
-
-    def __init__(self, tree: FileTree) -> None:
-        self._tree = tree
-
-    def markers(self, folder: Folder, before: Markers) -> dict[str, MarkerFacts]:
-        """Return the marker facts to record for a delivery whose folder is now a copy."""
-        tag, complete = self._tree.content_tag(folder.marker), folder.marker
-        now = {"checksum": tag, "listing": _listing_digest(folder), "completed": complete.modified}
-        return {complete.path: before[complete.path].model_copy(update=now)}
-
-    def differs(self, markers: Markers, folder: Folder, *, asked: bool = False) -> bool:
-        """Whether a folder is a different delivery from the recorded one.
-
-        Replaced files are no delivery before the completion object is rewritten, unless the version is `asked` for:
-        they may still be arriving.
-        """
-        before = markers.get(folder.marker.path)
-        if before is None or before.checksum != self._tree.content_tag(folder.marker):
-            return before is not None
-        again = (asked or before.completed != folder.marker.modified) and before.listing != _listing_digest(folder)
-        return again and before.contents != _contents_digest(self._tree, folder)
-
-    def original(self, folder: Folder, deliveries: Iterable[Delivered]) -> str | None:
-        """Return the name of an earlier delivery with the same contents under another name, else None."""
-        tag = self._tree.content_tag(folder.marker)
-        marked = ((done.name, facts) for done in deliveries for facts in done.markers.values() if facts.checksum == tag)
-        return next((name for name, facts in marked if facts.contents == _contents_digest(self._tree, folder)), None)
-
-    def is_known(self, markers: Markers, folder: Folder) -> bool:
-        """Whether a folder is listed as it was recorded last."""
-        before, now = markers.get(folder.marker.path), (folder.marker.modified, _listing_digest(folder))
-        return before is not None and (before.completed, before.listing) == now
-
-    def is_copy(self, markers: Markers, folder: Folder) -> bool:
-        """Whether a folder that was completed again has the recorded contents."""
-        before = markers.get(folder.marker.path)
-        if before is None or before.completed == folder.marker.modified:
-            return False
-        if before.checksum != self._tree.content_tag(folder.marker):
-            return False
-        return before.listing == _listing_digest(folder) or before.contents == _contents_digest(self._tree, folder)
 
 
 @lru_cache(maxsize=1024)  # sensors compare the same listed folders repeatedly
@@ -227,7 +177,6 @@ class FileVersions(VersionSource):
         self._seen: list[Folder] | None = None
         self._notes: tuple[str, ...] = ()
         self._given: set[str] = set()
-        self._known = FolderContents(self._tree)
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         """Return the version in the first complete folder that is not settled, or the one to wait for.
@@ -260,7 +209,7 @@ class FileVersions(VersionSource):
             return Awaiting(None, (missing,), idle=in_place is None, notes=self._notes)
         copies, others = self._compare_delivered_folders(manifest, named)
         notes = (*self._notes, *map(self._describe_changed_folder, others))
-        settled = _settled(manifest) - self._find_completed_again(manifest, named)
+        settled = manifest.names - self._find_completed_again(manifest, named)
         late, rest = self._split_late_folders(manifest, [folder for folder in named if folder.path not in settled])
         if rest and rest[0].complete is not None:
             return replace(self._delivery(rest[0].path, rest[0]), notes=notes, copies=copies)
@@ -277,9 +226,9 @@ class FileVersions(VersionSource):
         if the completion object states a number. Raises MarkerConflictError if that differs, SchemaMismatchError for
         files that are not as declared, and SourceChangedError for files that have changed.
         """
+        folder: Folder
+        promise: Promise
         folder, promise = delivery.content
-        assert isinstance(folder, Folder)
-        assert isinstance(promise, Promise)
         what = self._what(delivery)
         self._check_same(what, folder)
         if promise.problem:
@@ -300,30 +249,30 @@ class FileVersions(VersionSource):
                 version=delivery.version,
             )
         expected = parse_records_checksum(promise.checksum)
-        declared, rows = self._declared(what), self._count(what, folder, spark, must=promise.rows is not None)
+        rows = self._count(delivery, spark, must=promise.rows is not None)
         if promise.rows is not None and rows != promise.rows:
             raise self._promise_error(delivery, f"{promise.rows} records", f"{rows} records")
         if expected is not None:
             checksum = EMPTY_CHECKSUM
             if rows != 0 and spark is IN_PROCESS:
-                checksum = arrow_checksum(read_files(declared, folder.files), declared.schema)
+                checksum = arrow_checksum(self.records_in_arrow(delivery), self._source.schema)
             elif rows != 0:
-                checksum = records_checksum(read_files_with_spark(spark(), declared, folder.files), declared.schema)
+                checksum = records_checksum(self.records_in_spark(delivery, spark()), self._source.schema)
             if checksum != expected:
                 raise self._promise_error(delivery, f"checksum {expected}", f"checksum {checksum}")
         return rows
 
-    def _count(self, what: str, folder: Folder, spark: Callable[[], SparkSession], *, must: bool) -> int | None:
+    def _count(self, delivery: Delivery, spark: Callable[[], SparkSession], *, must: bool) -> int | None:
         """Return the number of records; None if that needs reading large text files, unless it `must` be known."""
-        declared, files = self._declared(what), folder.files
+        declared, files = self._declared(self._what(delivery)), delivery.content[0].files
         if declared.format == "parquet" or sum(file.size for file in files) <= _MAX_LOCAL_BYTES:
             return count_file_records(declared, files)
         if not must:
             return None
         if spark is IN_PROCESS:
-            return int(read_files(declared, files).num_rows)
+            return int(self.records_in_arrow(delivery).num_rows)
         with translate_spark_errors():
-            return read_files_with_spark(spark(), declared, files).count()
+            return self.records_in_spark(delivery, spark()).count()
 
     def _promise_error(self, delivery: Delivery, expected: str, found: str) -> MarkerConflictError:
         return MarkerConflictError(
@@ -336,14 +285,13 @@ class FileVersions(VersionSource):
             found=found,
         )
 
-    def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
-        """Return the version's entries with the columns of META: `__partition` is the file's index, by name."""
-        what, folder = self._what(delivery), delivery.content[0]
-        if spark is IN_PROCESS:
-            raise_if_spark_needed(self.spec, list_extractor_spark_needs(self.spec))
-            return entries_from_arrow(self.spec, read_files(self._declared(what), folder.files), self.schema)
-        records = read_files_with_spark(spark(), self._declared(what), folder.files)
-        return entries_from_frame(self.spec, records, self.schema)
+    def records_in_arrow(self, delivery: Delivery) -> pa.Table:
+        """Return the records of the files with the columns of META: `__partition` is the file's index, by name."""
+        return read_files(self._declared(self._what(delivery)), delivery.content[0].files)
+
+    def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
+        """Return the same with Spark."""
+        return read_files_with_spark(spark, self._declared(self._what(delivery)), delivery.content[0].files)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Return the file and the line (for Parquet, the row)."""
@@ -358,7 +306,7 @@ class FileVersions(VersionSource):
             return Awaiting(name, (f"{self._source.url}/{name}/{self._source.complete}",), notes=self._notes)
         done = next((delivered for delivered in reversed(manifest.delivered) if delivered.name == name), None)
         ref = manifest.ref(done.version) if done else None
-        if done and ref and ref.state == "sealed" and not self._known.differs(done.markers, folder, asked=True):
+        if done and ref and ref.state == "sealed" and not self._differs(done.markers, folder, asked=True):
             return Awaiting(None, (self._marker(folder),), idle=True)
         return self._delivery(name, folder)
 
@@ -375,9 +323,10 @@ class FileVersions(VersionSource):
         ref = manifest.ref(done.version) if done else None
         # A copy of revoked files is no new delivery.
         if done is not None and (not done.freed or ref is not None):
-            copied = self._known.is_copy(done.markers, folder)
-            if copied or self._known.is_known(done.markers, folder):
-                copies = {done.name: self._known.markers(folder, done.markers)} if copied else {}
+            before, copied = done.markers.get(complete.path), self._is_copy(done.markers, folder)
+            listed = (complete.modified, _listing_digest(folder))
+            if copied or (before is not None and (before.completed, before.listing) == listed):
+                copies = {done.name: self._current_markers(folder, done.markers)} if copied else {}
                 return Awaiting(None, (self._marker(folder),), idle=True, copies=copies)
         if any(file.modified > complete.modified for file in folder.files):
             # Files are being replaced while the old completion object is still there.
@@ -386,7 +335,7 @@ class FileVersions(VersionSource):
             return Awaiting(None, (self._marker(folder),), notes=(note,))
         tag = re.sub(r"[^A-Za-z0-9]", "", self._tree.content_tag(complete))[:8]
         name = f"{complete.modified:%Y%m%dT%H%M%SZ}-{tag}"
-        if name in _settled(manifest):
+        if name in manifest.names:
             notes: tuple[str, ...] = ()
             if done is not None and not done.freed and done.name == name:  # with other contents, as checked above
                 notes = (
@@ -423,7 +372,7 @@ class FileVersions(VersionSource):
         rename = "Rename it so that it comes after, or abandon" if self.spec.valid_from in (None, MARKER) else "Abandon"
         notes = []
         for folder in (folder for folder in late if folder.complete is not None):
-            original = self._known.original(folder, manifest.delivered)
+            original = self._find_original(folder, manifest.delivered)
             if original is None:
                 raise MarkerConflictError(
                     f"dataset {self.spec.name!r}: the folder {folder.path!r} in {self._source.url} is complete, and "
@@ -451,7 +400,7 @@ class FileVersions(VersionSource):
             ref = manifest.ref(done.version)
             refused = done.freed or (ref.sealed_at if ref is not None and ref.state == "rejected" else None)
             last = done is manifest.delivered[-1] or done.freed is not None or self.spec.versions is not None
-            if refused and last and (folder.complete.modified > refused or self._known.differs(done.markers, folder)):
+            if refused and last and (folder.complete.modified > refused or self._differs(done.markers, folder)):
                 again.add(folder.path)
         return again - self._given - {ended.name for ended in manifest.abandoned}
 
@@ -472,11 +421,9 @@ class FileVersions(VersionSource):
             for folder in named
             if folder.complete and folder.path in delivered and folder.path not in self._given
         ]
-        others = [folder for folder in here if self._known.differs(delivered[folder.path], folder)]
-        same = [
-            folder for folder in here if folder not in others and self._known.is_copy(delivered[folder.path], folder)
-        ]
-        return {folder.path: self._known.markers(folder, delivered[folder.path]) for folder in same}, others
+        others = [folder for folder in here if self._differs(delivered[folder.path], folder)]
+        same = [folder for folder in here if folder not in others and self._is_copy(delivered[folder.path], folder)]
+        return {folder.path: self._current_markers(folder, delivered[folder.path]) for folder in same}, others
 
     def _describe_changed_folder(self, folder: Folder) -> str:
         """Return a note on a delivered folder with changed contents, and how to publish them."""
@@ -494,11 +441,47 @@ class FileVersions(VersionSource):
         facts = MarkerFacts(offset=0, rows=promise.rows, contents=_contents_digest(self._tree, folder))
         return Delivery(
             name,
-            markers=self._known.markers(folder, {folder.marker.path: facts}),
+            markers=self._current_markers(folder, {folder.marker.path: facts}),
             content=(folder, promise),
             identity=repr((self._source, folder)),
             valid_from=() if promise.valid_from is None else (promise.valid_from,),
         )
+
+    # -- compared with an earlier delivery
+
+    def _current_markers(self, folder: Folder, before: Markers) -> dict[str, MarkerFacts]:
+        """Return the marker facts to record for a delivery whose folder is now a copy."""
+        complete = folder.marker
+        now = {
+            "checksum": self._tree.content_tag(complete),
+            "listing": _listing_digest(folder),
+            "completed": complete.modified,
+        }
+        return {complete.path: before[complete.path].model_copy(update=now)}
+
+    def _differs(self, markers: Markers, folder: Folder, *, asked: bool = False) -> bool:
+        """Whether a folder is a different delivery from the recorded one.
+
+        Replaced files are no delivery before the completion object is rewritten, unless the version is `asked` for:
+        they may still be arriving.
+        """
+        before = markers.get(folder.marker.path)
+        if before is None or before.checksum != self._tree.content_tag(folder.marker):
+            return before is not None
+        again = (asked or before.completed != folder.marker.modified) and before.listing != _listing_digest(folder)
+        return again and before.contents != _contents_digest(self._tree, folder)
+
+    def _is_copy(self, markers: Markers, folder: Folder) -> bool:
+        """Whether a folder that was completed again has the recorded contents."""
+        before = markers.get(folder.marker.path)
+        completed_again = before is not None and before.completed != folder.marker.modified
+        return completed_again and not self._differs(markers, folder)
+
+    def _find_original(self, folder: Folder, deliveries: Iterable[Delivered]) -> str | None:
+        """Return the name of an earlier delivery with the same contents under another name, else None."""
+        tag = self._tree.content_tag(folder.marker)
+        marked = ((done.name, facts) for done in deliveries for facts in done.markers.values() if facts.checksum == tag)
+        return next((name for name, facts in marked if facts.contents == _contents_digest(self._tree, folder)), None)
 
     # -- what is in it
 
@@ -526,8 +509,3 @@ class FileVersions(VersionSource):
 
     def _marker(self, folder: Folder) -> str:
         return "/".join(filter(None, [self._source.url.rstrip("/"), folder.path, self._source.complete]))
-
-
-def _settled(manifest: BoundedManifest) -> set[str]:
-    """Return the versions whose folders are settled until they are completed again."""
-    return {*manifest.known, *(done.name for done in manifest.delivered), *(ended.name for ended in manifest.abandoned)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -13,10 +14,6 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Computati
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.sources.entries import (
     derive_entry_schema,
-    entries_from_arrow,
-    entries_from_frame,
-    list_extractor_spark_needs,
-    raise_if_spark_needed,
 )
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.version import declaration_from_spec
@@ -59,21 +56,18 @@ class QueryVersions(VersionSource):
         """Return None: the number of rows is not known before they are computed."""
         return None
 
-    def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
-        """Return the query's result as entries. Raises DatasetError if its columns are not as declared."""
-        computation = delivery.content
-        assert isinstance(computation, Computation)
-        what = f"dataset {self.spec.name!r}, version {delivery.version!r}: {self._query}"
-        if spark is IN_PROCESS:
-            return self._compute_in_process(computation, what)
-        return self._compute_on_spark(spark(), computation, what)
+    def list_spark_needs(self) -> list[str]:
+        """Return why the query or the entries can't be made without Spark."""
+        return [
+            *(["its query, which is SQL"] if isinstance(self._query.query, str) else []),
+            *super().list_spark_needs(),
+        ]
 
-    def _compute_in_process(self, computation: Computation, what: str) -> pa.Table:
-        query = self._query.query
-        sql = ["its query, which is SQL"] if isinstance(query, str) else []
-        raise_if_spark_needed(self.spec, [*sql, *list_extractor_spark_needs(self.spec)])
-        assert not isinstance(query, str), "SQL was rejected above"
-        answer = query(IN_PROCESS, computation)
+    def records_in_arrow(self, delivery: Delivery) -> pa.Table:
+        """Return the query's result. Raises DatasetError if its columns are not as declared."""
+        query, what = self._query.query, self._what(delivery)
+        assert not isinstance(query, str), "SQL needs Spark"
+        answer = query(IN_PROCESS, delivery.content)
         if not isinstance(answer, ArrowFrame):
             step = "Without Spark, return an Arrow table, or a pandas or Polars frame."
             raise DatasetError(f"{what} returned a {type(answer).__name__}.", step, dataset=self.spec.name)
@@ -85,11 +79,14 @@ class QueryVersions(VersionSource):
         answer = fit_to_schema(answer, self._query.schema, what)
         records = {name: answer.column(name) for name in self._query.schema.names}
         records |= dict(zip(META, (*marks, pa.array([False] * rows, pa.bool_())), strict=True))
-        return entries_from_arrow(self.spec, pa.table(records), self.schema)
+        return pa.table(records)
 
-    def _compute_on_spark(self, spark: SparkSession, computation: Computation, what: str) -> DataFrame:
+    def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
+        """Return the query's result. Raises DatasetError if its columns are not as declared."""
         from pyspark.errors import PySparkException
 
+        computation: Computation = delivery.content
+        what = self._what(delivery)
         if isinstance(self._query.query, str):
             try:
                 answer: object = spark.sql(_fill_placeholders(self._query.query, computation))
@@ -105,12 +102,14 @@ class QueryVersions(VersionSource):
         columns = [(field.name, field.dataType.simpleString()) for field in frame.schema.fields]
         _check_columns(columns, self._query.schema, what)
         marks = {META[0]: F.lit(0), META[1]: F.lit(0).cast("bigint"), META[2]: F.lit(None).cast("timestamp")}
-        records = frame.select(
+        return frame.select(
             *[named_column(name) for name in self._query.schema.names],
             *[value.alias(name) for name, value in marks.items()],
             F.lit(False).alias(META[3]),
         )
-        return entries_from_frame(self.spec, records, self.schema)
+
+    def _what(self, delivery: Delivery) -> str:
+        return f"dataset {self.spec.name!r}, version {delivery.version!r}: {self._query}"
 
 
 def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: str) -> None:
@@ -132,17 +131,10 @@ def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: s
 
 def _generate_version_name(manifest: BoundedManifest, now: datetime) -> str:
     """Return an unused version name made of the time."""
-    taken = {
-        *manifest.known,
-        *(done.name for done in manifest.delivered),
-        *(ended.name for ended in manifest.abandoned),
-        *(ref.name for ref in manifest.versions),
-    }
-    name = f"{now:%Y%m%dT%H%M%SZ}"
-    number = 2
-    while name in taken:
-        name, number = f"{now:%Y%m%dT%H%M%SZ}-{number}", number + 1
-    return name
+    taken = {*manifest.names, *(ref.name for ref in manifest.versions)}
+    time = f"{now:%Y%m%dT%H%M%SZ}"
+    names = chain([time], (f"{time}-{number}" for number in count(2)))
+    return next(name for name in names if name not in taken)
 
 
 def _fill_placeholders(sql: str, computation: Computation) -> str:

@@ -28,8 +28,6 @@ from dagster_adjunct.assets.sources.deliveries import (
 from dagster_adjunct.assets.sources.entries import (
     Offsets,
     OpenedStream,
-    entries_from_arrow,
-    entries_from_frame,
     has_one_partition_per_key,
     list_spark_needs,
     offsets_to_json,
@@ -173,9 +171,7 @@ class StreamSource(VersionSource):
         check_counts(self.spec.name, complete, records)
         promised = {cut: parse_records_checksum(cut.marker.checksum) for cut in complete.segments}
         if any(promised.values()):
-            schema = self._stream.info.schema
-            assert schema is not None
-            checksums = self._checksums(delivery, spark, schema) if any(records.values()) else {}
+            checksums = self._checksums(delivery, spark, self._stream.records) if any(records.values()) else {}
             for cut, checksum in promised.items():
                 found = checksums.get(cut.ssp.partition, EMPTY_CHECKSUM)
                 if checksum is not None and checksum != found:
@@ -192,12 +188,13 @@ class StreamSource(VersionSource):
                     )
         return sum(records.values())
 
-    def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
-        """Return the version's entries with the columns of META, in the stream's partitions."""
-        if spark is IN_PROCESS:
-            raise_if_spark_needed(self.spec, list_spark_needs(self._stream))
-            return entries_from_arrow(self.spec, self._stream.read_arrow(_parse_ranges(delivery)), self.schema)
-        return entries_from_frame(self.spec, self._records(delivery, spark()), self.schema)
+    def list_spark_needs(self) -> list[str]:
+        """Return why the records or the entries can't be made without Spark."""
+        return list_spark_needs(self._stream)
+
+    def records_in_arrow(self, delivery: Delivery) -> pa.Table:
+        """Return the version's records with the columns of META, in the stream's partitions."""
+        return self._stream.read_arrow(_parse_ranges(delivery))
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Return the partition and the offset."""
@@ -239,11 +236,9 @@ class StreamSource(VersionSource):
             self._seen = (dict(offsets), self._stream.system.markers(self.info.name, since))
         return self._seen[1]
 
-    def _records(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
+    def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
         """Return the records. Raises SchemaMismatchError if their columns differ from the stream's declared ones."""
-        records = self._stream.read(spark, _parse_ranges(delivery))
-        declared = self._stream.info.schema
-        assert declared is not None
+        records, declared = self._stream.read(spark, _parse_ranges(delivery)), self._stream.records
         given = Schema.from_spark(records.drop(*META).schema)
         if given != declared:
             raise SchemaMismatchError(
@@ -256,9 +251,9 @@ class StreamSource(VersionSource):
 
     def _checksums(self, delivery: Delivery, spark: Callable[[], SparkSession], schema: Schema) -> dict[int, str]:
         if spark is IN_PROCESS:
-            raise_if_spark_needed(self.spec, list_spark_needs(self._stream))
-            return arrow_checksums_by_partition(self._stream.read_arrow(_parse_ranges(delivery)), schema)
-        return checksums_by_partition(self._records(delivery, spark()), schema)
+            raise_if_spark_needed(self.spec, self.list_spark_needs())
+            return arrow_checksums_by_partition(self.records_in_arrow(delivery), schema)
+        return checksums_by_partition(self.records_in_spark(delivery, spark()), schema)
 
 
 def _parse_ranges(delivery: Delivery) -> dict[SystemStreamPartition, tuple[str, str]]:

@@ -27,7 +27,7 @@ from dagster_adjunct.assets.declaration.policies import VALIDATOR_NAME, Severity
 from dagster_adjunct.assets.reading.stored_file import count_nulls, list_stored_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import Verdict
-from dagster_adjunct.resources.common import argument_error, check_choice, check_whole_number
+from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -142,15 +142,11 @@ class Check:
     severity: Severity = "error"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not VALIDATOR_NAME.fullmatch(self.name):
+        if not VALIDATOR_NAME.fullmatch(self.name):
             expected = "letters, digits and underscores, as Dagster's asset checks have them"
             raise argument_error(f"a validator has the name {self.name!r}", expected, argument="name")
-        what = f"validator {self.name!r}"
-        check_choice(self.severity, f"{what} has severity {self.severity!r}", ("error", "warn"), argument="severity")
-        if not callable(self.function):
-            raise argument_error(f"{what} has {self.function!r}", "a function to call", argument="function")
         given = ("candidate", *map(repr, self.arguments))
-        check_plain_function(what, self.function, "function", *given)
+        check_plain_function(f"validator {self.name!r}", self.function, "function", *given)
 
     def __call__(self, candidate: Candidate) -> Verdict:
         """Run the check and return its verdict. Raises what the function raises."""
@@ -225,7 +221,10 @@ def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
     if candidate.current is None:
         return Finding(True, "the first version")
     old, new = candidate.current.schema, candidate.view.schema
-    removed, retyped, added = _differences(old, new)
+    before, after = ({field.name: field.type for field in schema.fields} for schema in (old, new))
+    removed = [name for name in before if name not in after]
+    retyped = [f"{n} ({before[n]} to {after[n]})" for n in before if n in after and before[n] != after[n]]
+    added = [f"{name} ({after[name]})" for name in after if name not in before]
     facts = {"removed": removed, "retyped": retyped, "added": added, "served": candidate.current.version}
     parts = [f"{what} {', '.join(names)}" for what, names in facts.items() if isinstance(names, list) and names]
     if not parts and old.names != new.names:
@@ -234,13 +233,6 @@ def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
     if not parts:
         return Finding(True, f"the same {len(new.names)} columns as version {candidate.current.version}", facts)
     return Finding(passed, f"against version {candidate.current.version}: {'; '.join(parts)}", facts)
-
-
-def _differences(old: Schema, new: Schema) -> tuple[list[str], list[str], list[str]]:
-    before, after = ({field.name: field.type for field in schema.fields} for schema in (old, new))
-    removed = [name for name in before if name not in after]
-    retyped = [f"{n} ({before[n]} to {after[n]})" for n in before if n in after and before[n] != after[n]]
-    return removed, retyped, [f"{name} ({after[name]})" for name in after if name not in before]
 
 
 def check_row_count_within(candidate: Candidate, fraction: float, minimum_rows: int) -> Finding:
@@ -377,7 +369,6 @@ def schema_compatible(rule: Rule = "additive", *, severity: Severity = "error") 
     "exact": the same columns with the same types in the same order. "additive": columns may be added, but not removed
     or changed in type. "any": every difference passes and is reported.
     """
-    check_choice(rule, f"schema_compatible has the rule {rule!r}", ("exact", "additive", "any"), argument="rule")
     return Check("schema_compatible", check_schema_compatible, (rule,), severity)
 
 
@@ -387,7 +378,7 @@ def row_count_within(fraction: float, minimum_rows: int = 0, *, severity: Severi
 
     The first version passes, and so does one after a version with fewer than `minimum_rows` rows (or none).
     """
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+    if not 0 <= fraction <= 1:
         step = "It is no percentage: 0.2 is 20 %. For a wider limit, write your own rule: custom(NAME, …)."
         raise argument_error(f"row_count_within has the fraction {fraction!r}", "0 to 1", step, argument="fraction")
     _check_row_limit("row_count_within", "minimum_rows", minimum_rows)
@@ -419,7 +410,7 @@ def sql_check(name: str, sql: str, *, severity: Severity = "error") -> Check:
     `sql_check("known", "SELECT v.* FROM version v ANTI JOIN current c USING (tailnum)")`. The verdict has the number of
     broken rows and the keys of some.
     """
-    if not isinstance(sql, str) or not sql.strip():
+    if not sql.strip():
         raise ConfigurationError(f"sql_check({name!r}) has no SQL.", "Write a condition or a SELECT.", argument="sql")
     return Check(name, check_sql, (sql.strip().rstrip(";"),), severity)
 
@@ -527,9 +518,9 @@ def _mistake_error(validator: Validator, candidate: Candidate, error: Exception)
     )
 
 
-def _check_row_limit(what: str, argument: str, value: object) -> None:
-    expected = "a whole number, 0 or more"
-    check_whole_number(value, f"{what} has {argument}={value!r}", expected, argument=argument, least=0)
+def _check_row_limit(what: str, argument: str, value: int) -> None:
+    if value < 0:
+        raise argument_error(f"{what} has {argument}={value!r}", "a whole number, 0 or more", argument=argument)
 
 
 def _name_part(columns: Sequence[str]) -> str:
@@ -545,17 +536,16 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
     """
     types: dict[str, str | None] = {field.name: field.type for field in stored.fields}
     for validator in dataset.validators:
+        if not isinstance(validator, Check) or validator.function not in (check_no_nulls, check_values_in):
+            continue
         what = f"validator {validator.name!r} of dataset {dataset.name!r}"
-        function = validator.function if isinstance(validator, Check) else None
-        columns = validator.arguments if isinstance(validator, Check) else ()
-        if function is not check_no_nulls:
-            columns = columns[:1] if function is check_values_in else ()
-        for name in columns:
+        allows = validator.function is check_values_in
+        for name in validator.arguments[:1] if allows else validator.arguments:
             if name not in types:
                 problem = f"{what}: the dataset has no column {name!r}; its columns are {', '.join(types)}."
                 step = f"{did_you_mean(name, types)}Correct the validator."
                 raise PlanningError(problem, step, dataset=dataset.name, column=name)
-        if isinstance(validator, Check) and function is check_values_in:
+        if allows:
             column, values = validator.arguments
             kind = types[column]
             wrong = [] if kind is None else find_impossible_values(values, kind)

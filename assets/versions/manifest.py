@@ -401,6 +401,11 @@ class BoundedManifest(CommonManifest):
         return self if now == self.declaration else self.after(declaration=now)
 
     @property
+    def names(self) -> set[str]:
+        """The names of all versions that were delivered or abandoned."""
+        return {*self.known, *(done.name for done in self.delivered), *(ended.name for ended in self.abandoned)}
+
+    @property
     def taken(self) -> set[str]:
         """The names of the delivered versions: a later delivery under one of them is a re-delivery."""
         return {*self.known, *(done.name for done in self.delivered if done.freed is None)}
