@@ -111,7 +111,7 @@ def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
     commit, stored, damage = log.read_or_newest()
     manifest = None if stored is None else require_matching_manifest(stored, source.declaration)
     carried = follow_repartition(manifest, source.info) if manifest is not None and not damage else None
-    manifest = carried or manifest
+    manifest = manifest if carried is None else as_unbounded(carried)
     at = context.now()
     ends = source.system.upcoming(source.ssps)
     snapshot = TableSnapshot(

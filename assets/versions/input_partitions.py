@@ -6,18 +6,15 @@ Positions made of offsets continue above all stored ones, because the offsets of
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import Change, CommonManifest, DatasetManifest
+from dagster_adjunct.assets.versions.manifest import Change, DatasetManifest
 from dagster_adjunct.resources.errors import DatasetNotFoundError
 from dagster_adjunct.resources.streams.system import FIRST_OFFSET, StreamInfo
 
 CARRY_ACTION = "carry"
-M = TypeVar("M", bound=CommonManifest)
 
 
-def follow_repartition(manifest: M, info: StreamInfo) -> M | None:
+def follow_repartition(manifest: DatasetManifest, info: StreamInfo) -> DatasetManifest | None:
     """Return the manifest at the corresponding position of the repartitioned stream, or None.
 
     None unless the dataset had read all of the old partitions and had no unfinished work when the stream was rewritten.
@@ -61,7 +58,7 @@ def follow_added_partitions(manifest: DatasetManifest, info: StreamInfo) -> Data
     )
 
 
-def has_read_all(manifest: CommonManifest, identity: str, ends: tuple[str, ...]) -> bool:
+def has_read_all(manifest: DatasetManifest, identity: str, ends: tuple[str, ...]) -> bool:
     """Whether a dataset has read its stream up to these ends and has no unfinished work."""
     stream = manifest.declaration.input
     there = manifest.offsets == {f"{stream}.{p}": end for p, end in enumerate(ends)}

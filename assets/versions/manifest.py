@@ -7,7 +7,6 @@ kind of the dataset. Attributes that callers use for either kind are defined on 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, Literal, Self
@@ -150,68 +149,9 @@ class CommonManifest(ManifestPart):
             raise ValueError(f"next_generation is {self.next_generation}, which the current version uses")
         return self
 
-    @property
-    def listed(self) -> tuple[VersionRef, ...]:
-        """The retained versions by number; empty for an unbounded dataset, whose commits are its versions."""
-        return ()
-
-    def ref(self, version_id: str) -> VersionRef | None:
-        """Return the listed version of this id."""
-        return next((ref for ref in self.listed if ref.id == version_id), None)
-
-    @abstractmethod
-    def retains(self, version_id: str) -> bool:
-        """Whether a version that was once served can be read."""
-
-    @abstractmethod
-    def check_kept(self, version_id: str) -> None:
-        """Raise VersionDiscardedError for a version that is not retained or is being deleted."""
-
-    @abstractmethod
-    def reachable(self) -> set[str]:
-        """Return the folders and documents needed by the retained versions and by a running bootstrap."""
-
-    @abstractmethod
-    def without(self, removed: Sequence[str], garbage: Sequence[str]) -> Self:
-        """Return the manifest without what a discard removes; that and the unreferenced `garbage` become doomed.
-
-        `removed` are versions by id or, where versions are commits, generations by folder.
-        """
-
-    @abstractmethod
-    def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
-        """Return the other fields that change when the input was repartitioned and starts at `offsets`."""
-
-    def may_need_doomed(self, version_id: str) -> bool:
-        """Whether a leased version that is no longer retained may need doomed objects: its own list of them is gone.
-
-        Names of folders and documents tell the version of a bounded dataset.
-        """
-        return self.versions_are_commits and not self.retains(version_id)
-
     def generations_without_document(self) -> list[tuple[str, Sequence[Generation]]]:
         """Return the generations that no version's document lists, each with a description of their owner."""
         return []
-
-    @property
-    def versions_over_time(self) -> tuple[str, ...] | None:
-        """The versions that together cover all times; None if the served version covers them alone."""
-        return None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether offsets tell the whole progress: there is no other unfinished work."""
-        return True
-
-    @property
-    def unfinished(self) -> str:
-        """Why the table that readers will get is being built; "" if none is."""
-        return ""
-
-    @property
-    def stored_description(self) -> str:
-        """What an erasure searches, in words."""
-        return "every generation" if self.versions_are_commits else f"{len(self.listed)} version(s)"
 
     def kept_elsewhere(self) -> list[str]:
         """Return, in words, the places that an erasure can't reach and that may hold the dataset's entries."""
@@ -326,7 +266,9 @@ class BoundedManifest(CommonManifest):
 
     kind: ClassVar[DatasetKind] = "bounded"
     versions_are_commits: ClassVar[bool] = False
-    # Fields of unbounded manifests that callers read from either kind.
+    # What callers read from either kind, and only an unbounded dataset has.
+    is_settled: ClassVar[bool] = True
+    unfinished: ClassVar[str] = ""
     retired: ClassVar[tuple[Retired, ...]] = ()
     retained_from: ClassVar[None] = None
     written: ClassVar[None] = None
@@ -345,17 +287,32 @@ class BoundedManifest(CommonManifest):
 
     @property
     def listed(self) -> tuple[VersionRef, ...]:
+        """The retained versions by number."""
         return self.versions
 
+    def ref(self, version_id: str) -> VersionRef | None:
+        """Return the retained version of this id."""
+        return next((ref for ref in self.versions if ref.id == version_id), None)
+
+    def may_need_doomed(self, version_id: str) -> bool:
+        """Whether a leased version that is no longer retained may need doomed objects: its own list of them is gone.
+
+        Names of folders and documents tell the version of a bounded dataset.
+        """
+        return False
+
     def retains(self, version_id: str) -> bool:
+        """Whether a version that was once served can be read."""
         ref = self.ref(version_id)
         return ref is not None and ref.state == "sealed"
 
     def reachable(self) -> set[str]:
+        """Return the folders and documents that the retained versions need."""
         folders = {folder for ref in self.versions for folder in ref.folders}
         return self._served_folders() | folders | {str(ref.document) for ref in self.built}
 
     def check_kept(self, version_id: str) -> None:
+        """Raise VersionDiscardedError for a version that is not retained or is being deleted."""
         ref = self.ref(version_id)
         if ref is None or set(ref.folders) & set(self.doomed):
             served = self.version.id if self.version else "none"
@@ -364,6 +321,7 @@ class BoundedManifest(CommonManifest):
             raise VersionDiscardedError(problem, step, dataset=self.name, version=version_id)
 
     def without(self, removed: Sequence[str], garbage: Sequence[str]) -> Self:
+        """Return the manifest without these versions: they and the unreferenced `garbage` become doomed."""
         refs = [ref for ref in self.versions if ref.id in removed]
         entries = [entry for ref in refs for entry in (*ref.folders, ref.document) if entry is not None]
         remaining = tuple(ref for ref in self.versions if ref.id not in removed)
@@ -371,17 +329,23 @@ class BoundedManifest(CommonManifest):
 
     @property
     def versions_over_time(self) -> tuple[str, ...]:
-        """The sealed versions with a valid-from time, without those being deleted."""
+        """The versions that together cover all times: the sealed ones with a valid-from time that stay."""
         dated = (ref for ref in self.versions if ref.state == "sealed" and ref.valid_from is not None)
         return tuple(ref.id for ref in dated if not set(self.doomed).intersection(ref.folders))
 
     def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
+        """Return the other fields that change when the input was repartitioned and starts at `offsets`."""
         awaited = self.awaited
         if awaited is not None:  # awaited by the version set: this member has delivered nothing of it
             awaited = awaited.model_copy(update={"missing": tuple(offsets)})
         # The markers count records of the old partitions, so later markers can't be compared with them.
         delivered = tuple(done.model_copy(update={"markers": {}}) for done in self.delivered)
         return {"awaited": awaited, "delivered": delivered}
+
+    @property
+    def stored_description(self) -> str:
+        """What an erasure searches, in words."""
+        return f"{len(self.versions)} version(s)"
 
     def marks(self, version_id: str) -> list[str]:
         marks = super().marks(version_id)
@@ -442,7 +406,10 @@ class UnboundedManifest(CommonManifest):
 
     kind: ClassVar[DatasetKind] = "unbounded"
     versions_are_commits: ClassVar[bool] = True
-    # Fields of bounded manifests that callers read from either kind.
+    # What callers read from either kind, and only a bounded dataset has.
+    listed: ClassVar[tuple[VersionRef, ...]] = ()
+    versions_over_time: ClassVar[None] = None
+    stored_description: ClassVar[str] = "every generation"
     head: ClassVar[None] = None
     pin: ClassVar[None] = None
     awaited: ClassVar[None] = None
@@ -455,18 +422,30 @@ class UnboundedManifest(CommonManifest):
 
     @property
     def unfinished(self) -> str:
+        """Why the table that readers will get is being built; "" if none is."""
         if self.bootstrap.state == "done" and self.version is not None:
             return ""
         return self.bootstrap.why or "the first one"
 
+    def ref(self, version_id: str) -> VersionRef | None:
+        """Return None: versions are found by the number of their commit."""
+        return None
+
+    def may_need_doomed(self, version_id: str) -> bool:
+        """Whether a leased version may need doomed objects: its own list of them is gone."""
+        return not self.retains(version_id)
+
     def retains(self, version_id: str) -> bool:
+        """Whether a version that was once served can be read."""
         return version_number(version_id) >= self.retained_from
 
     def reachable(self) -> set[str]:
+        """Return the folders needed by the retained versions and by a running bootstrap."""
         building = {generation.folder for generation in self.bootstrap.building}
         return self._served_folders() | {retired.folder for retired in self.retired} | building
 
     def check_kept(self, version_id: str) -> None:
+        """Raise VersionDiscardedError for a version that is not retained."""
         if not self.retains(version_id):
             raise VersionDiscardedError(
                 f"dataset {self.name!r}: version {version_id} has been discarded; those from number "
@@ -483,6 +462,7 @@ class UnboundedManifest(CommonManifest):
         return [*served, ("the table that is being built", self.bootstrap.building)]
 
     def without(self, removed: Sequence[str], garbage: Sequence[str]) -> Self:
+        """Return the manifest without these generations, by folder: they and `garbage` become doomed."""
         untils = [retired.until for retired in self.retired if retired.folder in removed]
         remaining = tuple(retired for retired in self.retired if retired.folder not in removed)
         return self._without(
@@ -494,6 +474,7 @@ class UnboundedManifest(CommonManifest):
         )
 
     def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
+        """Return the other fields that change when the input was repartitioned and starts at `offsets`."""
         return {"bootstrap": self.bootstrap.model_copy(update={"start": offsets, "target": offsets})}
 
     def kept_elsewhere(self) -> list[str]:
