@@ -33,8 +33,14 @@ from dagster_adjunct.assets.sources.entries import (
     offsets_to_json,
     raise_if_spark_needed,
 )
-from dagster_adjunct.assets.versions.input_partitions import follow_added_partitions, follow_repartition
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, Lost, resume_bounded_manifest
+from dagster_adjunct.assets.versions.manifest import (
+    BoundedManifest,
+    DatasetManifest,
+    Lost,
+    follow_added_partitions,
+    follow_repartition,
+    resume_bounded_manifest,
+)
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake

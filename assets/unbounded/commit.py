@@ -21,7 +21,6 @@ from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, Ranges, offsets_by_partition, offsets_to_json
 from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-from dagster_adjunct.assets.versions.input_partitions import follow_repartition
 from dagster_adjunct.assets.versions.manifest import (
     Bootstrap,
     Change,
@@ -30,6 +29,7 @@ from dagster_adjunct.assets.versions.manifest import (
     Retired,
     UnboundedManifest,
     as_unbounded,
+    follow_repartition,
 )
 from dagster_adjunct.assets.versions.reports import Stages
 from dagster_adjunct.assets.versions.version import (

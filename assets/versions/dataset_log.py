@@ -21,6 +21,7 @@ from dagster_adjunct.assets.versions.manifest import (
     DatasetManifest,
     as_bounded,
     describe_document_problem,
+    follow_repartition,
     parse_manifest,
 )
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef
@@ -36,6 +37,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, is_deletion_commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.system import StreamInfo
 
 NAMES = "datasets/_names"
 SETS = "version-sets"
@@ -357,3 +359,20 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
         return manifest
 
     return retry_conflicts(lambda: fence)
+
+
+def commit_repartition(log: DatasetLog, stream: str, info: StreamInfo, *, by: str) -> bool:
+    """Commit a dataset's position in its repartitioned stream; return whether there was anything to commit."""
+    done = False
+
+    def carry(manifest: DatasetManifest) -> DatasetManifest | None:
+        nonlocal done
+        after = follow_repartition(manifest, info) if manifest.declaration.input == stream else None
+        done = after is not None
+        return after
+
+    try:
+        log.transact(carry, by=by)
+    except DatasetNotFoundError:  # deleted concurrently
+        return False
+    return done

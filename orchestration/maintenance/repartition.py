@@ -9,9 +9,8 @@ from typing import Any
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport, repartition_table, repartition_versions
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.input_partitions import commit_repartition, has_read_all
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog, commit_repartition
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest, has_read_all
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, list_applications
 from dagster_adjunct.orchestration.maintenance.delete import Readers, find_followers, list_application_states
 from dagster_adjunct.orchestration.maintenance.discard import needed_versions_of
