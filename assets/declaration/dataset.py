@@ -7,7 +7,7 @@ sources here: folders of files, queries, and the output of an application.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
@@ -225,55 +225,63 @@ class AdjunctDataset:
         check_name("dataset", self.name)
         if isinstance(self.input, str):
             split_stream_name(self.input)
+        for argument, problem, next_step in self._problems():
+            what = f"dataset {self.name!r} {problem}."
+            raise ConfigurationError(what, next_step, argument=argument, dataset=self.name)
+
+    def _problems(self) -> Iterator[tuple[str, str, str]]:
+        """Yield what is wrong: the argument, the problem, and the next step."""
         if not self.key:
-            raise self._error("has no key", "Name the columns that identify an entry: key=[…].", argument="key")
-        self._check_columns("key", self.key)
-        self._check_columns("partition_by", self.partition_by)
+            yield "key", "has no key", "Name the columns that identify an entry: key=[…]."
+        yield from _name_problems("key", self.key)
+        yield from _name_problems("partition_by", self.partition_by)
         if self.columns is not None:
-            self._check_columns("columns", self.columns)
+            yield from _name_problems("columns", self.columns)
             missing = [column for column in self.key if column not in self.columns]
             if missing and not self.by_offset:
-                raise self._error(
-                    f"does not store its key column {missing[0]!r}", "Add it to columns=.", argument="columns"
-                )
-        self._check_spread()
+                yield "columns", f"does not store its key column {missing[0]!r}", "Add it to columns=."
+        yield from self._spread_problems()
         if self.valid_from is not None:
             check_valid_from(self.name, self.valid_from)
         check_validators(f"dataset {self.name!r}", self.validators)
-        self._check_columns("sensitive", self.sensitive)
-        self._check_columns("column_descriptions", tuple(name for name, _ in self.column_descriptions))
+        yield from _name_problems("sensitive", self.sensitive)
+        yield from _name_problems("column_descriptions", tuple(name for name, _ in self.column_descriptions))
         if self.follows_changes and self.stream is None and not self.is_local:
-            raise self._error(
-                f"is unbounded, but its input is {self.input}, which is not a stream of changes",
-                "Declare it with bounded_dataset, or name a stream.",
-                argument="input",
-            )
+            problem = f"is unbounded, but its input is {self.input}, which is not a stream of changes"
+            yield "input", problem, "Declare it with bounded_dataset, or name a stream."
         dead = self.following.on_bad_change
         if isinstance(dead, DeadLetters) and dead.stream == self.input:
-            raise self._error(
-                f"sends dead letters to its own input {self.input}, where they would be read as changes",
-                "Name another stream: on_bad_change=DeadLetters(STREAM).",
-                argument="on_bad_change",
-            )
+            problem = f"sends dead letters to its own input {self.input}, where they would be read as changes"
+            yield "on_bad_change", problem, "Name another stream: on_bad_change=DeadLetters(STREAM)."
         if self.following.initial is not None and not self.bootstrap:
-            raise self._error(
-                "has an initial snapshot, which needs bootstrap=True",
-                "Remove initial= or bootstrap=False.",
-                argument="initial",
-            )
+            problem = "has an initial snapshot, which needs bootstrap=True"
+            yield "initial", problem, "Remove initial= or bootstrap=False."
         if self.extractor is not None and self.following.completes:
-            raise self._error(
+            problem = (
                 f"has an extractor ({self.extractor.describe()}), and its changes "
-                f"({self.following.changes.describe()}) may leave out columns, so that it can't be applied",
-                "Replace extractor= by columns=, or let the source send whole rows.",
-                argument="extractor",
+                f"({self.following.changes.describe()}) may leave out columns, so that it can't be applied"
             )
+            yield "extractor", problem, "Replace extractor= by columns=, or let the source send whole rows."
         if self.by_offset and (self.follows_changes or self.stream is None):
-            raise self._error(
-                f"is keyed by offset, but its input is {self.input}: only versions on a stream have offsets",
-                "Name the columns that identify an entry: key=[…].",
-                argument="key",
+            problem = f"is keyed by offset, but its input is {self.input}: only versions on a stream have offsets"
+            yield "key", problem, "Name the columns that identify an entry: key=[…]."
+
+    def _spread_problems(self) -> Iterator[tuple[str, str, str]]:
+        if self.partitions is None:
+            if self.partition_by:
+                yield "partition_by", "is broadcast and has partition_by", "Remove one of the two."
+            return
+        if not 1 <= self.partitions <= MAX_PARTITIONS:
+            yield "partitions", f"has partitions={self.partitions}: expected 1 to {MAX_PARTITIONS:,}", ""
+        if not self.partition_by:
+            yield "partition_by", "is partitioned and has no partition_by", "Name one or more columns of its key."
+        outside = [column for column in self.partition_by if column not in self.key]
+        if outside:
+            problem = (
+                f"is partitioned by {outside[0]!r}, which is not in its key ({', '.join(self.key)}): entries of "
+                "one key could be in two buckets"
             )
+            yield "partition_by", problem, "Partition by columns of the key only, or add the column to the key."
 
     @property
     def follows_changes(self) -> bool:
@@ -309,48 +317,16 @@ class AdjunctDataset:
         """Whether every task reads a complete copy."""
         return self.partitions is None
 
-    def _check_spread(self) -> None:
-        if self.partitions is None:
-            if self.partition_by:
-                raise self._error(
-                    "is broadcast and has partition_by", "Remove one of the two.", argument="partition_by"
-                )
-            return
-        if not 1 <= self.partitions <= MAX_PARTITIONS:
-            raise self._error(
-                f"has partitions={self.partitions}: expected 1 to {MAX_PARTITIONS:,}", "", argument="partitions"
-            )
-        if not self.partition_by:
-            raise self._error(
-                "is partitioned and has no partition_by",
-                "Name one or more columns of its key.",
-                argument="partition_by",
-            )
-        outside = [column for column in self.partition_by if column not in self.key]
-        if outside:
-            raise self._error(
-                f"is partitioned by {outside[0]!r}, which is not in its key ({', '.join(self.key)}): entries of "
-                "one key could be in two buckets",
-                "Partition by columns of the key only, or add the column to the key.",
-                argument="partition_by",
-            )
 
-    def _check_columns(self, what: str, columns: tuple[str, ...]) -> None:
-        for column in columns:
-            if not column or column.startswith("__"):
-                raise self._error(
-                    f"names {column!r} in {what}: expected a column name that does not begin with '__'",
-                    "Rename the column.",
-                    argument=what,
-                )
-        folded = repeated_names(column.lower() for column in columns)
-        if folded:
-            twice = next(column for column in columns if column.lower() == folded[0])
-            raise self._error(f"names column {twice!r} twice in {what}", "Name it once.", argument=what)
-
-    def _error(self, problem: str, next_step: str, *, argument: str) -> ConfigurationError:
-        problem = f"dataset {self.name!r} {problem}."
-        return ConfigurationError(problem, next_step, argument=argument, dataset=self.name)
+def _name_problems(what: str, columns: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+    for column in columns:
+        if not column or column.startswith("__"):
+            problem = f"names {column!r} in {what}: expected a column name that does not begin with '__'"
+            yield what, problem, "Rename the column."
+    folded = repeated_names(column.lower() for column in columns)
+    if folded:
+        twice = next(column for column in columns if column.lower() == folded[0])
+        yield what, f"names column {twice!r} twice in {what}", "Name it once."
 
 
 @validated

@@ -164,75 +164,61 @@ class ChangeStreamOptions:
     def __post_init__(self) -> None:
         if self.order_by is not None:
             self._check_order(self.order_by)
-        for is_wrong, argument, problem, next_step in self._checks():
-            if is_wrong:
-                raise ConfigurationError(problem, next_step, argument=argument)
+        for argument, problem, next_step in self._problems():
+            raise ConfigurationError(problem, next_step, argument=argument)
 
-    def _checks(self) -> Iterator[tuple[bool, str, str, str]]:
-        """Yield what can be wrong: whether it is, the argument, the problem and the next step."""
-        distance, history, column, transient = (
-            self.keep_tombstones, self.history, self.valid_from, not self.persistent,
-        )  # fmt: skip
+    def _problems(self) -> Iterator[tuple[str, str, str]]:
+        """Yield what is wrong: the argument, the problem and the next step."""
+        distance, history, column = self.keep_tombstones, self.history, self.valid_from
         found = f"keep_tombstones is {distance!r} in the order of {describe_order(self.order_by)}"
-        yield (
-            distance is not None and (self.order is None or distance < 0), "keep_tombstones",
-            f"{found}: expected a distance, 0 or more, in the unit of the ordering column.",
-            "Leave it out: by offset, deletions are only needed until the next major compaction.",
-        )  # fmt: skip
-        yield (
-            distance is not None and len(self.order_by or ()) > 1, "keep_tombstones",
-            f"{found}: there is no distance between values of several columns.",
-            "Leave it out, so that deletions are remembered for ever, or order by one number.",
-        )  # fmt: skip
+        if distance is not None and (self.order is None or distance < 0):
+            problem = f"{found}: expected a distance, 0 or more, in the unit of the ordering column."
+            step = "Leave it out: by offset, deletions are only needed until the next major compaction."
+            yield "keep_tombstones", problem, step
+        if distance is not None and len(self.order_by or ()) > 1:
+            problem = f"{found}: there is no distance between values of several columns."
+            step = "Leave it out, so that deletions are remembered for ever, or order by one number."
+            yield "keep_tombstones", problem, step
         for name in ("max_age", "freshness", "history"):
             span = getattr(self, name)
-            yield (
-                isinstance(span, timedelta) and span <= timedelta(0), name,
-                f"{name} is {span!r}: expected a positive timedelta.", "Write, for example, timedelta(days=7).",
-            )  # fmt: skip
-        yield self.chunk < 1, "chunk", f"chunk is {self.chunk}: expected 1 or more records.", ""
-        without = "a table with persistent=False can't"
-        step = "Declare persistent=True, or leave it out."
-        yield transient and self.initial is not None, "initial", f"{without} have an initial snapshot.", step
-        yield (
-            transient and self.on_bad_change != "fail", "on_bad_change",
-            f"{without} have dead letters: each run would send the same changes again.", step,
-        )  # fmt: skip
-        yield (
-            transient and self.on_lost_offset == "serve_stale", "on_lost_offset",
-            f'{without} have on_lost_offset="serve_stale": nothing is stored.', step,
-        )  # fmt: skip
-        yield (
-            transient and history is not None, "history",
-            f"{without} keep a history, which would start again in each run.", step,
-        )  # fmt: skip
-        yield (
-            column is not None and (not column or column.startswith("__")), "valid_from",
-            f"valid_from is {column!r}: expected the name of a column.", "Leave it out to use the record's time.",
-        )  # fmt: skip
-        yield (
-            column is not None and history is None, "valid_from",
-            f"valid_from is {column!r}, but it has no effect without a history.",
-            'Declare history=timedelta(…) or "all", or remove valid_from.',
-        )  # fmt: skip
-        yield (
-            history is not None and distance is not None, "keep_tombstones",
-            f"keep_tombstones is {distance!r}, but history already says how long deletions are remembered.",
-            "Remove keep_tombstones.",
-        )  # fmt: skip
+            if isinstance(span, timedelta) and span <= timedelta(0):
+                problem = f"{name} is {span!r}: expected a positive timedelta."
+                yield name, problem, "Write, for example, timedelta(days=7)."
+        if self.chunk < 1:
+            yield "chunk", f"chunk is {self.chunk}: expected 1 or more records.", ""
+        for argument, is_wrong, why in () if self.persistent else (
+            ("initial", self.initial is not None, "have an initial snapshot."),
+            ("on_bad_change", self.on_bad_change != "fail",
+             "have dead letters: each run would send the same changes again."),
+            ("on_lost_offset", self.on_lost_offset == "serve_stale",
+             'have on_lost_offset="serve_stale": nothing is stored.'),
+            ("history", history is not None, "keep a history, which would start again in each run."),
+        ):  # fmt: skip
+            if is_wrong:
+                problem = f"a table with persistent=False can't {why}"
+                yield argument, problem, "Declare persistent=True, or leave it out."
+        if column is not None and (not column or column.startswith("__")):
+            problem = f"valid_from is {column!r}: expected the name of a column."
+            yield "valid_from", problem, "Leave it out to use the record's time."
+        if column is not None and history is None:
+            problem = f"valid_from is {column!r}, but it has no effect without a history."
+            yield "valid_from", problem, 'Declare history=timedelta(…) or "all", or remove valid_from.'
+        if history is not None and distance is not None:
+            problem = f"keep_tombstones is {distance!r}, but history already says how long deletions are remembered."
+            yield "keep_tombstones", problem, "Remove keep_tombstones."
         partial = f"but changes ({self.changes.describe()}) may leave out columns"
-        yield (
-            self.completes and self.order_by is not None, "order_by",
-            f"order_by is {self.order_by!r}, {partial}, which keep their stored values, so changes must be applied in "
-            "the order of offsets.",
-            "Leave order_by out, or let the source send whole rows.",
-        )  # fmt: skip
-        yield (
-            self.completes and history is not None, "history",
-            f"history is {history!r}, {partial}: a late change would have to be completed from the values at its time, "
-            "and so would all changes after it.",
-            "Remove history, or let the source send whole rows.",
-        )  # fmt: skip
+        if self.completes and self.order_by is not None:
+            problem = (
+                f"order_by is {self.order_by!r}, {partial}, which keep their stored values, so changes must be applied "
+                "in the order of offsets."
+            )
+            yield "order_by", problem, "Leave order_by out, or let the source send whole rows."
+        if self.completes and history is not None:
+            problem = (
+                f"history is {history!r}, {partial}: a late change would have to be completed from the values at its "
+                "time, and so would all changes after it."
+            )
+            yield "history", problem, "Remove history, or let the source send whole rows."
 
     @property
     def completes(self) -> bool:

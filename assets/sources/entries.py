@@ -289,7 +289,8 @@ class OpenedStream:
     @property
     def position_type(self) -> PositionType:
         """The type of the changes' positions."""
-        return position_type(self.spec.following.order, derive_row_schema(self.spec, self.records))
+        order = self.spec.following.order
+        return "bigint" if order is None else position_type(order, derive_row_schema(self.spec, self.records))
 
     @property
     def copartitioned(self) -> bool:
