@@ -311,17 +311,12 @@ def _has_query(group: AdvanceGroup) -> bool:
 def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
     if partition is None:
         known = spec.versions is not None and (spec.versions.start is not None or spec.versions.names)
-        if known and isinstance(spec.input, QuerySource):
-            # A name made of the time would sort after all others, which could then never become current.
-            raise ConfigurationError(
-                f"dataset {spec.name!r} is computed by a query for each of its partitions, but no partition was "
-                "requested.",
-                "Pass the partition to compute: partition=….",
-                argument="partition",
-                dataset=spec.name,
-            )
-        return
-    if spec.versions is None:
+        if not known or not isinstance(spec.input, QuerySource):
+            return
+        # A name made of the time would sort after all others, which could then never become current.
+        problem = "is computed by a query for each of its partitions, but no partition was requested."
+        step = "Pass the partition to compute: partition=…."
+    elif spec.versions is None:
         problem = f"declares no version partitions, but version {partition!r} was requested."
         step = "Declare them with versions=VersionPartitions(…), or advance it without a partition."
     elif spec.stream is not None:

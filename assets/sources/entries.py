@@ -118,31 +118,27 @@ def select_relevant_columns(spec: AdjunctDataset, rows: Schema) -> Schema:
 
 
 def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) -> None:
-    following = spec.following
-    order = following.order_by or ()
+    changes, order = spec.following.changes, spec.following.order_by or ()
     if name in rows.names:
         kind = rows.field(name).type
-        if not is_orderable(kind):
-            raise SchemaMismatchError(
-                f"{what}: order_by names the column {name!r}, which is {kind}: expected an integer, a decimal without "
-                "fraction, a date, a timestamp, or a text of numbers.",
-                "Order by another column, or by offset (leave order_by out).",
-                dataset=spec.name,
-                column=name,
-            )
-        return
-    if not following.changes.orders(name):
-        raise SchemaMismatchError(
-            f"{what}: order_by is {name!r}, and changes ({following.changes.describe()}) have no such column or "
-            f"position: their columns are {', '.join(rows.names)}.",
-            "Name one of them; of Debezium's envelopes also source.lsn, source.ts_ms, ts_ms and their like.",
-            dataset=spec.name,
-            column=name,
+        if is_orderable(kind):
+            return
+        problem = (
+            f"order_by names the column {name!r}, which is {kind}: expected an integer, a decimal without fraction, a "
+            "date, a timestamp, or a text of numbers."
         )
-    found = find_path_problem(order, name)
-    if found is not None:
-        problem, next_step = f"{what}: order_by names {name!r}: {found[0]}.", found[1]
-        raise SchemaMismatchError(problem, next_step, dataset=spec.name, column=name)
+        step = "Order by another column, or by offset (leave order_by out)."
+    elif not changes.orders(name):
+        problem = (
+            f"order_by is {name!r}, and changes ({changes.describe()}) have no such column or position: their columns "
+            f"are {', '.join(rows.names)}."
+        )
+        step = "Name one of them; of Debezium's envelopes also source.lsn, source.ts_ms, ts_ms and their like."
+    elif (found := find_path_problem(order, name)) is not None:
+        problem, step = f"order_by names {name!r}: {found[0]}.", found[1]
+    else:
+        return
+    raise SchemaMismatchError(f"{what}: {problem}", step, dataset=spec.name, column=name)
 
 
 def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema) -> DataFrame:

@@ -231,23 +231,21 @@ class FileVersions(VersionSource):
         folder, promise = delivery.content
         what = self._what(delivery)
         self._check_same(what, folder)
+        problem = ""
         if promise.problem:
-            problem = f"{what}: the completion object {self._marker(folder)} {promise.problem}."
+            problem = f"the completion object {self._marker(folder)} {promise.problem}."
             step = (
-                "Write it empty, or as a JSON object with rows, checksum and valid_from, and deliver under a new "
-                "version name."
+                "Write it empty, or as JSON with rows, checksum and valid_from, and deliver under a new version name."
             )
-            raise MarkerConflictError(problem, step, dataset=self.spec.name, version=delivery.version)
-        if not folder.files and promise.rows != 0:
+        elif not folder.files and promise.rows != 0:
             place = "/".join(filter(None, [self._source.url.rstrip("/"), folder.path]))
-            raise MarkerConflictError(
-                f"{what}: the folder {place} is complete and holds no data file: expected {self._source.format} files "
-                "below it, not called _… or .…, or a completion object that states rows 0.",
-                'Deliver the files and complete it again. For an empty version write {"rows": 0} into the completion '
-                "object.",
-                dataset=self.spec.name,
-                version=delivery.version,
+            problem = (
+                f"the folder {place} is complete and holds no data file: expected {self._source.format} files below "
+                "it, not called _… or .…, or a completion object that states rows 0."
             )
+            step = 'Deliver the files and complete it again; for an empty version, write {"rows": 0} into that object.'
+        if problem:
+            raise MarkerConflictError(f"{what}: {problem}", step, dataset=self.spec.name, version=delivery.version)
         expected = parse_records_checksum(promise.checksum)
         rows = self._count(delivery, spark, must=promise.rows is not None)
         if promise.rows is not None and rows != promise.rows:
