@@ -27,12 +27,7 @@ from dagster_adjunct.assets.declaration.policies import (
     check_validators,
 )
 from dagster_adjunct.assets.declaration.snapshots import InitialLoad
-from dagster_adjunct.resources.common import (
-    CodeLine,
-    check_name,
-    find_calling_line,
-    split_stream_name,
-)
+from dagster_adjunct.resources.common import CodeLine, check_name, find_calling_line, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.files.formats import FileFormat
 from dagster_adjunct.resources.schemas.records import ArrowFrame

@@ -12,11 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts, distinguishes_snapshots
 from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST, Order, describe_order
 from dagster_adjunct.assets.declaration.snapshots import InitialLoad
-from dagster_adjunct.resources.common import (
-    argument_error,
-    check_name,
-    split_stream_name,
-)
+from dagster_adjunct.resources.common import argument_error, check_name, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, MarkerConflictError
 from dagster_adjunct.resources.validation import validated
 

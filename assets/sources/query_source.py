@@ -12,9 +12,7 @@ import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Computation, QuerySource
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
-from dagster_adjunct.assets.sources.entries import (
-    derive_entry_schema,
-)
+from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.errors import DatasetError
