@@ -48,7 +48,7 @@ from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction, 
 from dagster_adjunct.orchestration.operators.sends import SendDeadLetters, SendToStream, build_send_to_local, build_sink
 from dagster_adjunct.orchestration.operators.stream_join import HowStreams, StreamJoin, Within, build_stream_join
 from dagster_adjunct.orchestration.operators.table_updates import (
-    Columns,
+    Expressions,
     SendToDataset,
     SendToTable,
     Update,
@@ -290,11 +290,11 @@ class SendOperations(OperatorStream):
         self,
         table: SkipValidation[RemoteTableHandle],
         *,
-        set: Columns | None = None,
-        add: Columns | None = None,
-        append: Columns | None = None,
+        set: Expressions | None = None,
+        add: Expressions | None = None,
+        append: Expressions | None = None,
         remove: Sequence[str] = (),
-        if_missing: Columns | None = None,
+        if_missing: Expressions | None = None,
         on_null_key: OnNullKey = "fail",
         dead_letters: SkipValidation[OutputStream | None] = None,
         at_most: int | None = None,
@@ -585,7 +585,9 @@ class MessageStream(EventTimeOperations, SendOperations):
 
 
 @validated
-def update_message(*, key: str | Sequence[str], update: Columns, default: Columns | None = None) -> tuple[str, ...]:
+def update_message(
+    *, key: str | Sequence[str], update: Expressions, default: Expressions | None = None
+) -> tuple[str, ...]:
     """Return what `map` takes to turn records into (key, UpdateMessage(update, default)).
 
     `key` names the table's key columns, which the records must have. `update` is what each message sets: {table column:

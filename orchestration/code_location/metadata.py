@@ -23,7 +23,6 @@ from dagster_adjunct.orchestration.application.graph import OutputStream, datase
 from dagster_adjunct.orchestration.operators.operator import KeyedTable
 from dagster_adjunct.orchestration.operators.stream_facts import (
     ColumnSources,
-    LineageContext,
     LineageNode,
     Sources,
     add_sources,
@@ -453,18 +452,13 @@ def output_columns(app: Application, plan: ExecutionPlan) -> dict[LineageNode, C
     A computed column has all columns of its expression as sources. The sources of columns that a function returns are
     unknown.
     """
-    planned = {operator.id: operator.columns for operator in plan.operators}
-    made: dict[str, ColumnSources] = {}
     outputs: dict[LineageNode, ColumnSources] = {}
     for operator in app.operators:
-        arriving = [made[source] for source in operator.inputs]
         target = operator.spec.target(app)
         if target is not None:
-            for columns in arriving:
-                for name, sources in operator.spec.written_columns(columns).items():
-                    add_sources(outputs.setdefault(target, {}), name, sources)
-        context = LineageContext(app, tuple(planned[source] for source in operator.inputs), planned[operator.id])
-        made[operator.id] = operator.spec.column_sources(context, arriving)
+            (source,) = operator.inputs
+            for name, sources in operator.spec.written(plan.columns[source]).sources.items():
+                add_sources(outputs.setdefault(target, {}), name, sources)
     return outputs
 
 

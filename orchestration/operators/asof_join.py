@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.version import TOMBSTONE
-from dagster_adjunct.orchestration.operators.columns import Types, require_columns, tie_breakers
+from dagster_adjunct.orchestration.operators.columns import require_columns, tie_breakers
 from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, How, Join, On, build_join
-from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, Flow, Match, OnNullTime, PlanContext
-from dagster_adjunct.orchestration.operators.stream_facts import CURRENT
+from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, Match, OnNullTime
+from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, Columns
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
@@ -76,14 +76,11 @@ class AsOfJoin(Join):
     def summary(self) -> str:
         return f"{Join.summary(self)} as of {self.as_of}"
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+    def _join_columns(self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset) -> Columns:
         step = "Correct as_of=, or join before the column is dropped."
-        require_columns(context.operator, "the stream", (self.as_of,), arriving[0].columns, step)
-        return Join.flow(self, context, arriving)
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        self._check_time(context.operator, (arriving[0] or {}).get(self.as_of))
-        return Join.types(self, context, arriving)
+        require_columns(operator, "the stream", (self.as_of,), stream.names, step)
+        self._check_time(operator, (stream.types or {}).get(self.as_of))
+        return Join._join_columns(self, operator, stream, entries, dataset)
 
     def _check_time(self, operator: str, kind: str | None) -> None:
         if kind is None or kind in TIMES:
@@ -99,9 +96,7 @@ class AsOfJoin(Join):
             return Join.compile(self, operator, frames, batch)
         (frame,) = frames
         over = batch.over_time(self.dataset)
-        types = dict(frame.dtypes)
-        self._check_types(operator, types, over.schema)
-        self._check_time(operator, types.get(self.as_of))
+        self._check_frame(operator, frame, over.schema, batch)
         keys = [f"__key_{index}" for index in range(len(self.on))]
         matched = self._match(frame, keys, over, batch.app.dataset(self.dataset))
         if self.before_history == "error" or self.on_null_time == "fail":

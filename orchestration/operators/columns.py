@@ -96,15 +96,15 @@ def check_state_columns(
             raise PlanningError(error.problem, error.next_step, operator=operator, column=name) from error
 
 
-Columns = tuple[str, ...] | None
-"""Names in order; None where they are unknown."""
+Names = tuple[str, ...] | None
+"""Names of columns in order; None where they are unknown."""
 Types = dict[str, str | None] | None
 """Types by name; None for an unknown type, or for unknown columns."""
 FINAL = "final"
 """The column that tells whether an updated result is the last of its window."""
 
 
-def require_columns(operator: str, side: str, needed: tuple[str, ...], columns: Columns, next_step: str) -> None:
+def require_columns(operator: str, side: str, needed: tuple[str, ...], columns: Names, next_step: str) -> None:
     """Raise PlanningError if `columns` are known and lack one of `needed`."""
     missing = [name for name in needed if columns is not None and name not in columns]
     if missing:
@@ -126,13 +126,8 @@ def check_new_names(operator: str, names: list[str], next_step: str) -> None:
         )
 
 
-def append_columns(
-    operator: str, columns: Columns, added: list[str], other: str, prefix: str, **about: Any
-) -> tuple[str, ...] | None:
-    """Return the stream's columns and those that a join adds from `other`, None where the former are unknown.
-
-    Raises PlanningError for a name that is reserved, or used twice.
-    """
+def check_added_names(operator: str, columns: Names, added: list[str], other: str, prefix: str, **about: Any) -> None:
+    """Raise PlanningError for a column that a join adds from `other` if its name is reserved, or used twice."""
     there = {name.lower() for name in columns or ()}
     taken = next((name for name in added if name.lower() in there), None)
     if taken is not None:
@@ -141,7 +136,6 @@ def append_columns(
         step = f'Rename the added one: select=["… as {prefix}_{taken}"], or prefix="{prefix}_".'
         raise PlanningError(problem, step, operator=operator, **{"column": taken, **about})
     check_new_names(operator, added, "Rename one with 'column as name'.")
-    return None if columns is None else (*columns, *added)
 
 
 def types_by_name(schema: Schema) -> dict[str, str | None]:

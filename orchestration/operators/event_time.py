@@ -16,13 +16,13 @@ from dagster_adjunct.orchestration.operators.columns import (
     EVENT_TIME,
     ORDINAL,
     ORIGIN,
-    Columns,
+    Names,
     Types,
     check_duration,
     tie_breakers,
 )
 from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
-from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN
+from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, ColumnFacts, Columns
 from dagster_adjunct.resources.common import argument_error, to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
@@ -69,7 +69,7 @@ class EventTime:
         idle = "" if self.idle_after is None else f", idle after {self.idle_after}"
         return f"by {by}, {self.delay} late at most{idle}"
 
-    def check(self, operator: str, columns: Columns, types: Types) -> None:
+    def check(self, operator: str, columns: Names, types: Types) -> None:
         """Raise PlanningError for an expression that is certainly invalid, or certainly not a time."""
         if self.expression == ARRIVAL:
             return
@@ -232,11 +232,11 @@ class LateRecords(Spec):
     def summary(self) -> str:
         return "records that arrived too late"
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        return Flow(arriving[0].stream, tuple(LATE_RECORD_COLUMNS), (), UNKNOWN, context.operator)
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        return Columns({name: ColumnFacts(kind) for name, kind in LATE_RECORD_COLUMNS.items()})
 
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        return dict(LATE_RECORD_COLUMNS)
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        return Flow(arriving[0].stream, (), UNKNOWN, context.operator)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         late = batch.diverted_late_records(operator).select(*LATE_RECORD_COLUMNS, "__place", EVENT_TIME, BEHIND)

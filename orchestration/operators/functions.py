@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from dagster_adjunct.orchestration.operators.columns import (
     ORDINAL,
-    Types,
     function_label,
     list_hidden_columns,
     ordinal_column,
@@ -25,12 +24,11 @@ from dagster_adjunct.orchestration.operators.columns import (
     plain_column,
     require_columns,
     split_alias,
-    types_by_name,
     validate_column_names,
 )
 from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
 from dagster_adjunct.orchestration.operators.records import WithColumns
-from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, ColumnSources, LineageContext
+from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -66,15 +64,12 @@ def flow_after_function(
 
     Raises PlanningError if the results lack a partitioning column despite the promise.
     """
-    made = replace(flow, columns=schema.names)
-    if not flow.partitioned_by:
-        return made
-    if not keeps_partitioning:
-        return replace(made, partitioned_by=(), partitioner=UNKNOWN, lost_at=operator)
+    if not keeps_partitioning or not flow.partitioned_by:
+        return flow.lose(operator)
     side = f"what {function_label(function)} returns with keeps_partitioning=True"
     next_step = f"The records are partitioned by {', '.join(flow.partitioned_by)}: return these, too."
-    require_columns(operator, side, flow.partitioned_by, made.columns, next_step)
-    return made
+    require_columns(operator, side, flow.partitioned_by, schema.names, next_step)
+    return flow
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,22 +328,18 @@ class Explode(Spec):
         """The operator with the same effect on columns."""
         return WithColumns(((self.name, f"explode({self.expression})"),))
 
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        (columns,) = arriving
+        kind = check_expression(context.operator, self.expression, columns.names, columns.types)
+        if kind is not None and columns.types is not None and not kind.startswith(("array<", "map<")):
+            raise self._no_elements(context.operator, kind)
+        made = self._as_columns.derive_columns(context, arriving)
+        if kind is not None and kind.startswith("array<") and "…" not in kind:
+            return made.add({self.name: replace(made.known[self.name], type=kind[6:-1])})
+        return made
+
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        check_expression(context.operator, self.expression, arriving[0].columns)
         return self._as_columns.flow(context, arriving)
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        if types is not None:
-            kind = check_expression(context.operator, self.expression, tuple(types), types)
-            if kind is not None and not kind.startswith(("array<", "map<")):
-                raise self._no_elements(context.operator, kind)
-            if kind is not None and kind.startswith("array<") and "…" not in kind:
-                return (self._as_columns.types(context, arriving) or {}) | {self.name: kind[6:-1]}
-        return self._as_columns.types(context, arriving)
-
-    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        return self._as_columns.column_sources(context, arriving)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         from pyspark.sql.types import ArrayType, MapType
@@ -385,12 +376,12 @@ class FlatMap(Spec):
     def summary(self) -> str:
         return function_label(self.function)
 
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        return Columns.of_schema(self.schema)
+
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         kept = self.keeps_partitioning
         return flow_after_function(context.operator, arriving[0], self.function, self.schema, keeps_partitioning=kept)
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        return types_by_name(self.schema)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames

@@ -9,21 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from dagster_adjunct.orchestration.operators.columns import (
     ORDINAL,
     TASK,
-    Columns,
-    Types,
     ordinal_column,
     plain_column,
-    types_by_name,
 )
 from dagster_adjunct.orchestration.operators.event_time import EventTime
 from dagster_adjunct.orchestration.operators.operator import Flow, PassThroughSpec, PlanContext, Role, Spec, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import (
     TASK_NUMBER,
     UNKNOWN,
-    ColumnSources,
-    LineageContext,
+    ColumnFacts,
+    Columns,
     LineageNode,
-    identity_sources,
     require_facts,
 )
 from dagster_adjunct.resources.common import argument_error, split_stream_name
@@ -48,17 +44,15 @@ class Broadcast(PassThroughSpec):
     def summary(self) -> str:
         return f"all of it for each {self.task}"
 
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        return add_task_column(context.operator, "the stream", arriving[0], self.task, "broadcast")
+
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        columns = add_task_column(context.operator, "the stream", arriving[0].columns, self.task, "broadcast")
-        return Flow(context.operator, columns, (self.task,), TASK_NUMBER)
+        return Flow(context.operator, (self.task,), TASK_NUMBER)
 
     def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge:
         by, count_from = (self.task,), "one for each task"
         return StreamEdge(self.stream, self.role, partitions, by, TASK_NUMBER, count_from, context.operator)
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        return None if types is None else types | {self.task: "int"}
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         return copy_for_each_task(frames[0], self.task, batch.tasks)
@@ -66,13 +60,11 @@ class Broadcast(PassThroughSpec):
 
 def add_task_column(operator: str, what: str, columns: Columns, task: str, method: str) -> Columns:
     """Return the columns with that of the task's number; raises PlanningError if it exists."""
-    if columns is None:
-        return None
-    if task.lower() in map(str.lower, columns):
+    if task.lower() in map(str.lower, columns.names or ()):
         problem = f"{operator}: {what} has a column {task!r}, which is the name of the column for the task's number."
         step = f'Choose another name: {method}({"task" if method == "broadcast" else "broadcast"}="task_number").'
         raise PlanningError(problem, step, column=task, operator=operator)
-    return (*columns, task)
+    return columns.add({task: ColumnFacts("int")})
 
 
 def build_broadcast(after: str, stream: str, task: str) -> Broadcast:
@@ -138,16 +130,20 @@ class Input(Spec):
     def summary(self) -> str:
         return self.stream if self.broadcast is None else f"{self.stream}, all of it for each {self.broadcast}"
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         facts = require_facts(context.catalog, self.stream, context.operator)
+        columns = Columns.of_schema(facts.schema, LineageNode("stream", self.stream))
         if self.event_time is not None:
-            known = None if facts.schema is None else types_by_name(facts.schema)
-            self.event_time.check(context.operator, facts.columns, known)
+            self.event_time.check(context.operator, columns.names, columns.types)
         if self.broadcast is None:
-            return Flow(context.operator, facts.columns, facts.key, facts.partitioner if facts.key else UNKNOWN)
-        what = f"stream {self.stream}"
-        columns = add_task_column(context.operator, what, facts.columns, self.broadcast, "input_stream")
-        return Flow(context.operator, columns, (self.broadcast,), TASK_NUMBER)
+            return columns
+        return add_task_column(context.operator, f"stream {self.stream}", columns, self.broadcast, "input_stream")
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        if self.broadcast is not None:
+            return Flow(context.operator, (self.broadcast,), TASK_NUMBER)
+        facts = require_facts(context.catalog, self.stream, context.operator)
+        return Flow(context.operator, facts.key, facts.partitioner if facts.key else UNKNOWN)
 
     def declared_partitions(self, context: PlanContext) -> int | None:
         # A broadcast input has a partition per task, which other streams decide: see `add_broadcast_counts`.
@@ -161,15 +157,6 @@ class Input(Spec):
             facts = require_facts(context.catalog, self.stream, context.operator)
             partitions, by, partitioner = facts.partitions, facts.key, facts.partitioner
         return StreamEdge(self.stream, self.role, partitions, by, partitioner, "input", context.operator)
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        facts = context.catalog.get(self.stream)
-        if facts is None or facts.schema is None:
-            return None
-        return types_by_name(facts.schema) | ({} if self.broadcast is None else {self.broadcast: "int"})
-
-    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        return identity_sources(LineageNode("stream", self.stream), context.after or ())
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         records = batch.read(self.stream)

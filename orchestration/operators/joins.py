@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
 from dagster_adjunct.orchestration.operators.columns import (
-    Columns,
-    Types,
-    append_columns,
+    check_added_names,
     first_duplicate,
     function_label,
     plain_column,
     require_columns,
     split_alias,
-    types_by_name,
     validate_column_names,
 )
 from dagster_adjunct.orchestration.operators.functions import (
@@ -32,12 +29,12 @@ from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
     Declarations,
     ExternalCall,
-    Flow,
     KeyedTable,
     Match,
+    PassThroughSpec,
     PlanContext,
     Requirement,
-    Spec,
+    check_equal_types,
 )
 from dagster_adjunct.orchestration.operators.remote_tables import (
     LookupColumn,
@@ -47,9 +44,9 @@ from dagster_adjunct.orchestration.operators.remote_tables import (
     declared_column_types,
     lookup_column_types,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import Catalog, ColumnSources, LineageContext, LineageNode
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog, ColumnFacts, Columns, LineageNode
 from dagster_adjunct.resources.common import argument_error
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError, SchemaMismatchError
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 
@@ -152,7 +149,7 @@ def parse_selection(operator: str, select: Sequence[str] | None, prefix: str) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Join(Spec):
+class Join(PassThroughSpec):
     """Records with the columns of their entry in a dataset.
 
     `on` has pairs (stream column, dataset column) in the order of the dataset's key. `select` None means all columns of
@@ -187,70 +184,52 @@ class Join(Spec):
         columns = tuple(stream_columns[name] for name in dataset.partition_by)
         return (Requirement(dataset.name, dataset.partitions, columns),)
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
-        dataset, operator = context.app.dataset(self.dataset), context.operator
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        dataset = context.app.dataset(self.dataset)
         records = source_schema(dataset, context.catalog)
         try:
-            stored = dataset.columns if records is None else derive_stored_schema(dataset, records).names
+            entries = Columns.of_schema(None if records is None else derive_stored_schema(dataset, records))
         except SchemaMismatchError as error:
             step = "Correct key=, columns= or the extractor of the dataset."
             raise PlanningError(error.problem, step, dataset=dataset.name) from error
+        if records is None and dataset.columns is not None:
+            entries = Columns(dict.fromkeys(dataset.columns, ColumnFacts()), typed=False)
+        context.compared.extend(self._compare(arriving[0], entries))
+        return self._join_columns(context.operator, arriving[0], entries, dataset)
+
+    def _compare(self, stream: Columns, entries: Columns) -> list[ComparedColumn]:
+        own, others = stream.types or {}, entries.types or {}
+        name = f"of dataset {self.dataset}"
+        return [ComparedColumn(one, own.get(one), f"{other!r} {name}", others.get(other)) for one, other in self.on]
+
+    def _join_columns(self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset) -> Columns:
+        """Return the columns of joined records; raises PlanningError for missing and duplicate ones, and for keys of
+        different types."""
         require_columns(
-            operator, "the stream", tuple(name for name, _ in self.on), flow.columns,
+            operator, "the stream", tuple(name for name, _ in self.on), stream.names,
             f"Correct on=, or join before the column is dropped; the key of dataset {dataset.name} is "
             f"{', '.join(dataset.key)}.",
         )  # fmt: skip
         side = f"dataset {dataset.name} (input {dataset.input})"
-        require_columns(operator, side, tuple(name for _, name in self.on), stored, "Correct the dataset's key=.")
-        if self.select is not None:
-            require_columns(operator, side, tuple(item.column for item in self.select), stored, "Correct select=.")
-        elif stored is None:
-            return replace(flow, columns=None)
-        return replace(flow, columns=self._append(operator, flow.columns, stored or ()))
-
-    def _append(self, operator: str, stream: Columns, stored: Sequence[str]) -> Columns:
-        added = [item.name for item in self.selection(stored)]
-        other = f"dataset {self.dataset}"
-        return append_columns(operator, stream, added, other, self.dataset, dataset=self.dataset)
-
-    def compared_columns(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
-        entries = self._entry_types(context) or {}
-        return [
-            ComparedColumn(
-                stream, (arriving[0] or {}).get(stream), f"{entry!r} of dataset {self.dataset}", entries.get(entry)
-            )
-            for stream, entry in self.on
-        ]
-
-    def _entry_types(self, context: PlanContext) -> Types:
-        dataset = context.app.dataset(self.dataset)
-        records = source_schema(dataset, context.catalog)
-        try:
-            return None if records is None else types_by_name(derive_stored_schema(dataset, records))
-        except AdjunctError:  # check_datasets reports it
-            return None
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        entries = self._entry_types(context)
-        if types is None or entries is None:
-            return None
-        return types | {chosen.name: entries.get(chosen.column) for chosen in self.selection(tuple(entries))}
-
-    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        (made,) = arriving
+        require_columns(
+            operator, side, tuple(name for _, name in self.on), entries.names, "Correct the dataset's key=."
+        )
+        chosen = self.selection(entries.known)
+        require_columns(operator, side, tuple(item.column for item in chosen), entries.names, "Correct select=.")
+        if self.select is None and not entries.complete:
+            return replace(stream, complete=False)
+        added = [item.name for item in chosen]
+        check_added_names(operator, stream.names, added, f"dataset {self.dataset}", self.dataset, dataset=self.dataset)
+        check_equal_types(operator, self._compare(stream, entries), dataset=self.dataset)
         node = LineageNode("dataset", self.dataset)
-        if self.select is not None:
-            return made | {chosen.name: ((node, chosen.column),) for chosen in self.select}
-        (before,) = context.before
-        added = [name for name in context.after or () if name not in (before or ())]
-        return made | {name: ((node, name.removeprefix(self.prefix)),) for name in added}
+        kinds = entries.types or {}
+        more = {item.name: ColumnFacts(kinds.get(item.column), ((node, item.column),)) for item in chosen}
+        return stream.add(more, typed=entries.types is not None)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         entries, schema = batch.entries(self.dataset)
-        self._check_types(operator, dict(frame.dtypes), schema)
+        self._check_frame(operator, frame, schema, batch)
         added = [named_column(chosen.column).alias(chosen.name) for chosen in self.selection(schema.names)]
         return self._joined(operator, frame, entries, added, batch)
 
@@ -271,22 +250,10 @@ class Join(Spec):
         kept = counted.filter("__matched") if self.how == "inner" else counted
         return kept.drop(*keys, "__matched")
 
-    def _check_types(self, operator: str, types: Mapping[str, str], schema: Schema) -> None:
-        """Raise PlanningError for missing and duplicate columns and different key types, before Spark does."""
-        own = tuple(name for name in types if not name.startswith("__"))
-        on = tuple(stream for stream, _ in self.on)
-        require_columns(operator, "the stream", on, own, "Correct on=, or add the column with map().")
-        for stream, entry in self.on:
-            expected = schema.field(entry, f"dataset {self.dataset}").type
-            if types[stream] != expected:
-                problem = (
-                    f"{operator}: the stream's {stream!r} is {types[stream]} and {entry!r} of dataset "
-                    f"{self.dataset} is {expected}; equal values of different types hash to different buckets."
-                )
-                step = f'Cast it first: .map("*", "cast({stream} as {expected}) as {stream}_key").'
-                raise PlanningError(problem, step, dataset=self.dataset, operator=operator)
-        schema.select([chosen.column for chosen in self.select or ()], f"dataset {self.dataset}")
-        self._append(operator, own, schema.names)
+    def _check_frame(self, operator: str, frame: DataFrame, schema: Schema, batch: BatchContext) -> None:
+        """Check the records and the entries of the batch's version, before Spark does."""
+        dataset = batch.app.dataset(self.dataset)
+        self._join_columns(operator, Columns.of_frame(frame), Columns.of_schema(schema), dataset)
 
 
 def build_join(
@@ -329,27 +296,23 @@ class JoinFunction(Join):
     def summary(self) -> str:
         return f"{Join.summary(self)}, by {function_label(self.function)}"
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        flow = Join.flow(self, context, arriving)
-        there = {name.lower() for name in flow.columns or ()}
+    def _join_columns(self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset) -> Columns:
+        columns = Join._join_columns(self, operator, stream, entries, dataset)
+        there = {name.lower() for name in columns.names or ()}
         taken = next((name for name in self.schema.names if name.lower() in there), None)
         if taken is not None:
             problem = (
-                f"{context.operator}: the stream and {function_label(self.function)} both have a column {taken!r}; "
-                f"the stream's columns there are {', '.join(flow.columns or ())}."
+                f"{operator}: the stream and {function_label(self.function)} both have a column {taken!r}; "
+                f"the stream's columns there are {', '.join(columns.names or ())}."
             )
             step = "Use another name in schema=, and replace the stream's column with select() after the join."
-            raise PlanningError(problem, step, operator=context.operator, column=taken)
-        return replace(flow, columns=None if flow.columns is None else (*flow.columns, *self.schema.names))
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        types = Join.types(self, context, arriving)
-        return None if types is None else types | types_by_name(self.schema)
+            raise PlanningError(problem, step, operator=operator, column=taken)
+        return columns.add(Columns.of_schema(self.schema).known)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         entries, schema = batch.entries(self.dataset)
-        self._check_types(operator, dict(frame.dtypes), schema)
+        self._check_frame(operator, frame, schema, batch)
         entry = F.struct(*[named_column(name) for name in schema.names]).alias(_ENTRY)
         joined = self._joined(operator, frame, entries, [entry], batch)
         stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
@@ -380,7 +343,7 @@ def build_join_function(
 
 
 @dataclass(frozen=True, slots=True)
-class LookupJoin(Spec):
+class LookupJoin(PassThroughSpec):
     """Records with the columns of their key's record in a remote table; records do not move.
 
     `on` has pairs (stream column, table column) in the order of the table's key. `select` None means all declared
@@ -428,51 +391,37 @@ class LookupJoin(Spec):
         answers = tuple(LookupColumn(item.column, item.name, types[item.column]) for item in chosen)
         return TableLookup(self.table, tuple(stream for stream, _ in self.on), answers, self.args)
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        (stream,) = arriving
         table = context.app.tables[self.table]
         check_lookup(context.operator, table, self.args)
-        lookup = self.lookup(context.operator, table)
+        declared, known = declared_column_types(table) or {}, stream.types or {}
+        context.declared.extend(
+            ComparedColumn(own, known.get(own), f"table {self.table}", declared[entry])
+            for own, entry in self.on
+            if entry in declared
+        )
+        return self._join_columns(context.operator, stream, table, self.lookup(context.operator, table))
+
+    def _join_columns(self, operator: str, stream: Columns, table: KeyedTable, lookup: TableLookup) -> Columns:
+        """Return the columns of joined records; raises PlanningError for missing and duplicate ones, and for keys of
+        other types."""
         require_columns(
-            context.operator, "the stream", lookup.keys, flow.columns,
+            operator, "the stream", lookup.keys, stream.names,
             f"Correct on=, or join before the column is dropped; the key of table {self.table} is "
             f"{', '.join(table.key)}.",
         )  # fmt: skip
-        return replace(flow, columns=self._columns(context.operator, lookup, flow.columns))
-
-    def _columns(self, operator: str, lookup: TableLookup, stream: Columns) -> Columns:
         added = [answer.name for answer in lookup.answers]
-        return append_columns(operator, stream, added, f"table {self.table}", self.table)
-
-    def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
-        declared = declared_column_types(context.app.tables[self.table]) or {}
-        return [
-            ComparedColumn(stream, (arriving[0] or {}).get(stream), f"table {self.table}", declared[entry])
-            for stream, entry in self.on
-            if entry in declared
-        ]
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        table = context.app.tables[self.table]
-        check_lookup_key_types(context.operator, table, self.on, types)
-        answers = self.lookup(context.operator, table).answers
-        return None if types is None else types | {answer.name: answer.type for answer in answers}
-
-    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
+        check_added_names(operator, stream.names, added, f"table {self.table}", self.table)
+        check_lookup_key_types(operator, table, self.on, stream.types)
         node = LineageNode("table", self.table)
-        answers = self.lookup(self.kind, context.app.tables[self.table]).answers
-        return arriving[0] | {answer.name: ((node, answer.column),) for answer in answers}
+        return stream.add({it.name: ColumnFacts(it.type, ((node, it.column),)) for it in lookup.answers})
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         table = batch.app.tables[self.table]
-        types: Types = dict(frame.dtypes)
-        columns = tuple(name for name in frame.columns if not name.startswith("__"))
         lookup = self.lookup(operator, table)
-        require_columns(operator, "the stream", lookup.keys, columns, "Correct on=, or add the column with map().")
-        self._columns(operator, lookup, columns)
-        check_lookup_key_types(operator, table, self.on, types)
+        self._join_columns(operator, Columns.of_frame(frame), table, lookup)
         joined = batch.look_up(operator, frame, lookup)
         kept = joined.filter("__matched") if self.how == "inner" else joined
         return kept.drop("__matched")

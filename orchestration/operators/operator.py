@@ -13,17 +13,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.orchestration.operators.columns import Columns, Types
 from dagster_adjunct.orchestration.operators.stream_facts import (
     UNKNOWN,
     Catalog,
-    ColumnSources,
-    LineageContext,
+    Columns,
     LineageNode,
     Partitioner,
 )
 from dagster_adjunct.resources.common import CodeLine
+from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.sql.types import types_differ
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -133,7 +133,7 @@ class Match:
 
 
 class Spec(ABC):
-    """One operator. `kind`, `summary`, `flow` and `compile` are required; the other members have defaults.
+    """One operator. Its abstract members and `kind` are required; the others have defaults.
 
     Sequences with one item per input are in the order of the inputs.
     """
@@ -147,11 +147,16 @@ class Spec(ABC):
         """Return a short description for plans."""
 
     @abstractmethod
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        """Return the columns and the partitioning of the records that leave it.
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        """Return the columns of the records that leave it.
 
-        Raises PlanningError for a column that is known to be missing or duplicate.
+        Raises PlanningError for a column that is known to be missing or duplicate, or whose type certainly does not
+        fit. Columns whose types have to fit others are passed on to the planner (`PlanContext`).
         """
+
+    @abstractmethod
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        """Return the partitioning of the records that leave it."""
 
     @abstractmethod
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
@@ -283,8 +288,8 @@ class Spec(ABC):
         """Return the required partitioning of each input, None for any; () if there is none at all."""
         return ()
 
-    def changed(self, app: Declarations, arriving: Types) -> ChangedColumns | None:
-        """Return the table's columns that it changes, given its input's types; None for all, or if unknown."""
+    def changed(self, app: Declarations, arriving: Columns) -> ChangedColumns | None:
+        """Return the table's columns that it changes, given those of its input; None for all, or if unknown."""
         return None
 
     def declared_partitions(self, context: PlanContext) -> int | None:
@@ -299,43 +304,24 @@ class Spec(ABC):
         """Return the exchange that writing needs; None where the records are partitioned right, in `partitions`."""
         return None
 
-    def compared_columns(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
-        """Return the columns that are compared with other columns and so need equal types."""
-        return ()
-
-    def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
-        """Return the columns that are written to, or looked up by, columns with declared types.
-
-        `types` rejects those that certainly do not fit.
-        """
-        return ()
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        """Return the types of the columns that leave; None where they are unknown."""
-        return None
-
-    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        """Return the sources of the columns that leave; unknown ones are omitted."""
-        return {}
-
-    def written_types(self, arriving: Types) -> Types:
-        """Return the types of the columns that are written to the target."""
+    def written(self, arriving: Columns) -> Columns:
+        """Return the columns that are written to the target."""
         return arriving
 
-    def written_columns(self, arriving: ColumnSources) -> ColumnSources:
-        """Return the sources of the columns that are written to the target."""
-        return arriving
+    def check_frames(self, operator: str, frames: Sequence[DataFrame], app: Declarations) -> Columns:
+        """Check the records that arrive, whose types Spark knows, as planning does; return the columns that leave."""
+        return self.derive_columns(PlanContext(operator, app, {}), [Columns.of_frame(frame) for frame in frames])
 
 
 class PassThroughSpec(Spec):
-    """An operator whose records keep their columns."""
+    """An operator whose records keep their columns and their partitions."""
 
     __slots__ = ()
 
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         return arriving[0]
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return arriving[0]
 
 
@@ -372,18 +358,21 @@ BROADCAST: Collection[Role] = ("broadcast-input", "broadcast")
 class PlanContext:
     """The context of planning an operator: its id, its application, and the facts of the streams.
 
-    `counts` has the partition count of each `Flow.stream`, once decided.
+    `counts` has the partition count of each `Flow.stream`, once decided. The operator adds to `compared` what needs
+    equal types, and to `declared` what is written to, or looked up by, columns with declared types.
     """
 
     operator: str
     app: Declarations
     catalog: Catalog
     counts: Mapping[str, int] | None = None
+    compared: list[ComparedColumn] = field(default_factory=list)
+    declared: list[ComparedColumn] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Records between two operators: their columns and partitioning.
+    """The partitioning of records between two operators.
 
     `stream` is the id of the node that determines their partitions: the operator that begins a stream, an inserted
     exchange, or an operator that merges streams (`merge_flows`). `partitioned_by` is () where it is unknown, since
@@ -391,14 +380,19 @@ class Flow:
     """
 
     stream: str
-    columns: Columns
     partitioned_by: tuple[str, ...]
     partitioner: Partitioner
     lost_at: str = ""
 
+    def lose(self, operator: str) -> Flow:
+        """Return the flow with unknown partitioning since this operator, or since an earlier one."""
+        return (
+            self if not self.partitioned_by else replace(self, partitioned_by=(), partitioner=UNKNOWN, lost_at=operator)
+        )
+
 
 def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
-    """Return the flow of the merged records of several inputs, with the columns of the first.
+    """Return the flow of the merged records of several inputs.
 
     If all inputs are partitioned by the same columns with the same hash, so is the result; an operator that relies on
     it requires equal partition counts. If the inputs differ, or their counts turn out to differ, the partitioning is
@@ -413,7 +407,7 @@ def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
     if alike and first.partitioned_by:
         return replace(first, stream=stream)
     lost = next((flow.lost_at for flow in flows if flow.lost_at), context.operator)
-    return Flow(stream, first.columns, (), UNKNOWN, lost)
+    return Flow(stream, (), UNKNOWN, lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,6 +434,18 @@ class ComparedColumn:
     type: str | None
     other: str
     other_type: str | None
+
+
+def check_equal_types(operator: str, compared: Sequence[ComparedColumn], *, dataset: str | None = None) -> None:
+    """Raise PlanningError for a column that is compared with one of another type; `dataset` is that of the others."""
+    for pair in compared:
+        if pair.type is not None and pair.other_type is not None and types_differ(pair.type, pair.other_type):
+            problem = (
+                f"{operator}: the stream's {pair.column!r} is {pair.type} and {pair.other} is {pair.other_type}; "
+                "equal values of different types hash to different buckets."
+            )
+            step = f'Cast it first: .map("*", "cast({pair.column} as {pair.other_type}) as {pair.column}_key").'
+            raise PlanningError(problem, step, operator=operator, column=pair.column, dataset=dataset)
 
 
 @dataclass(frozen=True, slots=True)

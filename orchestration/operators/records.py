@@ -6,13 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.columns import (
     FINAL,
-    Columns,
     DataFrameFunction,
-    Types,
     check_new_names,
     function_label,
     list_hidden_columns,
@@ -33,10 +32,9 @@ from dagster_adjunct.orchestration.operators.operator import (
 )
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
-    UNKNOWN,
-    ColumnSources,
-    LineageContext,
-    add_sources,
+    ColumnFacts,
+    Columns,
+    Sources,
     sources_from_expression,
     sources_from_sql,
 )
@@ -74,20 +72,15 @@ class Filter(PassThroughSpec):
     def keeps_only_final(self) -> bool:
         return isinstance(self.condition, str) and implies_true(self.condition, FINAL)
 
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        (columns,) = arriving
+        if isinstance(self.condition, str):
+            check_condition(context.operator, self.condition, columns.names, columns.types)
+        return columns
+
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        if isinstance(self.condition, str):
-            check_condition(context.operator, self.condition, flow.columns)
-        if isinstance(self.condition, str) or self.keeps_partitioning or not flow.partitioned_by:
-            return flow
-        return replace(flow, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        if types is None or not isinstance(self.condition, str):
-            return types
-        check_condition(context.operator, self.condition, tuple(types), types)
-        return types
+        return flow if isinstance(self.condition, str) or self.keeps_partitioning else flow.lose(context.operator)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
@@ -144,27 +137,41 @@ class Map(Spec):
     def sql(self) -> Sequence[str]:
         return self.expressions
 
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        (columns,) = arriving
+        if self.function is not None:
+            return Columns(complete=False)
+        names, types, sources = columns.names, columns.types, columns.sources
+        result: dict[str, ColumnFacts] = {}
+        named: list[str] = []
+        made: dict[str, Sources] = {}
+        complete = True
+        for item in check_expressions(context.operator, self.expressions, names, types):
+            read, name = item.expression, item.expression.name
+            if read.star:
+                kept = item.expand_star(tuple(columns.known))
+                named += kept if columns.complete else ()
+                result |= {column: columns.known[column] for column in kept}
+                complete = complete and columns.complete
+                continue
+            if name is None:
+                complete = False
+                continue
+            named.append(name)
+            fields = struct_fields(read) if name in (UPDATE, DEFAULT) else ()
+            parts = {
+                field: ColumnFacts(expression_type(value, types or {}), sources_from_expression(value, sources, made))
+                for field, value in fields
+            }
+            made[name] = () if fields else sources_from_expression(read, sources, made)
+            result[name] = ColumnFacts(item.type, made[name], parts)
+        check_new_names(context.operator, named, "List the columns to keep instead of '*', or choose another name.")
+        return Columns(result, complete, columns.typed and columns.complete)
+
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
         kept = self._partitioning(flow.partitioned_by)
-        flow = replace(flow, columns=self._columns(context.operator, flow.columns))
-        if kept == flow.partitioned_by or not flow.partitioned_by:
-            return flow
-        if kept is not None:
-            return replace(flow, partitioned_by=kept)
-        return replace(flow, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
-
-    def _columns(self, operator: str, columns: Columns) -> Columns:
-        """Return the columns after it; None if one has no known name."""
-        if self.function is not None:
-            return None
-        result: list[str | None] = []
-        for item in check_expressions(operator, self.expressions, columns):
-            star = (None,) if columns is None else item.expand_star(columns)
-            result += star if item.expression.star else [item.expression.name]
-        named = [name for name in result if name is not None]
-        check_new_names(operator, named, "List the columns to keep instead of '*', or choose another name.")
-        return tuple(named) if len(named) == len(result) else None
+        return flow.lose(context.operator) if kept is None else replace(flow, partitioned_by=kept)
 
     def _partitioning(self, partitioned_by: tuple[str, ...]) -> tuple[str, ...] | None:
         """Return the names of the partitioning columns after it, None if one is lost.
@@ -187,41 +194,6 @@ class Map(Spec):
         names = [each if star and each.lower() not in lost else passed.get(each.lower()) for each in partitioned_by]
         kept = tuple(name for name in names if name is not None)
         return kept if len(kept) == len(partitioned_by) else None
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        if types is None or self.function is not None:
-            return None
-        result: dict[str, str | None] = {}
-        for item in check_expressions(context.operator, self.expressions, tuple(types), types):
-            name = item.expression.name
-            if item.expression.star:
-                result |= {column: types[column] for column in item.expand_star(tuple(types))}
-                continue
-            if name is None:
-                return None
-            result[name] = item.type
-            if name in (UPDATE, DEFAULT):
-                fields = struct_fields(item.expression)
-                result |= {f"{name}.{field}": expression_type(value, types) for field, value in fields}
-        return result
-
-    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        (columns,) = arriving
-        result: ColumnSources = {}
-        named: ColumnSources = {}
-        for expression in map(parse_expression, self.expressions):
-            if expression.star:
-                excepted = {name.lower() for name in expression.excepted}
-                result |= {name: sources for name, sources in columns.items() if name.lower() not in excepted}
-                continue
-            fields = struct_fields(expression) if expression.name in (UPDATE, DEFAULT) else ()
-            for name, value in fields:
-                result[f"{expression.name}.{name}"] = sources_from_expression(value, columns, named)
-            if expression.name is not None and not fields:
-                result[expression.name] = sources_from_expression(expression, columns, named)
-                named[expression.name] = result[expression.name]
-        return result
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
@@ -263,16 +235,26 @@ class Merge(Spec):
     def summary(self) -> str:
         return f"of {', '.join(self.inputs)}"
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         first, *others = arriving
+        typed = all(columns.types is not None for columns in arriving)
         for source, other in zip(self.inputs[1:], others, strict=True):
-            if first.columns is not None and other.columns is not None:
-                self._check_names(context.operator, first.columns, source, other.columns)
+            if first.complete and other.complete:
+                self._check_names(context.operator, tuple(first.known), source, tuple(other.known))
+            if typed:
+                self._check_types(context.operator, first.known, source, other.known)
+        result = {}
+        for name in first.known:
+            columns = [one.known[name] for one in arriving if name in one.known]
+            sources = chain.from_iterable(column.sources for column in columns if len(columns) == len(arriving))
+            kind = next((column.type for column in columns if column.type), None)
+            result[name] = ColumnFacts(kind, tuple(dict.fromkeys(sources)))
+        return Columns(result, first.complete, typed)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         flow = merge_flows(context, arriving)
-        if flow.partitioner == SPARK or not flow.partitioned_by:
-            return flow
         # Another system's client chose the partitions, and several tasks may read one of them.
-        return replace(flow, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
+        return flow if flow.partitioner == SPARK else flow.lose(context.operator)
 
     def _check_names(self, operator: str, first: Sequence[str], source: str, other: Sequence[str]) -> None:
         missing = [name for name in first if name not in other]
@@ -287,19 +269,11 @@ class Merge(Spec):
         step = f"Give all of them the same: .select({kept}) of each, or .with_columns(…) for what is missing."
         raise PlanningError(problem, step, operator=operator, column=(missing or more)[0])
 
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        known = [(source, types) for source, types in zip(self.inputs, arriving, strict=True) if types is not None]
-        if len(known) < len(self.inputs):
-            return None
-        for source, types in known[1:]:
-            self._check_types(context.operator, known[0][1], source, types)
-        return {name: next((types[name] for _, types in known if types.get(name)), None) for name in known[0][1]}
-
     def _check_types(
-        self, operator: str, first: Mapping[str, str | None], source: str, other: Mapping[str, str | None]
+        self, operator: str, first: Mapping[str, ColumnFacts], source: str, other: Mapping[str, ColumnFacts]
     ) -> None:
-        for name, kind in first.items():
-            there = other.get(name)
+        for name, column in first.items():
+            kind, there = column.type, other[name].type
             if kind is not None and there is not None and types_differ(kind, there):
                 problem = (
                     f"{operator}: its inputs have different types of {name!r}: {there} in {source}, {kind} in "
@@ -308,18 +282,8 @@ class Merge(Spec):
                 step = f'Cast it in one of them: .with_columns({name}="cast({name} as {kind})").'
                 raise PlanningError(problem, step, operator=operator, column=name)
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        result: ColumnSources = {}
-        for made in arriving:
-            for name, sources in made.items():
-                add_sources(result, name, sources)
-        return {name: sources for name, sources in result.items() if all(name in made for made in arriving)}
-
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        own = [{name: kind for name, kind in frame.dtypes if not name.startswith("__")} for frame in frames]
-        for source, types in zip(self.inputs[1:], own[1:], strict=True):
-            self._check_names(operator, tuple(own[0]), source, tuple(types))
-            self._check_types(operator, own[0], source, types)
+        self.check_frames(operator, frames, batch.app)
         by = batch.required_partitioning(operator)
         first, *others = frames
         if by:
@@ -358,11 +322,13 @@ class PartitionBy(PassThroughSpec):
     def summary(self) -> str:
         return f"by {', '.join(self.columns)}"
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         next_step = 'Name columns that it has; an expression needs a name: partition_by("upper(city) as city_key").'
-        require_columns(context.operator, "the stream", self.columns, flow.columns, next_step)
-        return Flow(context.operator, flow.columns, self.columns, SPARK)
+        require_columns(context.operator, "the stream", self.columns, arriving[0].names, next_step)
+        return arriving[0]
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        return Flow(context.operator, self.columns, SPARK)
 
     def declared_partitions(self, context: PlanContext) -> int | None:
         return self.partitions
@@ -432,24 +398,22 @@ class WithColumns(Spec):
     def sql(self) -> Sequence[str]:
         return tuple(expression for _, expression in self.columns)
 
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        (columns,) = arriving
+        names, types, sources = columns.names, columns.types, columns.sources
+        given = {}
+        for name, text in self.columns:
+            kind = check_expression(context.operator, text, names, types)
+            given[name.lower()] = name, ColumnFacts(kind, sources_from_sql(text, sources))
+        placed = {name.lower(): (name, column) for name, column in columns.known.items()} | given
+        return replace(columns, known=dict(placed.values()))
+
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        for _, expression in self.columns:
-            check_expression(context.operator, expression, flow.columns)
-        moved = replace(flow, columns=self._columns(flow.columns))
         kept = tuple(filter(None, map(self._kept, flow.partitioned_by)))
         if len(kept) == len(flow.partitioned_by):
-            return replace(moved, partitioned_by=kept)
-        return replace(moved, partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
-
-    def _columns(self, columns: Columns) -> Columns:
-        if columns is None:
-            return None
-        given = {name.lower(): name for name, _ in self.columns}
-        there = set(map(str.lower, columns))
-        added = (name for name, _ in self.columns if name.lower() not in there)
-        kept = columns if there.isdisjoint(given) else tuple(given.get(name.lower(), name) for name in columns)
-        return (*kept, *added)
+            return replace(flow, partitioned_by=kept)
+        return flow.lose(context.operator)
 
     def _kept(self, column: str) -> str | None:
         """Return the name of a column after it, None if another one replaces it."""
@@ -457,24 +421,6 @@ class WithColumns(Spec):
             if name.lower() == column.lower():
                 return name if (plain_column(expression) or "").lower() == column.lower() else None
         return column
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        if types is None:
-            return None
-        names = tuple(types)
-        known = {name: check_expression(context.operator, text, names, types) for name, text in self.columns}
-        columns = self._columns(tuple(types)) or ()
-        if columns[: len(types)] == tuple(types):  # no replaced name changes its case
-            return types | known
-        return {name: types.get(name) for name in columns} | known
-
-    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        (made,) = arriving
-        given = {name: sources_from_sql(expression, made) for name, expression in self.columns}
-        replaced = {name.lower() for name in given}
-        kept = {name: sources for name, sources in made.items() if name.lower() not in replaced}
-        return kept | {name: sources for name, sources in given.items() if sources}
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         return frames[0].withColumns({name: F.expr(expression) for name, expression in self.columns})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
@@ -12,7 +12,6 @@ from dagster_adjunct.orchestration.operators.columns import (
     Types,
     function_label,
     require_columns,
-    types_by_name,
 )
 from dagster_adjunct.orchestration.operators.functions import flow_after_function
 from dagster_adjunct.orchestration.operators.operator import (
@@ -33,11 +32,10 @@ from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
     UNKNOWN,
-    ColumnSources,
-    LineageContext,
+    ColumnFacts,
+    Columns,
     LineageNode,
     StreamFacts,
-    identity_sources,
     new_stream_defaults,
     output_partitioner,
 )
@@ -109,10 +107,10 @@ class OutputStreamSpec(Spec):
     def target(self, app: Declarations) -> LineageNode:
         return LineageNode("stream", self.stream)
 
-    def appended(self, context: PlanContext, columns: tuple[str, ...] | None, what: str, why: str) -> Flow:
-        """Return the flow of the output stream; raises PlanningError if `what` lacks the key, or the stream differs."""
+    def check_output(self, context: PlanContext, columns: Columns, what: str, why: str) -> None:
+        """Raise PlanningError if `what`, which has these columns, lacks the stream's key, or the stream differs."""
         output = context.app.outputs[self.stream]
-        require_columns(context.operator, what, output.key, columns, why)
+        require_columns(context.operator, what, output.key, columns.names, why)
         facts = context.catalog.get(output.name)
         if facts is not None and (facts.partitions, facts.key) != (output.partitions, output.key):
             raise PlanningError(
@@ -130,8 +128,11 @@ class OutputStreamSpec(Spec):
             )
             step = 'Declare key="…", or partitions=1.'
             raise PlanningError(problem, step, operator=context.operator, stream=output.name)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        output = context.app.outputs[self.stream]
         partitioner = output_partitioner(context.catalog, output.name) if output.key else UNKNOWN
-        return Flow(context.operator, columns, output.key, partitioner)
+        return Flow(context.operator, output.key, partitioner)
 
     def declared_partitions(self, context: PlanContext) -> int:
         return context.app.outputs[self.stream].partitions
@@ -149,6 +150,7 @@ class OutputStreamSpec(Spec):
 
 # Of each rejected record: the table, the operation ("put", "update", "delete"), key and record as JSON, and the reason.
 DEAD_LETTER_COLUMNS = {"table": "string", "kind": "string", "key": "string", "record": "string", "problem": "string"}
+_DEAD_LETTERS = Columns({name: ColumnFacts(kind) for name, kind in DEAD_LETTER_COLUMNS.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,21 +164,16 @@ class SendDeadLetters(OutputStreamSpec):
     def summary(self) -> str:
         return f"up to {self.at_most} rejected records of a batch to {self.stream}"
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        return self.appended(context, tuple(DEAD_LETTER_COLUMNS), "a dead letter", "Correct the output stream's key=.")
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        self.check_output(context, _DEAD_LETTERS, "a dead letter", "Correct the output stream's key=.")
+        return _DEAD_LETTERS
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
-        letters = Flow(context.operator, tuple(DEAD_LETTER_COLUMNS), (), UNKNOWN)  # they come from the driver
+        letters = Flow(context.operator, (), UNKNOWN)  # they come from the driver
         return OutputStreamSpec.exchange_before(self, context, letters, partitions)
 
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        return dict(DEAD_LETTER_COLUMNS)
-
-    def written_types(self, arriving: Types) -> Types:
-        return dict(DEAD_LETTER_COLUMNS)
-
-    def written_columns(self, arriving: ColumnSources) -> ColumnSources:
-        return {}
+    def written(self, arriving: Columns) -> Columns:
+        return _DEAD_LETTERS
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         output = batch.app.outputs[self.stream]
@@ -217,25 +214,18 @@ class SendToLocal(PassThroughSpec):
     def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
         return (Requirement(self.table, app.dataset(self.table).partitions, None, feeds=True),)
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
-        names = self.schema.names
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        (columns,) = arriving
         step = f"They are the columns of table {self.table}."
-        require_columns(context.operator, "the stream", names, flow.columns, step)
+        require_columns(context.operator, "the stream", self.schema.names, columns.names, step)
+        self.check_types(context.operator, columns.types)
         if self.deleted is not None:
-            check_condition(context.operator, self.deleted, flow.columns)
-        return flow
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        self.check_types(context.operator, types)
-        if self.deleted is not None and types is not None:
-            check_condition(context.operator, self.deleted, tuple(types), types)
-        return types
-
-    def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
-        what, known = f"local table {self.table}", arriving[0] or {}
-        return [ComparedColumn(field.name, known.get(field.name), what, field.type) for field in self.schema.fields]
+            check_condition(context.operator, self.deleted, columns.names, columns.types)
+        what, known = f"local table {self.table}", columns.types or {}
+        context.declared.extend(
+            ComparedColumn(field.name, known.get(field.name), what, field.type) for field in self.schema.fields
+        )
+        return columns
 
     def check_types(self, operator: str, types: Types) -> None:
         """Raise PlanningError for columns of other types than the table's, as far as types are known."""
@@ -261,11 +251,8 @@ class SendToLocal(PassThroughSpec):
         why = f"local table {self.table} has {buckets} buckets by ({', '.join(by)}); {where}"
         return Exchange(context.operator, "local table", by, buckets, why)
 
-    def written_types(self, arriving: Types) -> Types:
-        return None if arriving is None else {name: arriving.get(name) for name in self.schema.names}
-
-    def written_columns(self, arriving: ColumnSources) -> ColumnSources:
-        return {name: sources for name, sources in arriving.items() if name in self.schema}
+    def written(self, arriving: Columns) -> Columns:
+        return replace(arriving, known={name: made for name, made in arriving.known.items() if name in self.schema})
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Write the records and return them unchanged, computed once."""
@@ -297,7 +284,7 @@ def build_send_to_local(
 
 
 @dataclass(frozen=True, slots=True)
-class SendToStream(OutputStreamSpec, PassThroughSpec):
+class SendToStream(OutputStreamSpec):
     """Records appended to an output stream."""
 
     kind: ClassVar[str] = "send-to"
@@ -306,12 +293,14 @@ class SendToStream(OutputStreamSpec, PassThroughSpec):
     def summary(self) -> str:
         return self.stream
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        why = f"They are the key of output {context.app.outputs[self.stream].name}."
-        return self.appended(context, arriving[0].columns, "the stream", why)
-
-    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        return identity_sources(LineageNode("stream", self.stream), arriving[0])
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        (columns,) = arriving
+        why = f"They are the key of output {self.stream}."
+        self.check_output(context, columns, "the stream", why)
+        node = LineageNode("stream", self.stream)
+        return replace(
+            columns, known={name: replace(it, sources=((node, name),)) for name, it in columns.known.items()}
+        )
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Append to the output stream and return what was appended, read back if the system allows it."""
@@ -359,18 +348,15 @@ class Sink(Spec):
         again = "; not again once its results are recorded" if recorded else ", and again if the batch is repeated"
         return ExternalCall("sink", self.writes, f"at least once for each record of a batch{again}", recorded)
 
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        return arriving[0] if self.returns is None else Columns.of_schema(self.returns)
+
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
         if self.returns is None:
             return flow
         kept = self.keeps_partitioning
         return flow_after_function(context.operator, flow, self.function, self.returns, keeps_partitioning=kept)
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        return arriving[0] if self.returns is None else types_by_name(self.returns)
-
-    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        return arriving[0] if self.returns is None else {}
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames

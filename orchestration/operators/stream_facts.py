@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from dagster_adjunct.orchestration.operators.columns import Columns, validate_partition_count
+from dagster_adjunct.orchestration.operators.columns import Names, Types, validate_partition_count
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -18,7 +18,9 @@ from dagster_adjunct.resources.streams.lake.streams import NEW_STREAMS
 from dagster_adjunct.resources.streams.system import LAKE, NewStreams
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.operators.operator import Declarations, Operator, Spec
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.operators.operator import Operator, Spec
 
 Kind = Literal["stream", "files", "dataset", "table", "sink"]
 
@@ -39,12 +41,66 @@ ColumnSources = dict[str, Sources]
 
 
 @dataclass(frozen=True, slots=True)
-class LineageContext:
-    """The context of tracing an operator's columns: its application, its input columns, and its own."""
+class ColumnFacts:
+    """A column of records: its type, None where unknown, and its source columns, () where unknown.
 
-    app: Declarations
-    before: tuple[Columns, ...]
-    after: Columns
+    A struct of updates for a table also has `fields`.
+    """
+
+    type: str | None = None
+    sources: Sources = ()
+    fields: Mapping[str, ColumnFacts] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of records in order, as far as they are known: all of them if `complete`.
+
+    Types are known, apart from those that are None, if `typed` and `complete`.
+    """
+
+    known: Mapping[str, ColumnFacts] = field(default_factory=dict)
+    complete: bool = True
+    typed: bool = True
+
+    @classmethod
+    def of_schema(cls, schema: Schema | None, source: LineageNode | None = None) -> Columns:
+        """Return the columns of a schema, each made of that of the `source`; unknown ones for None."""
+        if schema is None:
+            return cls(complete=False)
+        return cls(
+            {field.name: ColumnFacts(field.type, ((source, field.name),) if source else ()) for field in schema.fields}
+        )
+
+    @classmethod
+    def of_frame(cls, frame: DataFrame) -> Columns:
+        """Return the columns of a DataFrame without hidden ones; their sources are unknown."""
+        return cls({name: ColumnFacts(kind) for name, kind in frame.dtypes if not name.startswith("__")})
+
+    @property
+    def names(self) -> Names:
+        return tuple(self.known) if self.complete else None
+
+    @property
+    def types(self) -> Types:
+        """The types by name, those of fields as "update.seats"; None if they are unknown."""
+        if not (self.complete and self.typed):
+            return None
+        return {name: column.type for name, column in self._flat()}
+
+    @property
+    def sources(self) -> ColumnSources:
+        """The sources by name, those of fields as "update.seats"."""
+        return {name: column.sources for name, column in self._flat()}
+
+    def add(self, more: Mapping[str, ColumnFacts], *, typed: bool = True) -> Columns:
+        """Return these columns and `more`, which replace those of the same names."""
+        return replace(self, known={**self.known, **more}, typed=self.typed and typed)
+
+    def _flat(self) -> Iterator[tuple[str, ColumnFacts]]:
+        for name, column in self.known.items():
+            yield name, column
+            yield from ((f"{name}.{field}", made) for field, made in column.fields.items())
 
 
 def identity_sources(node: LineageNode, columns: Iterable[str]) -> ColumnSources:

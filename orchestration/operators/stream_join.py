@@ -15,9 +15,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     EVENT_TIME,
     MAX_DURATION,
     REPLAYED,
-    Columns,
-    Types,
-    append_columns,
+    check_added_names,
     check_duration,
     check_state_columns,
     require_columns,
@@ -48,11 +46,11 @@ from dagster_adjunct.orchestration.operators.operator import (
     PlanContext,
     Requirement,
     Spec,
+    check_equal_types,
     merge_flows,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext
+from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns
 from dagster_adjunct.resources.common import argument_error, check_name, to_microseconds
-from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.streams.system import TOMBSTONE
@@ -306,44 +304,37 @@ class StreamJoin(Spec):
         left, right = arriving
         to_left = {theirs: ours for ours, theirs in self.on}
         renamed = tuple(to_left.get(name, name) for name in right.partitioned_by)
-        merged = merge_flows(context, [left, replace(right, partitioned_by=renamed)])
-        return replace(merged, columns=self._columns(context.operator, left.columns, right.columns))
+        return merge_flows(context, [left, replace(right, partitioned_by=renamed)])
 
     def selection(self, columns: Sequence[str]) -> tuple[SelectedColumn, ...]:
         """Return the columns to add, for a right side with these columns."""
         return select_columns(self.select, self.on, self.prefix, columns)
 
-    def _columns(self, operator: str, left: Columns, right: Columns) -> Columns:
-        require_columns(operator, "the left stream", tuple(a for a, _ in self.on), left, "Correct on=.")
-        require_columns(operator, "the right stream", tuple(b for _, b in self.on), right, "Correct on=.")
-        if self.select is not None:
-            names = tuple(item.column for item in self.select)
-            require_columns(operator, "the right stream", names, right, "Correct select=.")
-        elif right is None:
-            return None
-        added = [item.name for item in self.selection(right or ())]
-        return append_columns(operator, left, added, "the right stream", "right")
-
-    def compared_columns(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
-        left, right = (types or {} for types in arriving)
-        return [ComparedColumn(a, left.get(a), f"{b!r} of the right stream", right.get(b)) for a, b in self.on]
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         left, right = arriving
-        if left is not None:
-            check_state_columns(context.operator, left, left, [a for a, _ in self.on])
-        if right is None:
-            return None
-        selection = self.selection(tuple(right))
-        check_state_columns(context.operator, right, [item.column for item in selection], [b for _, b in self.on])
-        return None if left is None else left | {item.name: right.get(item.column) for item in selection}
-
-    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        left, right = arriving
-        return left | {item.name: right[item.column] for item in self.selection(tuple(right)) if item.column in right}
+        operator, left_keys, right_keys = context.operator, [a for a, _ in self.on], [b for _, b in self.on]
+        require_columns(operator, "the left stream", tuple(left_keys), left.names, "Correct on=.")
+        require_columns(operator, "the right stream", tuple(right_keys), right.names, "Correct on=.")
+        chosen = self.selection(tuple(right.known))
+        taken = [item.column for item in chosen]
+        require_columns(operator, "the right stream", tuple(taken), right.names, "Correct select=.")
+        if right.complete or self.select is not None:
+            check_added_names(operator, left.names, [item.name for item in chosen], "the right stream", "right")
+        if left.types is not None:
+            check_state_columns(operator, left.types, left.known, left_keys)
+        if right.types is not None:
+            check_state_columns(operator, right.types, taken, right_keys)
+        own, theirs = left.types or {}, right.types or {}
+        compared = [ComparedColumn(a, own.get(a), f"{b!r} of the right stream", theirs.get(b)) for a, b in self.on]
+        check_equal_types(operator, compared)
+        context.compared.extend(compared)
+        made = left.add(
+            {item.name: right.known.get(item.column, ColumnFacts()) for item in chosen}, typed=right.types is not None
+        )
+        return made if right.complete or self.select is not None else replace(made, complete=False)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        sides, added = self._sides(operator, frames)
+        sides, added = self._sides(operator, frames, batch)
         watermarks = batch.watermarks(self.name)
         classified = [
             self._classify(operator, frame, side, watermarks, batch) for frame, side in zip(frames, sides, strict=True)
@@ -374,23 +365,14 @@ class StreamJoin(Spec):
         # Spark omits this exchange if it knows the partitioning, which it never does for a single partition.
         return records.repartition(partitions, *map(named_column, required)) if partitions > 1 else records.coalesce(1)
 
-    def _sides(self, operator: str, frames: Sequence[DataFrame]) -> tuple[tuple[Side, Side], Sequence[SelectedColumn]]:
+    def _sides(
+        self, operator: str, frames: Sequence[DataFrame], batch: BatchContext
+    ) -> tuple[tuple[Side, Side], Sequence[SelectedColumn]]:
         """Return both sides, of the right one only the columns that are needed, and the columns that it adds."""
+        self.check_frames(operator, frames, batch.app)
         own = [[name for name in frame.columns if not name.startswith("__")] for frame in frames]
-        self._columns(operator, tuple(own[0]), tuple(own[1]))
-        types = [dict(frame.dtypes) for frame in frames]
-        for a, b in self.on:
-            if types[0][a] != types[1][b]:
-                problem = (
-                    f"{operator}: {a!r} of the left stream is {types[0][a]} and {b!r} of the right one is "
-                    f"{types[1][b]}; equal values of different types hash to different partitions."
-                )
-                step = f'Cast one of them before: .with_columns({b}="cast({b} as {types[0][a]})").'
-                raise PlanningError(problem, step, operator=operator, column=a)
         chosen = self.selection(own[1])
         left_keys, right_keys = tuple(a for a, _ in self.on), tuple(b for _, b in self.on)
-        check_state_columns(operator, types[0], own[0], left_keys)
-        check_state_columns(operator, types[1], [selected.column for selected in chosen], right_keys)
         added = tuple(dict.fromkeys(item.column for item in chosen if item.column not in right_keys))
         bound, (left_by, right_by) = self.bound, self._partition_columns
         left = Side("left", left_keys, left_by, tuple(own[0]), self._is_outer("left"), bound.after)

@@ -32,10 +32,11 @@ from dagster_adjunct.orchestration.operators.remote_tables import (
 )
 from dagster_adjunct.orchestration.operators.sends import exchange_before_stream, exchange_before_table
 from dagster_adjunct.orchestration.operators.stream_facts import (
-    ColumnSources,
+    ColumnFacts,
+    Columns,
     LineageNode,
+    Sources,
     StreamFacts,
-    add_sources,
     require_facts,
     sources_from_sql,
 )
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
-Columns: TypeAlias = Mapping[str, str] | Sequence[str]
+Expressions: TypeAlias = Mapping[str, str] | Sequence[str]
 Pairs = tuple[tuple[str, str], ...]
 Problems: TypeAlias = Iterator[tuple[str, str]]
 """What a table can't do, each with the next step."""
@@ -113,7 +114,7 @@ def struct_expression(pairs: Pairs) -> str:
     return f"named_struct({', '.join(f'{quote_text(name)}, {expression}' for name, expression in pairs)})"
 
 
-def parse_pairs(what: str, columns: Columns, *, empty: bool = False) -> Pairs:
+def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pairs:
     """Return columns and their expressions, given as a mapping or as a list of columns that keep their names.
 
     `what` ends with the argument: "update after join-2: set=".
@@ -133,11 +134,11 @@ def parse_pairs(what: str, columns: Columns, *, empty: bool = False) -> Pairs:
 def build_update(
     what: str,
     key: Sequence[str],
-    set: Columns | None,
-    add: Columns | None,
-    append: Columns | None,
+    set: Expressions | None,
+    add: Expressions | None,
+    append: Expressions | None,
     remove: Sequence[str],
-    if_missing: Columns | None,
+    if_missing: Expressions | None,
 ) -> Update:
     """Return the update for a user's arguments; `what` names the operator in errors."""
     given = {"set": set, "add": add, "append": append}
@@ -498,38 +499,30 @@ class SendToTable(PassThroughSpec):
         removed = f", remove {', '.join(update.remove)}" if update.remove else ""
         return f"table {self.send.table}{contract}{parts}{removed}"
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
-        table = self.send.table
-        key = context.app.table_key(table)
-        require_columns(context.operator, "the stream", key, flow.columns, f"They are the key of table {table}.")
-        check_sink(context.operator, self._sink(context.app))
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        (columns,) = arriving
+        table, names, types = self.send.table, columns.names, columns.types
+        key, sink = context.app.table_key(table), self._sink(context.app)
+        require_columns(context.operator, "the stream", key, names, f"They are the key of table {table}.")
+        check_sink(context.operator, sink)
         for part, name, expression in self._update.written:
             where = f"Correct {part}= for column {name!r} of table {table}."
-            check_expression(context.operator, expression, flow.columns, next_step=where)
+            check_expression(context.operator, expression, names, types, next_step=where)
         if self.send.contract is not None and self.send.update is None:
             require_columns(
-                context.operator, "the stream", (UPDATE,), flow.columns,
+                context.operator, "the stream", (UPDATE,), names,
                 f"With a contract table {table} takes updates: give records their form with "
                 ".map(*update_message(…)), or write stream.update(table, set={…}); or leave the contract out.",
             )  # fmt: skip
-        return flow
+        context.declared.extend(compare_sink_types(sink, types))
+        check_sink_columns(context.operator, sink, types)
+        return columns
 
-    def declared_types(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
-        return compare_sink_types(self._sink(context.app), arriving[0])
-
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        for expression in () if types is None else self.sql:
-            check_expression(context.operator, expression, tuple(types or ()), types)
-        check_sink_columns(context.operator, self._sink(context.app), types)
-        return types
-
-    def changed(self, app: Declarations, arriving: Types) -> ChangedColumns | None:
+    def changed(self, app: Declarations, arriving: Columns) -> ChangedColumns | None:
         update = self.send.update
         if update is None:
             return None
-        summed = find_summed_columns(self._sink(app), arriving)
+        summed = find_summed_columns(self._sink(app), arriving.types)
         return ChangedColumns(
             frozenset(name for name, _ in update.set) | frozenset(update.remove),
             summed,
@@ -545,17 +538,19 @@ class SendToTable(PassThroughSpec):
         table = self.send.table
         return exchange_before_table(context.operator, table, context.app.table_key(table), flow, partitions)
 
-    def written_columns(self, arriving: ColumnSources) -> ColumnSources:
-        written: ColumnSources = {}
+    def written(self, arriving: Columns) -> Columns:
+        written: dict[str, Sources] = {}
+        made = [
+            (field, part.sources)
+            for name, column in arriving.known.items()
+            for field, part in (column.fields or {name: column}).items()
+        ]
         if self.send.update is not None:
-            for _, name, expression in self._update.written:
-                add_sources(written, name, sources_from_sql(expression, arriving))
-            return written
-        for name, sources in arriving.items():
-            add_sources(
-                written, name.partition(".")[2] if name.startswith((f"{UPDATE}.", f"{DEFAULT}.")) else name, sources
-            )
-        return written
+            sources = arriving.sources
+            made = [(name, sources_from_sql(expression, sources)) for _, name, expression in self._update.written]
+        for name, its in made:
+            written[name] = tuple(dict.fromkeys((*written.get(name, ()), *its)))
+        return Columns({name: ColumnFacts(None, its) for name, its in written.items()}, typed=False)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Write the records and return them unchanged, computed once."""
@@ -616,11 +611,10 @@ class SendToDataset(PassThroughSpec):
             return ()
         return (Requirement(dataset.name, dataset.partitions, None, feeds=True),)
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
-        key = context.app.dataset(self.table).key
-        require_columns(context.operator, "the stream", key, flow.columns, f"They are the key of table {self.table}.")
-        return flow
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        key, names = context.app.dataset(self.table).key, arriving[0].names
+        require_columns(context.operator, "the stream", key, names, f"They are the key of table {self.table}.")
+        return arriving[0]
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         facts = require_facts(context.catalog, self._fed(context.app), context.operator)

@@ -16,10 +16,15 @@ from dagster_adjunct.assets.declaration.extractors import Projection, is_assigna
 from dagster_adjunct.assets.sources.entries import check_changes_ordered, derive_row_schema, derive_stored_schema
 from dagster_adjunct.assets.validation.validators import check_validator_columns, is_left_to_spark, iterate_sql_rules
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.columns import Types
 from dagster_adjunct.orchestration.operators.joins import source_schema
-from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Operator, PlanContext, Spec
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, StreamFacts, new_stream_defaults
+from dagster_adjunct.orchestration.operators.operator import ComparedColumn, Flow, Operator, PlanContext
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    SPARK,
+    Catalog,
+    Columns,
+    StreamFacts,
+    new_stream_defaults,
+)
 from dagster_adjunct.resources.common import CodeLine, split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import (
@@ -43,7 +48,6 @@ from dagster_adjunct.resources.sql.parser import (
     window_clauses,
 )
 from dagster_adjunct.resources.sql.spark_functions import SPARK_FUNCTIONS
-from dagster_adjunct.resources.sql.types import types_differ
 
 _MAX_LISTED = 10
 _MAX_TEXT = 60
@@ -141,8 +145,7 @@ def trace_flows(
 ) -> Flows:
     """Return the flows of all operators; `repartition` may add exchanges, `counts` are the decided ones.
 
-    `earlier` flows of the same application and counts are reused where the input of an operator is the same. Raises
-    PlanningError for a missing stream, and for columns that are known to be missing or duplicate.
+    `earlier` flows of the same application and counts are reused where the input of an operator is the same.
     """
     flows, errors = Flows({}, {}), OperatorErrors()
     for operator in errors.iter_sound(app.operators):
@@ -153,8 +156,6 @@ def trace_flows(
             if earlier is not None and moved == arriving and moved == earlier.arriving[operator.id]:
                 flows.after[operator.id] = earlier.after[operator.id]
                 continue
-            for text in operator.spec.sql:
-                check_single_record(operator.id, text)
             onward = arriving if operator.spec.is_side_output else moved
             flows.after[operator.id] = operator.spec.flow(PlanContext(operator.id, app, catalog, counts), onward)
             _check_sql_windows(operator, onward)
@@ -264,43 +265,48 @@ def check_fed_datasets(app: Application, operator: str, stream: str, stored: Sch
             )  # fmt: skip
 
 
-def check_types(app: Application, catalog: Catalog) -> tuple[tuple[str, ...], dict[str, Types]]:
-    """Return notes on unproven types, and the types after each operator.
+def derive_columns(app: Application, catalog: Catalog) -> tuple[tuple[str, ...], dict[str, Columns]]:
+    """Return notes on unproven types, and the columns after each operator.
 
-    Raises PlanningError for outputs whose columns their streams can't accept, and for join keys of different types.
+    Raises PlanningError for a missing stream, for columns that are missing, duplicate or of types that certainly do not
+    fit, and for outputs whose columns their streams can't accept.
     """
-    after: dict[str, Types] = {}
+    after: dict[str, Columns] = {}
     unproven: list[str] = []
     errors = OperatorErrors()
     for operator in errors.iter_sound(app.operators):
         with errors.of(operator):
             spec, context = operator.spec, PlanContext(operator.id, app, catalog)
+            for text in spec.sql:
+                check_single_record(operator.id, text)
             arriving = [after[source] for source in operator.inputs]
+            after[operator.id] = spec.derive_columns(context, arriving)
             target = spec.target(app)
             facts = None if target is None else catalog.get(target.name)  # of a stream: no other name holds a dot
-            for types in map(spec.written_types, arriving):
-                if types is None or target is None:
-                    continue
+            if target is not None:
+                (columns,) = arriving
+                written = spec.written(columns).types
                 if facts is not None:
-                    _check_existing_stream(app, operator.id, facts, types)
-                elif spec.role == "output" and new_stream_defaults(catalog, target.name).typed:
+                    context.declared.extend(_compare_stored_types(facts, written))
+                if written is not None and facts is not None:
+                    _check_existing_stream(app, operator.id, facts, written)
+                elif written is not None and spec.role == "output" and new_stream_defaults(catalog, target.name).typed:
                     with _as_column_error(operator.id, target.name):  # an unknown type may be any
-                        schema = Schema(tuple(Field(name, kind or "string") for name, kind in types.items()))
+                        schema = Schema(tuple(Field(name, kind or "string") for name, kind in written.items()))
                         check_key_types(schema, app.outputs[target.name].key, "there")
-                    if unknown := [repr(name) for name, kind in types.items() if kind is None]:
+                    if unknown := [repr(name) for name, kind in written.items() if kind is None]:
                         unproven.append(
                             f"{operator.id}: whether stream {target.name} can hold {_abbreviate(unknown)} is unproven: "
                             "the type is not known yet."
                         )
-            declared = [*spec.declared_types(context, arriving), *_compare_stored_types(facts, spec, arriving)]
-            unproven += _note_declared_types(app, operator, declared, columns_known=None not in arriving)
-            after[operator.id] = spec.types(context, arriving)
-            unproven += _check_compared_types(app, operator, spec.compared_columns(context, arriving))
+            columns_known = all(columns.types is not None for columns in arriving)
+            unproven += _note_declared_types(app, operator, context.declared, columns_known=columns_known)
+            unproven += _note_compared_types(app, operator, context.compared)
     return tuple(unproven), after
 
 
-def _check_compared_types(app: Application, operator: Operator, compared: Sequence[ComparedColumn]) -> list[str]:
-    """Raise PlanningError for a column that is compared with one of another type; return notes on unknown types."""
+def _note_compared_types(app: Application, operator: Operator, compared: Sequence[ComparedColumn]) -> list[str]:
+    """Return notes on compared columns of unknown types."""
     unproven = []
     for pair in compared:
         if pair.type is None or pair.other_type is None:
@@ -310,14 +316,6 @@ def _check_compared_types(app: Application, operator: Operator, compared: Sequen
             elif pair.type is not None:
                 what = f"the type of {pair.other}, to be {pair.type} as the stream's {pair.column!r} is, is"
             unproven.append(f"{operator.id}: {what} not known before it runs, and unproven.")
-        elif types_differ(pair.type, pair.other_type):
-            raise PlanningError(
-                f"{operator.id}: the stream's {pair.column!r} is {pair.type} and {pair.other} is {pair.other_type}; "
-                "equal values of different types hash to different buckets.",
-                f'Cast it first: .map("*", "cast({pair.column} as {pair.other_type}) as {pair.column}_key").',
-                operator=operator.id,
-                column=pair.column,
-            )
     step = (
         "Make the type known: declare the columns of the streams, and cast columns with map() after a function. "
         "Or leave strict out."
@@ -347,11 +345,10 @@ def _note_declared_types(
     return [note_unless_strict(app, operator, problem, step, column=column)]
 
 
-def _compare_stored_types(facts: StreamFacts | None, spec: Spec, arriving: Sequence[Types]) -> list[ComparedColumn]:
+def _compare_stored_types(facts: StreamFacts, types: Mapping[str, str | None] | None) -> list[ComparedColumn]:
     """Return the columns that are written to an existing stream, with the types of both."""
-    if facts is None or facts.schema is None or not facts.evolves:
+    if facts.schema is None or not facts.evolves:
         return []
-    (types,) = map(spec.written_types, arriving)
     stored = {field.name: field.type for field in facts.schema.fields}
     return [
         ComparedColumn(name, None if types is None else types[name], f"stream {facts.name}", stored[name])
@@ -407,13 +404,13 @@ def note_batch_windows(app: Application) -> Iterator[str]:
             )
 
 
-def note_nondeterministic_results(app: Application, types: Mapping[str, Types]) -> Iterator[str]:
+def note_nondeterministic_results(app: Application, columns: Mapping[str, Columns]) -> Iterator[str]:
     """Yield a note for each operator whose expressions give other results in a repeated batch.
 
-    `types` are those after each operator. Users' functions are not checked.
+    `columns` are those after each operator. Users' functions are not checked.
     """
     for operator in app.operators:
-        arriving = types.get((operator.inputs or (operator.id,))[0]) or {}
+        arriving = columns[(operator.inputs or (operator.id,))[0]].types or {}
         changing = dict.fromkeys(name for text in operator.spec.sql for name in nondeterministic_parts(text, arriving))
         if changing:
             yield note_unless_strict(
@@ -426,13 +423,13 @@ def note_nondeterministic_results(app: Application, types: Mapping[str, Types]) 
             )
 
 
-def note_unproven_columns(app: Application, flows: Flows) -> tuple[str, ...]:
+def note_unproven_columns(app: Application, columns: Mapping[str, Columns]) -> tuple[str, ...]:
     """Return a note on the first unproven columns, without those that follow from them; () if all are proven."""
     unproven: list[str] = []
     for operator in app.operators:
         unproven += _describe_unread(operator.id, operator.spec.sql)
-        known_before = all(flows.after[source].columns is not None for source in operator.inputs)
-        if flows.after[operator.id].columns is None and known_before:
+        known_before = all(columns[source].complete for source in operator.inputs)
+        if known_before and not columns[operator.id].complete:
             parsed = ((text, parse_expression(text)) for text in operator.spec.sql)
             nameless = next((text for text, read in parsed if not read.star and read.name is None), None)
             why = operator.spec.summary() if nameless is None else f"{_shorten(nameless)} has no name"

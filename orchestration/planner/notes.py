@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.columns import Types
 from dagster_adjunct.orchestration.operators.operator import Flow, KeyedTable, Operator, PlanContext
 from dagster_adjunct.orchestration.operators.remote_tables import ChangedColumns
-from dagster_adjunct.orchestration.operators.stream_facts import Catalog, watermark_inputs
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, watermark_inputs
 from dagster_adjunct.orchestration.planner.columns import add_location, note_unless_strict
 from dagster_adjunct.orchestration.planner.plan import FedJoin, JoinByTime, PlannedState, PlannedTable
 from dagster_adjunct.resources.errors import PlanningError
@@ -228,15 +227,15 @@ class _SendConflicts:
     mixed: bool = False
 
 
-def plan_tables(app: Application, catalog: Catalog, types: Mapping[str, Types]) -> tuple[PlannedTable, ...]:
-    """Return each send to a remote table with its guaranteed order; `types` are those after each operator.
+def plan_tables(app: Application, catalog: Catalog, columns: Mapping[str, Columns]) -> tuple[PlannedTable, ...]:
+    """Return each send to a remote table with its guaranteed order; `columns` are those after each operator.
 
     Raises PlanningError for marks over offsets that are not numbers. A strict application raises it also for an order
     per source partition only, and for a table that keeps the newest record and loses columns of late ones.
     """
     read: dict[str, _Origin] = {}
     tables = []
-    sent, writers = _find_send_conflicts(app, types), name_writers(app, app.name)
+    sent, writers = _find_send_conflicts(app, columns), name_writers(app, app.name)
     for operator in app.operators:
         read[operator.id] = _trace_origin(operator, app, catalog, read)
         send = operator.spec.send
@@ -272,13 +271,13 @@ def plan_tables(app: Application, catalog: Catalog, types: Mapping[str, Types]) 
     return tuple(tables)
 
 
-def _find_send_conflicts(app: Application, types: Mapping[str, Types]) -> dict[str, _SendConflicts]:
+def _find_send_conflicts(app: Application, columns: Mapping[str, Columns]) -> dict[str, _SendConflicts]:
     """Return the columns that each send to a remote table changes, and the other sends to it."""
     to_tables: dict[str, dict[str, ChangedColumns | None]] = {}
     for operator in app.operators:
         if operator.spec.send is not None:
             (source,) = operator.inputs
-            changed = operator.spec.changed(app, types[source])
+            changed = operator.spec.changed(app, columns[source])
             to_tables.setdefault(store_key(app, operator.spec.send.table), {})[operator.id] = changed
     conflicts = {}
     for sends in to_tables.values():
@@ -319,9 +318,7 @@ def _trace_origin(operator: Operator, app: Application, catalog: Catalog, read: 
         return _Origin(flow, streams, f"{several}{operator.id} merges", 0, renumbered=renumbered)
     (one,) = before
     if spec.role is not None:  # new partitions do not order records of different input partitions
-        columns = spec.flow(context, [one.flow]).columns
-        renumbered = operator.id if spec.role == "output" and len(streams) > 1 else one.renumbered
-        return replace(one, flow=replace(one.flow, columns=columns), renumbered=renumbered)
+        return replace(one, renumbered=operator.id) if spec.role == "output" and len(streams) > 1 else one
     flow = spec.flow(context, [one.flow])
     lost = one.flow.partitioned_by and not flow.partitioned_by and one.partitions != 1
     return replace(one, flow=flow, lost_at=operator.id if lost else one.lost_at)

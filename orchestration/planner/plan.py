@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from dagster_adjunct.orchestration.operators.operator import Exchange, StreamEdge
+from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.orchestration.planner.render import describe_differences, render_mermaid, render_text
 from dagster_adjunct.resources.common import first_validation_problem
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, PlanningError
@@ -184,7 +185,10 @@ def traverse(roots: Iterable[V], next_vertices: Callable[[V], Iterable[V]], visi
 @validated_methods
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan:
-    """A proven application. Equal applications and catalogs give equal plans."""
+    """A proven application. Equal applications and catalogs give equal plans.
+
+    `columns` are those after each operator; documents of plans have only their names.
+    """
 
     application: str
     operators: tuple[PlannedOperator, ...]
@@ -199,6 +203,7 @@ class ExecutionPlan:
     state: tuple[PlannedState, ...]
     fed_joins: tuple[FedJoin, ...]
     by_time: tuple[JoinByTime, ...]
+    columns: Mapping[str, Columns] = field(default_factory=dict, compare=False, repr=False)
 
     def stream(self, name: str) -> StreamEdge:
         """Return the edge of an input, output or intermediate stream, else of a side input."""
@@ -279,7 +284,7 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, SystemStreamPartition):
         return str(value)
     if is_dataclass(value):
-        return {field.name: _to_plain(getattr(value, field.name)) for field in fields(value)}
+        return {member.name: _to_plain(getattr(value, member.name)) for member in fields(value) if member.compare}
     return [_to_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 

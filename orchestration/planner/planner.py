@@ -18,11 +18,11 @@ from dagster_adjunct.assets.validation.validators import iterate_sql_rules
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import describe_partitions
 from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, StreamEdge
-from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamCatalog, StreamFacts
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, StreamCatalog, StreamFacts
 from dagster_adjunct.orchestration.planner.columns import (
     Flows,
     check_datasets,
-    check_types,
+    derive_columns,
     format_place,
     note_batch_windows,
     note_nondeterministic_results,
@@ -138,6 +138,7 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     if not app.inputs:
         problem = f"application {app.name!r} has no input stream."
         raise PlanningError(problem, 'Declare one: app.input_stream("…").', application=app.name)
+    unproven, columns = derive_columns(app, catalog)
     needs = collect_requirements(app)
     inserted: Insertions = plan_repartitioning(app, catalog, needs) if app.auto_repartition else {}
     flows = trace_flows(app, catalog, apply_insertions(inserted))
@@ -145,7 +146,6 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         check_budgets(list_budgets(app.tables.values()))
     check_datasets(app, catalog)
     check_state_names(app)
-    unproven, types = check_types(app, catalog)
     groups = find_join_groups(app, needs, flows)
     default, default_from = default_count(app, catalog)
     open_counts = declared_counts(app, catalog)
@@ -158,11 +158,11 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         flows = trace_flows(app, catalog, apply_insertions(inserted), counts.partitions)
     exchanges = tuple(_iter_exchanges(app, catalog, flows, counts.partitions, edges, inserted))
     streams = tuple(edges.values())
-    tables = plan_tables(app, catalog, types)
+    tables = plan_tables(app, catalog, columns)
     calls = ((operator.id, operator.spec.call(app)) for operator in app.operators)
     return ExecutionPlan(
         application=app.name,
-        operators=tuple(_iter_operators(app, flows, counts.partitions)),
+        operators=tuple(_iter_operators(app, flows, columns, counts.partitions)),
         streams=streams,
         join_groups=tuple(_iter_join_groups(needs, flows, edges, counts.partitions)),
         exchanges=exchanges,
@@ -171,9 +171,9 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
             *_iter_notes(app, edges, inserted),
             *note_table_order(tables),
             *note_marks(app),
-            *note_nondeterministic_results(app, types),
+            *note_nondeterministic_results(app, columns),
             *note_batch_windows(app),
-            *note_unproven_columns(app, flows),
+            *note_unproven_columns(app, columns),
             *note_unproven_datasets(app, catalog),
             *unproven,
             *note_state(app),
@@ -184,6 +184,7 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         state=plan_state(app),
         fed_joins=plan_fed_joins(app),
         by_time=plan_joins_by_time(app),
+        columns=columns,
     )
 
 
@@ -216,7 +217,9 @@ def _iter_exchanges(
                 yield before
 
 
-def _iter_operators(app: Application, flows: Flows, counts: Mapping[str, int]) -> Iterator[PlannedOperator]:
+def _iter_operators(
+    app: Application, flows: Flows, columns: Mapping[str, Columns], counts: Mapping[str, int]
+) -> Iterator[PlannedOperator]:
     for operator in app.operators:
         flow, spec = flows.after[operator.id], operator.spec
         summary, output = spec.summary(), app.outputs.get(spec.writes or "")
@@ -225,7 +228,7 @@ def _iter_operators(app: Application, flows: Flows, counts: Mapping[str, int]) -
         looks_up = None if spec.match is None else spec.match.node.name
         yield PlannedOperator(
             operator.id, operator.kind, operator.inputs, summary, counts[flow.stream], flow.partitioned_by,
-            flow.columns, spec.reads, looks_up, spec.writes,
+            columns[operator.id].names, spec.reads, looks_up, spec.writes,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from dagster_adjunct.assets.declaration.dataset import OwnedBy
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.columns import function_label
 from dagster_adjunct.orchestration.operators.operator import Operator
-from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext, LineageNode
+from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.resources.common import CodeLine, split_stream_name
 from dagster_adjunct.resources.errors import (
@@ -235,7 +235,7 @@ def sensitive_columns(context: StepContext, operator: str, columns: Iterable[str
     if not sensitive:
         return frozenset()
     names = {name for _, name in sensitive}
-    sources = _trace_columns(context, operator)
+    sources = context.plan.columns[operator].sources
     return frozenset(
         name
         for name in columns
@@ -277,18 +277,6 @@ def _sensitive_columns_of_stream(context: StepContext, stream: str) -> frozenset
 
 def _sensitive_names(schema: Schema | None) -> frozenset[str]:
     return frozenset(field.name.lower() for field in (schema.fields if schema else ()) if field.sensitive)
-
-
-def _trace_columns(context: StepContext, wanted: str) -> ColumnSources:
-    planned = {operator.id: operator.columns for operator in context.plan.operators}
-    sources: dict[str, ColumnSources] = {}
-    for operator in context.app.operators:
-        before = tuple(planned[source] for source in operator.inputs)
-        lineage = LineageContext(context.app, before, planned[operator.id])
-        sources[operator.id] = operator.spec.column_sources(lineage, [sources[source] for source in operator.inputs])
-        if operator.id == wanted:
-            break
-    return sources.get(wanted, {})
 
 
 def explain_failure(batch: BatchContext, operator: str, error: Exception) -> OperatorFailedError | None:

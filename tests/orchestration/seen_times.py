@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar
 
-from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
+from dagster_adjunct.orchestration.operators.operator import PassThroughSpec, PlanContext
+from dagster_adjunct.orchestration.operators.stream_facts import Columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,7 +24,7 @@ def at(seconds: float) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen(Spec):
+class Seen(PassThroughSpec):
     """Records with what their times and the batch say, of an operator that keeps its watermark by this name."""
 
     kind: ClassVar[str] = "seen"
@@ -41,8 +42,8 @@ class Seen(Spec):
     def watermark_delay(self) -> timedelta:
         return self.held
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        return replace(arriving[0], columns=None)
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        return Columns(complete=False)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         from pyspark.sql import functions as F

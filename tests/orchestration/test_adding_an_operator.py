@@ -15,20 +15,25 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import find_outputs
 from dagster_adjunct.orchestration.code_location.metadata import output_columns
-from dagster_adjunct.orchestration.operators.columns import Types
 from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
-from dagster_adjunct.orchestration.operators.operator import AsOf, Flow, Match, PlanContext, Requirement, Spec
+from dagster_adjunct.orchestration.operators.operator import (
+    AsOf,
+    Flow,
+    Match,
+    PassThroughSpec,
+    PlanContext,
+    Requirement,
+    Spec,
+)
 from dagster_adjunct.orchestration.operators.sends import SendToStream
 from dagster_adjunct.orchestration.operators.stream_facts import (
     AS_OF,
     CURRENT,
     SPARK,
-    UNKNOWN,
-    ColumnSources,
-    LineageContext,
+    ColumnFacts,
+    Columns,
     LineageNode,
     StreamFacts,
-    add_sources,
 )
 from dagster_adjunct.orchestration.operators.windows.aggregates import Count
 from dagster_adjunct.orchestration.operators.windows.kinds import Tumbling
@@ -54,7 +59,7 @@ FACTS = [StreamFacts(f"lake.{name}", count, ("tailnum",), SPARK, TRIPS) for name
 
 
 @dataclass(frozen=True, slots=True)
-class Sample(Spec):
+class Sample(PassThroughSpec):
     """Every record whose `column` is a multiple of `n`."""
 
     kind: ClassVar[str] = "sample"
@@ -63,10 +68,6 @@ class Sample(Spec):
 
     def summary(self) -> str:
         return f"each {self.n}th {self.column}"
-
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
-        return flow
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
@@ -82,20 +83,17 @@ class Union(Spec):
     def summary(self) -> str:
         return "all records"
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        if len({flow.columns for flow in arriving}) > 1:
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        if len({columns.names for columns in arriving}) > 1:
             raise PlanningError(f"{context.operator}: its inputs have different columns.", "Map them to the same.")
-        return replace(arriving[0], partitioned_by=(), partitioner=UNKNOWN, lost_at=context.operator)
+        result = {
+            name: ColumnFacts(column.type, tuple(source for made in arriving for source in made.known[name].sources))
+            for name, column in arriving[0].known.items()
+        }
+        return Columns(result, typed=all(columns.types == arriving[0].types for columns in arriving))
 
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        return arriving[0] if all(types == arriving[0] for types in arriving) else None
-
-    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        result: ColumnSources = {}
-        for made in arriving:
-            for name, sources in made.items():
-                add_sources(result, name, sources)
-        return result
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        return arriving[0].lose(context.operator)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         return reduce(lambda left, right: left.unionByName(right), frames)
@@ -150,9 +148,17 @@ def test_lineage_goes_through_all_its_inputs() -> None:
     assert made["miles"] == ((LineageNode("stream", "lake.old"), "miles"), (LineageNode("stream", "lake.new"), "miles"))
 
 
+@dataclass(frozen=True, slots=True)
+class Opaque(Sample):
+    """Records with columns that nobody knows."""
+
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        return Columns(complete=False)
+
+
 def test_an_operator_that_says_nothing_of_columns_leaves_their_lineage_open() -> None:
     app = Application("app")
-    sampled = app.input_stream("lake.old").apply(Sample("miles", 2))
+    sampled = app.input_stream("lake.old").apply(Opaque("miles", 2))
     sampled.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
     assert output_columns(app, build_plan(app, catalog(FACTS[0]))).get(LineageNode("stream", "lake.out"), {}) == {}
 
@@ -177,16 +183,11 @@ class Asked(Sample):
 
     answers: tuple[Schema, ...] = ()
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
-        return replace(
-            flow, columns=(*(flow.columns or ()), *(name for schema in self.answers for name in schema.names))
-        )
-
-    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        (made,) = arriving
-        answered = LineageNode("sink", "somebody")
-        return made | {name: ((answered, name),) for schema in self.answers for name in schema.names}
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        (columns,) = arriving
+        for schema in self.answers:
+            columns = columns.add(Columns.of_schema(schema, LineageNode("sink", "somebody")).known)
+        return columns
 
 
 def test_no_failure_quotes_what_an_operators_own_schema_marks_as_sensitive() -> None:
@@ -256,6 +257,7 @@ class Loose(Spec):
         self.answers = answers
 
     summary = Union.summary
+    derive_columns = Sample.derive_columns
     flow = Sample.flow
     compile = Union.compile
 

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.operator import Flow, PassThroughSpec, PlanContext, Requirement, Spec
+from dagster_adjunct.orchestration.operators.operator import PassThroughSpec, Requirement, Spec
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step import batch as arriving_records
@@ -68,9 +68,6 @@ class Written(PassThroughSpec):
 
     def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
         return [Requirement(None, 4, ("k",))]
-
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        return arriving[0]
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         self.given.extend(frames)

@@ -6,15 +6,15 @@ The kinds of windows (`Tumbling`, `Sliding`, `Session`) are declared in `kinds.p
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.local_table import StateSpec
 from dagster_adjunct.orchestration.operators.columns import (
     FINAL,
     MAX_DURATION,
-    Types,
     check_duration,
     check_new_names,
     check_state_columns,
@@ -28,8 +28,8 @@ from dagster_adjunct.orchestration.operators.event_time import (
     to_json_object,
     to_late_records,
 )
-from dagster_adjunct.orchestration.operators.operator import Declarations, Flow, PlanContext, Requirement, Spec
-from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, LineageContext, add_sources
+from dagster_adjunct.orchestration.operators.operator import Declarations, PassThroughSpec, PlanContext, Requirement
+from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns
 from dagster_adjunct.orchestration.operators.windows import functions
 from dagster_adjunct.orchestration.operators.windows import rows as records
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Aggregation
@@ -79,10 +79,9 @@ def check_reserved_names(
     partials = [
         partial.name for name, made in aggregates for kind in ("", WIDEST) for partial in made.partials(name, kind)
     ]
-    own = [name for name in names if not name.startswith("__")]
     taken = [("by=", tuple(by), {*_OF_RECORDS, *_OF_WINDOWS, *partials})]
     for name, made in aggregates:
-        columns = made.columns or (tuple(own) if isinstance(made, Aggregate) else ())
+        columns = made.columns or (tuple(names) if isinstance(made, Aggregate) else ())
         taken.append((f"the aggregate {name!r}", columns, {*_OF_RECORDS}))
     for what, columns, reserved in taken:
         clash = next((name for name in columns if name.lower() in map(str.lower, reserved)), None)
@@ -183,7 +182,7 @@ def _add_retractions(rows: DataFrame, windows: Windows, values: Sequence[Column]
 
 
 @dataclass(frozen=True, slots=True)
-class Window(Spec):
+class Window(PassThroughSpec):
     """Aggregates in `windows` by the columns `by`, with the state table `name`, partitioned by `partition_by` of these.
 
     With `results` "final" each window is emitted once, when the watermark has passed its end and `allowed_lateness`;
@@ -240,40 +239,33 @@ class Window(Spec):
     def _has_functions(self) -> bool:
         return any(isinstance(made, Aggregate) for _, made in self.aggregates)
 
-    @property
-    def _columns(self) -> tuple[str, ...]:
-        more = (FINAL,) if self.emits_updates else ()
-        return (*self.by, START, END, *(name for name, _ in self.aggregates), *more)
-
     def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
         return (Requirement(None, None, self.partition_by),)
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
-        require_columns(context.operator, "the stream", self.by, flow.columns, "Correct by=.")
-        for name, made in self.aggregates:
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        (columns,) = arriving
+        operator, known = context.operator, columns.known
+        require_columns(operator, "the stream", self.by, columns.names, "Correct by=.")
+        made = [(name, known.get(name, ColumnFacts())) for name in self.by]
+        made += [(START, ColumnFacts("timestamp")), (END, ColumnFacts("timestamp"))]
+        for name, aggregate in self.aggregates:
             step = f"Correct the aggregate {name!r}."
-            require_columns(context.operator, "the stream", made.columns, flow.columns, step)
-        check_new_names(context.operator, list(self._columns), "Rename the column before, or the aggregate.")
-        return replace(flow, columns=self._columns)
+            require_columns(operator, "the stream", aggregate.columns, columns.names, step)
+            of = [known.get(column, ColumnFacts()) for column in aggregate.columns]
+            sources = tuple(dict.fromkeys(chain.from_iterable(column.sources for column in of)))
+            made.append((name, ColumnFacts(aggregate.result_type(of[0].type if of else None), sources)))
+        made += [(FINAL, ColumnFacts("boolean"))] if self.emits_updates else []
+        check_new_names(operator, [name for name, _ in made], "Rename the column before, or the aggregate.")
+        if columns.types is not None:
+            self._check_types(operator, columns)
+        return Columns(dict(made), typed=columns.types is not None)
 
-    def types(self, context: PlanContext, arriving: Sequence[Types]) -> Types:
-        (types,) = arriving
-        if types is None:
-            return None
-        self._check_types(context.operator, types)
-        known: dict[str, str | None] = {name: types.get(name) for name in self.by}
-        known |= {START: "timestamp", END: "timestamp"}
-        for name, made in self.aggregates:
-            known[name] = made.result_type(types.get(made.columns[0]) if made.columns else None)
-        return known | ({FINAL: "boolean"} if self.emits_updates else {})
-
-    def _check_types(self, operator: str, types: Mapping[str, str | None]) -> None:
+    def _check_types(self, operator: str, columns: Columns) -> None:
         """Raise PlanningError for values that can't be aggregated or stored; types that are None are unknown."""
-        check_reserved_names(operator, types, self.by, self.aggregates)
+        check_reserved_names(operator, columns.known, self.by, self.aggregates)
         takes_all = any(isinstance(made, Aggregate) and not made.of for _, made in self.aggregates)
-        own = [name for name in types if not name.startswith("__")]
-        check_state_columns(operator, types, own if takes_all else (), self.by)
+        types = columns.types or {}
+        check_state_columns(operator, types, columns.known if takes_all else (), self.by)
         for name, made in self.aggregates:
             for column in made.columns:
                 kind = types.get(column)
@@ -282,15 +274,6 @@ class Window(Spec):
                     step = f'Cast it before, for example .with_columns({column}="cast({column} as double)").'
                     raise PlanningError(problem, step, operator=operator, column=column)
 
-    def column_sources(self, context: LineageContext, arriving: Sequence[ColumnSources]) -> ColumnSources:
-        (before,) = arriving
-        result = {name: before[name] for name in self.by if name in before}
-        for name, made in self.aggregates:
-            for column in made.columns:
-                if column in before:
-                    add_sources(result, name, before[column])
-        return result
-
     def of_types(self, types: Mapping[str, str]) -> Windows:
         """Return the windows over records whose columns have these types."""
         own = {name: kind for name, kind in types.items() if not name.startswith("__")}
@@ -298,7 +281,7 @@ class Window(Spec):
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
-        self._check_types(operator, dict(frame.dtypes))
+        self.check_frames(operator, frames, batch.app)
         windows, partitions = self.of_types(dict(frame.dtypes)), batch.partitions_at(operator)
         counted = self._count(operator, frame, windows, batch)
         key, stored_for = (*self.by, START), self.summary() + windows.units

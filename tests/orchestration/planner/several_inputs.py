@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
     Flow,
+    PassThroughSpec,
     PlanContext,
     Requirement,
-    Spec,
+    check_equal_types,
     merge_flows,
 )
+from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.columns import Types
     from dagster_adjunct.orchestration.operators.operator import Declarations
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
-class Planned(Spec):
+class Planned(PassThroughSpec):
     """An operator that is planned only."""
 
     __slots__ = ()
@@ -45,17 +46,16 @@ class StreamJoin(Planned):
     def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
         return [Requirement(None, None, columns) for columns in self.columns]
 
-    def compared_columns(self, context: PlanContext, arriving: Sequence[Types]) -> Sequence[ComparedColumn]:
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         first, *others = [
-            [(types or {}).get(name) for name in by] for by, types in zip(self.columns, arriving, strict=True)
+            [(one.types or {}).get(name) for name in by] for by, one in zip(self.columns, arriving, strict=True)
         ]
-        return [
+        context.compared.extend(
             ComparedColumn(self.columns[0][at], first[at], f"{self.columns[number][at]!r} of input {number + 1}", kind)
             for number, types in enumerate(others, 1)
             for at, kind in enumerate(types)
-        ]
-
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        )
+        check_equal_types(context.operator, context.compared)
         return arriving[0]
 
 
@@ -72,8 +72,9 @@ class Window(Planned):
     def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
         return [Requirement(None, None, self.columns)]
 
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        return replace(arriving[0], columns=(*self.columns, "count"))
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        kept = {name: arriving[0].known.get(name, ColumnFacts()) for name in self.columns}
+        return Columns(kept | {"count": ColumnFacts("bigint")})
 
 
 @dataclass(frozen=True, slots=True)

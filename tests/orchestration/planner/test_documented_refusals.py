@@ -30,8 +30,6 @@ ELSEWHERE = {
     ".py, compile:": "what only Spark knows, in a run",
     "batch_context.py, check_stored_columns": "what only the store knows, in a run",
     "records.py, _check_columns_unchanged": "what only Spark knows, in a run",
-    "stream_join.py, _sides": "what only Spark knows, in a run",
-    "joins.py, _check_types": "what only Spark knows, in a run",
     "checking.py, check_select": "SQL of a dataset or a validator, whose pages have it",
     "planner.py, check_syntax": "what only Spark's parser knows, which the command asks",
     ' has on_replay="skip", but after ': "what takes operators with several inputs",

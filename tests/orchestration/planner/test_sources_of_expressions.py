@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from dagster_adjunct.orchestration.operators.operator import PlanContext
 from dagster_adjunct.orchestration.operators.records import Map
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
+    ColumnFacts,
+    Columns,
     ColumnSources,
-    LineageContext,
     LineageNode,
     StreamFacts,
     sources_from_sql,
@@ -48,15 +50,20 @@ def test_sources_are_those_of_all_columns_or_not_known(text: str, columns: set[s
 def test_a_name_given_before_is_made_of_what_it_was_made_of() -> None:
     app = application()
     app.input_stream("lake.visits")
-    context = LineageContext(app, ((),), ())
+    context = PlanContext("map-2", app, {})
+    fields = {name: ColumnFacts(sources=MADE[f"update.{name}"]) for name in ("seats", "level")}
+    own = {name: ColumnFacts(sources=MADE[name]) for name in ("visitor", "Spent")}
+    arriving = Columns({**own, "update": ColumnFacts(fields=fields)})
     spec = Map(("upper(visitor) as loud", "concat(loud, spent) as both", "named_struct('x', loud) as update"))
-    made = spec.column_sources(context, [MADE])
+    made = spec.derive_columns(context, [arriving]).sources
     assert {name: {column for _, column in sources} for name, sources in made.items()} == {
         "loud": {"visitor"},
         "both": {"visitor", "spent"},
+        "update": set(),
         "update.x": {"visitor"},
     }
-    assert Map(("* except (spent)",)).column_sources(context, [MADE]).keys() == MADE.keys() - {"Spent"}
+    kept = Map(("* except (spent)",)).derive_columns(context, [arriving])
+    assert kept.sources.keys() == {"visitor", "update", "update.seats", "update.level"}
 
 
 def test_types_of_what_is_computed_reach_the_operators_behind_it() -> None:
