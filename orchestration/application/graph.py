@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
 from dagster_adjunct.orchestration.operators.operator import KeyedTable, Operator, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
-from dagster_adjunct.resources.common import find_calling_line
+from dagster_adjunct.resources.common import check_name, find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 
 if TYPE_CHECKING:
@@ -153,9 +153,12 @@ class OperatorGraph:
             self._joins.setdefault(name, operator.id)
         return operator.id
 
-    def join_called(self, name: str) -> str | None:
-        """Return the id of the first join of this name, if there is one."""
-        return self._joins.get(name)
+    def check_join_name(self, name: str, operator: str) -> None:
+        """Raise an error for a name that no join may have, or that another one has."""
+        check_name("join", name)
+        if name in self._joins:
+            problem = f"two joins are called {name!r}: {self._joins[name]} and {operator}."
+            raise PlanningError(problem, "Give one another name=.", operator=operator)
 
     def writer_of(self, output: str) -> str | None:
         """Return the id of the first operator that writes to this output, if one does."""

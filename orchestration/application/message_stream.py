@@ -6,11 +6,9 @@ again, which branches the graph.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Protocol, Self
 
 from pydantic import SkipValidation
 
@@ -20,17 +18,17 @@ from dagster_adjunct.orchestration.application.graph import (
     OutputStream,
     RemoteTableHandle,
 )
-from dagster_adjunct.orchestration.operators.asof_join import build_asof_join
+from dagster_adjunct.orchestration.operators.asof_join import AsOfJoin, check_as_of
 from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey, validate_column_names
 from dagster_adjunct.orchestration.operators.event_time import build_late_records
-from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map
+from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map, validate_record_function
 from dagster_adjunct.orchestration.operators.inputs import Broadcast, build_broadcast
 from dagster_adjunct.orchestration.operators.joins import (
     How,
     Join,
+    JoinFunction,
     On,
     build_join,
-    build_join_function,
     build_lookup_join,
 )
 from dagster_adjunct.orchestration.operators.operator import BeforeHistory, OnNullTime, Spec
@@ -51,7 +49,6 @@ from dagster_adjunct.orchestration.operators.table_updates import (
     Expressions,
     SendToDataset,
     SendToTable,
-    Update,
     build_update,
     check_key_unchanged,
     default_expression,
@@ -68,92 +65,6 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.arrow import UPDATE
 from dagster_adjunct.resources.tables.operation import UpdateContract
 from dagster_adjunct.resources.validation import validated, validated_methods
-
-
-class OperatorStream:
-    """The records that leave an `operator` of a `graph`."""
-
-    __slots__ = ()
-    graph: OperatorGraph
-    operator: str
-
-    @abstractmethod
-    def apply(self, spec: Spec, *others: Self, name: str = "") -> Self:
-        """Return the records that leave an operator over these records and those of `others`."""
-
-
-@validated_methods
-class EventTimeOperations(OperatorStream):
-    """The operators on records with an event time."""
-
-    __slots__ = ()
-
-    def join_stream(
-        self,
-        right: Self,
-        *,
-        on: On,
-        within: Within,
-        name: str,
-        how: HowStreams = "inner",
-        select: Sequence[str] | None = None,
-        prefix: str = "",
-        partition_by: str | Sequence[str] | None = None,
-    ) -> Self:
-        """Return the pairs of records of this stream and of `right` with equal keys whose times are within a bound.
-
-        Both streams need an event time. `within` is how far apart two times may be, or (before, after): how much
-        earlier and later than this stream's record the other one may be. `on` names the key columns, the same in both,
-        or {column here: column of `right`}. With how="left", "right" or "full" an unmatched record is emitted once,
-        when the watermark has passed it. `select` lists the columns of `right` to add, "fee" or "fee as paid"; the
-        default is all columns except the key, with `prefix` before their names. State is stored under `name`. Both
-        streams must be partitioned by `partition_by`, a subset of this stream's columns in `on` (default: all of
-        them); the result keeps that partitioning.
-        """
-        operator = self.graph.next_id(StreamJoin.kind, name)
-        if not isinstance(right, EventTimeOperations):
-            raise PlanningError(
-                f"{operator} got {getattr(right, 'name', None) or right!r:.60}: expected records of another stream.",
-                'Pass a stream: app.input_stream("…", event_time=…), or the result of an operator. Join tables with '
-                "join().",
-                operator=operator,
-            )
-        spec = build_stream_join(operator, name, on, within, how, select, prefix, partition_by)
-        for side in (self, right):
-            check_event_times(self.graph, side.operator, operator)
-        return self.apply(spec, right, name=name)
-
-    def window(
-        self,
-        kind: Kind,
-        *,
-        by: str | Sequence[str],
-        name: str,
-        aggregates: Mapping[str, Aggregation],
-        results: Results = "final",
-        allowed_lateness: timedelta = timedelta(0),
-        partition_by: str | Sequence[str] | None = None,
-    ) -> Self:
-        """Return the aggregates of the records of each key in windows of their event time.
-
-            clicks.window(Tumbling(timedelta(minutes=5)), by="page", name="views", aggregates={"views": Count()})
-
-        The columns are those of `by`, `window_start`, `window_end` (exclusive) and the aggregates. With "final" results
-        each window is emitted once: when the watermark has passed its end and `allowed_lateness`. With "updates" each
-        batch emits the current state of the windows that it changed, with the boolean `final`, true once per window.
-        State is stored under `name`, in the table `<application>-<name>`. Records must be partitioned by
-        `partition_by`, a subset of `by` (default: all of it). `late_records` returns records that arrive too late.
-        """
-        check_event_times(self.graph, self.operator, f"window after {self.operator}")
-        spec = build_window(self.operator, kind, by, name, aggregates, results, allowed_lateness, partition_by)
-        return self.apply(spec, name=name)
-
-    def late_records(self) -> Self:
-        """Return the records that the stream join or window before this rejected, as too late or without a time.
-
-        Their columns are `side` ("left" or "right" of a join), `why`, `event_time`, and `record` as JSON.
-        """
-        return self.apply(build_late_records(self.operator, self.graph.operators[self.operator].spec))
 
 
 def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
@@ -179,13 +90,6 @@ def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
                 "event_time=ARRIVAL for the time when they were written to the stream."
             )
             raise PlanningError(problem, step, operator=above.id, stream=above.spec.reads)
-
-
-class ApplicationPart(Protocol):
-    """A declared stream or table of an application, or the records of one of its operators."""
-
-    @property
-    def graph(self) -> OperatorGraph: ...
 
 
 _DECLARING_CALLS = {
@@ -217,7 +121,9 @@ def undeclared_error(passed: object, where: str, expected: str, application: str
     )
 
 
-def check_same_application(graph: OperatorGraph, target: ApplicationPart, name: str) -> None:
+def check_same_application(
+    graph: OperatorGraph, target: DatasetHandle | RemoteTableHandle | OutputStream | MessageStream, name: str
+) -> None:
     """Raise PlanningError where `target`, called `name`, belongs to another application than `graph`."""
     if target.graph is graph:
         return
@@ -231,182 +137,8 @@ def check_same_application(graph: OperatorGraph, target: ApplicationPart, name: 
 
 
 @validated_methods
-class SendOperations(OperatorStream):
-    """The operators that write records."""
-
-    __slots__ = ()
-
-    def send_to(
-        self,
-        target: SkipValidation[OutputStream | RemoteTableHandle | DatasetHandle],
-        contract: UpdateContract | None = None,
-        *,
-        on_null_key: OnNullKey = "fail",
-        dead_letters: SkipValidation[OutputStream | None] = None,
-        at_most: int | None = None,
-        args: Sequence[object] = (),
-        deleted: str | None = None,
-        marks_as: str | None = None,
-    ) -> Self:
-        """Write the records and return the stream to continue with.
-
-        For an output stream, that is the output stream, with its key and partitions; for a table it is this stream. The
-        other arguments are for remote tables: `contract` declares that the records are updates, and whether they may
-        insert a default first. `on_null_key` says whether a record with a null key fails the batch or is counted and
-        skipped. With `dead_letters`, records that the table rejects permanently go to that output stream before the
-        batch is committed; more than `at_most` (100) in a batch fail it. `args` are passed to the table's function.
-        `marks_as` names this send in the marks of a table with `idempotent` or `newest_by`. Sending to an unbounded
-        dataset writes changes to the stream that feeds it.
-
-        A local table takes its own columns from the records and keeps the last record of each key. Tombstones, and
-        records that match the Spark SQL condition `deleted`, delete the entry of their key. `on_null_key` works as for
-        remote tables.
-        """
-        local = isinstance(target, DatasetHandle) and target.dataset.is_local
-        if deleted is not None and not local:
-            problem = f"send_to after {self.operator}: deleted is for local tables only."
-            raise ConfigurationError(problem, "Leave it out: other targets delete with tombstones.", argument="deleted")
-        if isinstance(target, RemoteTableHandle):
-            return self._send_to_table(
-                "send_to", target, contract, None, on_null_key, dead_letters, at_most, args, marks_as
-            )
-        if isinstance(target, DatasetHandle) and local and not (contract or dead_letters or args or marks_as):
-            return self._send_to_local(target, deleted, on_null_key)
-        skips = on_null_key != "fail" and not local
-        given = {"contract": contract, "on_null_key": skips, "dead_letters": dead_letters, "args": args}
-        given |= {"marks_as": marks_as}
-        if unfit := [name for name, value in given.items() if value]:
-            problem = f"send_to after {self.operator} got {' and '.join(unfit)}, which only remote tables take."
-            raise ConfigurationError(problem, "Leave it out.", argument=unfit[0])
-        if isinstance(target, DatasetHandle):
-            return self._send_to_dataset(target)
-        if not isinstance(target, OutputStream):
-            raise undeclared_error(target, f"send_to after {self.operator}", "output stream or table", self.graph.name)
-        check_same_application(self.graph, target, target.name)
-        self._refuse_second_writer(target)
-        return self.apply(SendToStream(target.name))
-
-    def update(
-        self,
-        table: SkipValidation[RemoteTableHandle],
-        *,
-        set: Expressions | None = None,
-        add: Expressions | None = None,
-        append: Expressions | None = None,
-        remove: Sequence[str] = (),
-        if_missing: Expressions | None = None,
-        on_null_key: OnNullKey = "fail",
-        dead_letters: SkipValidation[OutputStream | None] = None,
-        at_most: int | None = None,
-        args: Sequence[object] = (),
-        marks_as: str | None = None,
-    ) -> Self:
-        """Update the table's record for the key of each record, and return this stream.
-
-        The stream must have the columns of the table's key. `set` assigns columns, `add` adds numbers, `append` appends
-        one value or a list of them to lists, each given as {table column: Spark SQL expression} or a list of columns
-        that keep their names; `remove` sets columns to null. `if_missing` is the record to start from where none
-        exists, without the key, and may be empty ([]); without it a missing record fails the batch. The other arguments
-        are those of `send_to`. A tombstone deletes the record.
-
-            flights.update(planes, set={"last_dest": "dest"}, add={"flights": "1"}, if_missing={"flights": "0"})
-        """
-        if not isinstance(table, RemoteTableHandle):
-            if isinstance(table, DatasetHandle | OutputStream):
-                problem = (
-                    f"update after {self.operator}: {table.name!r} is not a remote table; only these take updates."
-                )
-                raise PlanningError(problem, "Send whole records to it with send_to().", operator=self.operator)
-            raise undeclared_error(table, f"update after {self.operator}", "remote table", self.graph.name)
-        what = f"update of {table.name} after {self.operator}"
-        update = build_update(what, table.key, set, add, append, remove, if_missing)
-        contract = UpdateContract.UPDATE_ONLY if if_missing is None else UpdateContract.UPDATE_WITH_DEFAULTS
-        return self._send_to_table(
-            "update", table, contract, update, on_null_key, dead_letters, at_most, args, marks_as
-        )
-
-    def sink(self, function: SinkFunction, *, returns: Schema | None = None, keeps_partitioning: bool = False) -> Self:
-        """Pass the records to a function, at least once per batch, and return the stream to continue with.
-
-        Spark tasks call it with records of one partition, a pyarrow.RecordBatch in stream order, and a `SinkContext`.
-        The records include hidden columns such as `__offset` and `__tombstone`.
-
-        Without `returns`, the same records continue. With it, the function returns one row of these columns per record,
-        in order, as a RecordBatch or Table, and these rows continue. They are recorded first: a repeated batch reuses
-        them and does not call the function. Their partitioning is unknown, unless `keeps_partitioning=True` promises
-        that the partitioning columns keep their values.
-        """
-        return self.apply(build_sink(self.operator, function, returns, keeps_partitioning))
-
-    def _send_to_table(
-        self,
-        method: str,
-        target: RemoteTableHandle,
-        contract: UpdateContract | None,
-        update: Update | None,
-        on_null_key: OnNullKey,
-        dead_letters: OutputStream | None,
-        at_most: int | None,
-        args: Sequence[object],
-        marks_as: str | None,
-    ) -> Self:
-        what = f"{method} after {self.operator}: at_most is {at_most!r}"
-        if at_most is not None and dead_letters is None:
-            raise ConfigurationError(
-                f"{what} without dead_letters, which it limits.", "Give both, or neither.", argument="at_most"
-            )
-        bound = 100 if at_most is None else at_most
-        check_whole_number(bound, what, "1 or more", argument="at_most")
-        check_same_application(self.graph, target, target.name)
-        if marks_as is not None:
-            check_name("marks", marks_as)
-        letters = None if dead_letters is None else bound
-        send = TableSend(target.name, contract, on_null_key, update, tuple(args), letters, marks_as)
-        sent = self.apply(SendToTable(send), name=target.name)
-        if dead_letters is not None:
-            if not isinstance(dead_letters, OutputStream):
-                where = f"{method}(dead_letters=) after {self.operator}"
-                raise undeclared_error(dead_letters, where, "output stream", self.graph.name)
-            check_same_application(self.graph, dead_letters, dead_letters.name)
-            self._refuse_second_writer(dead_letters)
-            sent.apply(SendDeadLetters(dead_letters.name, bound), name=target.name)
-        return sent
-
-    def _refuse_second_writer(self, target: OutputStream) -> None:
-        writer = self.graph.writer_of(target.name)
-        if writer is not None:
-            problem = f"output stream {target.name!r} is used twice: by {writer} and after {self.operator}."
-            step = "Continue with the stream that the first send_to() returned, or declare another output stream."
-            raise PlanningError(problem, step, stream=target.name, operator=self.operator)
-
-    def _send_to_local(self, target: DatasetHandle, deleted: str | None, on_null_key: OnNullKey) -> Self:
-        check_same_application(self.graph, target, target.name)
-        spec = build_send_to_local(self.graph.name, self.operator, target.dataset, deleted, on_null_key)
-        return self.apply(spec, name=target.name)
-
-    def _send_to_dataset(self, target: DatasetHandle) -> Self:
-        check_same_application(self.graph, target, target.name)
-        if target.dataset.stream is None:
-            problem = (
-                f"send_to after {self.operator}: dataset {target.name!r} is built from {target.dataset.input}, not "
-                "from a stream that an application could send to."
-            )
-            step = "Declare it with unbounded_dataset on a stream, or send to an output stream."
-            raise PlanningError(problem, step, dataset=target.name, operator=self.operator)
-        if not target.dataset.follows_changes:
-            problem = (
-                f"send_to after {self.operator}: dataset {target.name!r} is bounded, and its versions end with "
-                "markers, which an application does not send."
-            )
-            step = "Declare it with unbounded_dataset, or send to an output stream."
-            raise PlanningError(problem, step, dataset=target.name, operator=self.operator)
-        self.graph.refuse_writing(target.dataset.stream, f"the input of dataset {target.name!r}")
-        return self.apply(SendToDataset(target.name), name=target.name)
-
-
-@validated_methods
 @dataclass(frozen=True, slots=True, eq=False)
-class MessageStream(EventTimeOperations, SendOperations):
+class MessageStream:
     """The records that leave one operator."""
 
     graph: OperatorGraph = field(repr=False)
@@ -531,11 +263,7 @@ class MessageStream(EventTimeOperations, SendOperations):
         check_same_application(self.graph, table, table.name)
         operator = self.graph.next_id(Join.kind, name or table.name)
         if name is not None:
-            check_name("join", name)
-            taken = self.graph.join_called(name)
-            if taken is not None:
-                problem = f"two joins are called {name!r}: {taken} and {operator}."
-                raise PlanningError(problem, "Give one another name=.", operator=operator)
+            self.graph.check_join_name(name, operator)
         times = {"as_of": as_of, "before_history": before_history, "on_null_time": on_null_time}
         by_time = next((argument for argument, value in times.items() if value not in (None, "null")), None)
         calls = function is not None or schema is not None
@@ -559,19 +287,254 @@ class MessageStream(EventTimeOperations, SendOperations):
                 problem = f"{operator} has a function, and as_of=, which joins columns only."
                 step = "Join with select=, and call the function after it: flat_map(function, schema=…)."
                 raise ConfigurationError(problem, step, argument="function")
-            spec = build_asof_join(
-                operator, table.dataset, on, how, select, prefix, min_match_rate,
+            spec = build_join(
+                AsOfJoin, operator, table.dataset, on, how, select, prefix, min_match_rate,
                 as_of=as_of, before_history=before_history, on_null_time=on_null_time,
             )  # fmt: skip
+            check_as_of(operator, table.dataset, as_of)
         elif by_time is not None:
             problem = f"{operator} has {by_time}= without as_of=: its records are joined with current entries."
             raise ConfigurationError(problem, "Name the column with the record's time: as_of=….", argument=by_time)
         elif calls:
-            others = select is not None or bool(prefix)
-            spec = build_join_function(operator, table.dataset, on, how, function, schema, min_match_rate, others)
+            if select is not None or prefix:
+                problem = f"{operator} has a function, and select= or prefix=, which are for joins without one."
+                step = "Leave them out: the function gets the whole entry, and schema= declares what it adds."
+                raise ConfigurationError(problem, step, argument="select", operator=operator)
+            validate_record_function(operator, function, schema, "record", "entry")
+            more = {"function": function, "schema": schema}
+            spec = build_join(JoinFunction, operator, table.dataset, on, how, (), "", min_match_rate, **more)
         else:
-            spec = build_join(operator, table.dataset, on, how, select, prefix, min_match_rate)
+            spec = build_join(Join, operator, table.dataset, on, how, select, prefix, min_match_rate)
         return self.apply(spec, name=name or table.name)
+
+    def join_stream(
+        self,
+        right: SkipValidation[MessageStream],
+        *,
+        on: On,
+        within: Within,
+        name: str,
+        how: HowStreams = "inner",
+        select: Sequence[str] | None = None,
+        prefix: str = "",
+        partition_by: str | Sequence[str] | None = None,
+    ) -> MessageStream:
+        """Return the pairs of records of this stream and of `right` with equal keys whose times are within a bound.
+
+        Both streams need an event time. `within` is how far apart two times may be, or (before, after): how much
+        earlier and later than this stream's record the other one may be. `on` names the key columns, the same in both,
+        or {column here: column of `right`}. With how="left", "right" or "full" an unmatched record is emitted once,
+        when the watermark has passed it. `select` lists the columns of `right` to add, "fee" or "fee as paid"; the
+        default is all columns except the key, with `prefix` before their names. State is stored under `name`. Both
+        streams must be partitioned by `partition_by`, a subset of this stream's columns in `on` (default: all of
+        them); the result keeps that partitioning.
+        """
+        operator = self.graph.next_id(StreamJoin.kind, name)
+        if not isinstance(right, MessageStream):
+            raise PlanningError(
+                f"{operator} got {getattr(right, 'name', None) or right!r:.60}: expected records of another stream.",
+                'Pass a stream: app.input_stream("…", event_time=…), or the result of an operator. Join tables with '
+                "join().",
+                operator=operator,
+            )
+        spec = build_stream_join(operator, name, on, within, how, select, prefix, partition_by)
+        for side in (self, right):
+            check_event_times(self.graph, side.operator, operator)
+        return self.apply(spec, right, name=name)
+
+    def window(
+        self,
+        kind: Kind,
+        *,
+        by: str | Sequence[str],
+        name: str,
+        aggregates: Mapping[str, Aggregation],
+        results: Results = "final",
+        allowed_lateness: timedelta = timedelta(0),
+        partition_by: str | Sequence[str] | None = None,
+    ) -> MessageStream:
+        """Return the aggregates of the records of each key in windows of their event time.
+
+            clicks.window(Tumbling(timedelta(minutes=5)), by="page", name="views", aggregates={"views": Count()})
+
+        The columns are those of `by`, `window_start`, `window_end` (exclusive) and the aggregates. With "final" results
+        each window is emitted once: when the watermark has passed its end and `allowed_lateness`. With "updates" each
+        batch emits the current state of the windows that it changed, with the boolean `final`, true once per window.
+        State is stored under `name`, in the table `<application>-<name>`. Records must be partitioned by
+        `partition_by`, a subset of `by` (default: all of it). `late_records` returns records that arrive too late.
+        """
+        check_event_times(self.graph, self.operator, f"window after {self.operator}")
+        spec = build_window(self.operator, kind, by, name, aggregates, results, allowed_lateness, partition_by)
+        return self.apply(spec, name=name)
+
+    def late_records(self) -> MessageStream:
+        """Return the records that the stream join or window before this rejected, as too late or without a time.
+
+        Their columns are `side` ("left" or "right" of a join), `why`, `event_time`, and `record` as JSON.
+        """
+        return self.apply(build_late_records(self.operator, self.graph.operators[self.operator].spec))
+
+    def send_to(
+        self,
+        target: SkipValidation[OutputStream | RemoteTableHandle | DatasetHandle],
+        contract: UpdateContract | None = None,
+        *,
+        on_null_key: OnNullKey = "fail",
+        dead_letters: SkipValidation[OutputStream | None] = None,
+        at_most: int | None = None,
+        args: Sequence[object] = (),
+        deleted: str | None = None,
+        marks_as: str | None = None,
+    ) -> MessageStream:
+        """Write the records and return the stream to continue with.
+
+        For an output stream, that is the output stream, with its key and partitions; for a table it is this stream. The
+        other arguments are for remote tables: `contract` declares that the records are updates, and whether they may
+        insert a default first. `on_null_key` says whether a record with a null key fails the batch or is counted and
+        skipped. With `dead_letters`, records that the table rejects permanently go to that output stream before the
+        batch is committed; more than `at_most` (100) in a batch fail it. `args` are passed to the table's function.
+        `marks_as` names this send in the marks of a table with `idempotent` or `newest_by`. Sending to an unbounded
+        dataset writes changes to the stream that feeds it.
+
+        A local table takes its own columns from the records and keeps the last record of each key. Tombstones, and
+        records that match the Spark SQL condition `deleted`, delete the entry of their key. `on_null_key` works as for
+        remote tables.
+        """
+        local = isinstance(target, DatasetHandle) and target.dataset.is_local
+        if deleted is not None and not local:
+            problem = f"send_to after {self.operator}: deleted is for local tables only."
+            raise ConfigurationError(problem, "Leave it out: other targets delete with tombstones.", argument="deleted")
+        if isinstance(target, RemoteTableHandle):
+            send = TableSend(target.name, contract, on_null_key, None, tuple(args), marks_as=marks_as)
+            return self._send_to_table("send_to", target, send, dead_letters, at_most)
+        if isinstance(target, DatasetHandle) and local and not (contract or dead_letters or args or marks_as):
+            return self._send_to_local(target, deleted, on_null_key)
+        skips = on_null_key != "fail" and not local
+        given = {"contract": contract, "on_null_key": skips, "dead_letters": dead_letters, "args": args}
+        given |= {"marks_as": marks_as}
+        if unfit := [name for name, value in given.items() if value]:
+            problem = f"send_to after {self.operator} got {' and '.join(unfit)}, which only remote tables take."
+            raise ConfigurationError(problem, "Leave it out.", argument=unfit[0])
+        if isinstance(target, DatasetHandle):
+            return self._send_to_dataset(target)
+        if not isinstance(target, OutputStream):
+            raise undeclared_error(target, f"send_to after {self.operator}", "output stream or table", self.graph.name)
+        check_same_application(self.graph, target, target.name)
+        self._refuse_second_writer(target)
+        return self.apply(SendToStream(target.name))
+
+    def update(
+        self,
+        table: SkipValidation[RemoteTableHandle],
+        *,
+        set: Expressions | None = None,
+        add: Expressions | None = None,
+        append: Expressions | None = None,
+        remove: Sequence[str] = (),
+        if_missing: Expressions | None = None,
+        on_null_key: OnNullKey = "fail",
+        dead_letters: SkipValidation[OutputStream | None] = None,
+        at_most: int | None = None,
+        args: Sequence[object] = (),
+        marks_as: str | None = None,
+    ) -> MessageStream:
+        """Update the table's record for the key of each record, and return this stream.
+
+        The stream must have the columns of the table's key. `set` assigns columns, `add` adds numbers, `append` appends
+        one value or a list of them to lists, each given as {table column: Spark SQL expression} or a list of columns
+        that keep their names; `remove` sets columns to null. `if_missing` is the record to start from where none
+        exists, without the key, and may be empty ([]); without it a missing record fails the batch. The other arguments
+        are those of `send_to`. A tombstone deletes the record.
+
+            flights.update(planes, set={"last_dest": "dest"}, add={"flights": "1"}, if_missing={"flights": "0"})
+        """
+        if not isinstance(table, RemoteTableHandle):
+            if isinstance(table, DatasetHandle | OutputStream):
+                problem = (
+                    f"update after {self.operator}: {table.name!r} is not a remote table; only these take updates."
+                )
+                raise PlanningError(problem, "Send whole records to it with send_to().", operator=self.operator)
+            raise undeclared_error(table, f"update after {self.operator}", "remote table", self.graph.name)
+        what = f"update of {table.name} after {self.operator}"
+        update = build_update(what, table.key, set, add, append, remove, if_missing)
+        contract = UpdateContract.UPDATE_ONLY if if_missing is None else UpdateContract.UPDATE_WITH_DEFAULTS
+        send = TableSend(table.name, contract, on_null_key, update, tuple(args), marks_as=marks_as)
+        return self._send_to_table("update", table, send, dead_letters, at_most)
+
+    def sink(
+        self, function: SinkFunction, *, returns: Schema | None = None, keeps_partitioning: bool = False
+    ) -> MessageStream:
+        """Pass the records to a function, at least once per batch, and return the stream to continue with.
+
+        Spark tasks call it with records of one partition, a pyarrow.RecordBatch in stream order, and a `SinkContext`.
+        The records include hidden columns such as `__offset` and `__tombstone`.
+
+        Without `returns`, the same records continue. With it, the function returns one row of these columns per record,
+        in order, as a RecordBatch or Table, and these rows continue. They are recorded first: a repeated batch reuses
+        them and does not call the function. Their partitioning is unknown, unless `keeps_partitioning=True` promises
+        that the partitioning columns keep their values.
+        """
+        return self.apply(build_sink(self.operator, function, returns, keeps_partitioning))
+
+    def _send_to_table(
+        self,
+        method: str,
+        target: RemoteTableHandle,
+        send: TableSend,
+        dead_letters: OutputStream | None,
+        at_most: int | None,
+    ) -> MessageStream:
+        what = f"{method} after {self.operator}: at_most is {at_most!r}"
+        if at_most is not None and dead_letters is None:
+            raise ConfigurationError(
+                f"{what} without dead_letters, which it limits.", "Give both, or neither.", argument="at_most"
+            )
+        bound = 100 if at_most is None else at_most
+        check_whole_number(bound, what, "1 or more", argument="at_most")
+        check_same_application(self.graph, target, target.name)
+        if send.marks_as is not None:
+            check_name("marks", send.marks_as)
+        letters = None if dead_letters is None else bound
+        sent = self.apply(SendToTable(replace(send, dead_letters=letters)), name=target.name)
+        if dead_letters is not None:
+            if not isinstance(dead_letters, OutputStream):
+                where = f"{method}(dead_letters=) after {self.operator}"
+                raise undeclared_error(dead_letters, where, "output stream", self.graph.name)
+            check_same_application(self.graph, dead_letters, dead_letters.name)
+            self._refuse_second_writer(dead_letters)
+            sent.apply(SendDeadLetters(dead_letters.name, bound), name=target.name)
+        return sent
+
+    def _refuse_second_writer(self, target: OutputStream) -> None:
+        writer = self.graph.writer_of(target.name)
+        if writer is not None:
+            problem = f"output stream {target.name!r} is used twice: by {writer} and after {self.operator}."
+            step = "Continue with the stream that the first send_to() returned, or declare another output stream."
+            raise PlanningError(problem, step, stream=target.name, operator=self.operator)
+
+    def _send_to_local(self, target: DatasetHandle, deleted: str | None, on_null_key: OnNullKey) -> MessageStream:
+        check_same_application(self.graph, target, target.name)
+        spec = build_send_to_local(self.graph.name, self.operator, target.dataset, deleted, on_null_key)
+        return self.apply(spec, name=target.name)
+
+    def _send_to_dataset(self, target: DatasetHandle) -> MessageStream:
+        check_same_application(self.graph, target, target.name)
+        if target.dataset.stream is None:
+            problem = (
+                f"send_to after {self.operator}: dataset {target.name!r} is built from {target.dataset.input}, not "
+                "from a stream that an application could send to."
+            )
+            step = "Declare it with unbounded_dataset on a stream, or send to an output stream."
+            raise PlanningError(problem, step, dataset=target.name, operator=self.operator)
+        if not target.dataset.follows_changes:
+            problem = (
+                f"send_to after {self.operator}: dataset {target.name!r} is bounded, and its versions end with "
+                "markers, which an application does not send."
+            )
+            step = "Declare it with unbounded_dataset, or send to an output stream."
+            raise PlanningError(problem, step, dataset=target.name, operator=self.operator)
+        self.graph.refuse_writing(target.dataset.stream, f"the input of dataset {target.name!r}")
+        return self.apply(SendToDataset(target.name), name=target.name)
 
     def apply(self, spec: Spec, *others: MessageStream, name: str = "") -> MessageStream:
         """Return the records that leave an operator over these records, and those of `others` if it has several inputs.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.version import TOMBSTONE
 from dagster_adjunct.orchestration.operators.columns import require_columns, tie_breakers
-from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, How, Join, On, build_join
+from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, Join
 from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, Match, OnNullTime
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, Columns
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
@@ -192,32 +192,11 @@ class AsOfJoin(Join):
         )
 
 
-def build_asof_join(
-    operator: str,
-    dataset: AdjunctDataset,
-    on: On,
-    how: How,
-    select: Sequence[str] | None,
-    prefix: str,
-    min_match_rate: float | None,
-    as_of: str,
-    before_history: BeforeHistory,
-    on_null_time: OnNullTime,
-) -> AsOfJoin:
-    """Return the join for a user's arguments; `operator` is its id."""
-    join = build_join(operator, dataset, on, how, select, prefix, min_match_rate)
+def check_as_of(operator: str, dataset: AdjunctDataset, as_of: str) -> None:
+    """Raise ConfigurationError for an empty `as_of`, and PlanningError for a dataset without a history."""
     if not as_of:
         expected = "the name of the stream's column with the record's time, a timestamp or a date"
         raise argument_error(f"{operator} has as_of={as_of!r}", expected, argument="as_of", operator=operator)
-    _check_history(operator, dataset)
-    return AsOfJoin(
-        join.dataset, join.on, join.how, join.select, join.prefix, join.min_match_rate,
-        as_of=as_of, before_history=before_history, on_null_time=on_null_time,
-    )  # fmt: skip
-
-
-def _check_history(operator: str, dataset: AdjunctDataset) -> None:
-    """Raise PlanningError for a dataset without a history."""
     if dataset.following.history is not None or dataset.valid_from is not None:
         return
     if dataset.is_local:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
@@ -23,7 +23,6 @@ from dagster_adjunct.orchestration.operators.functions import (
     RecordCall,
     RecordFunction,
     call_in_tasks,
-    validate_record_function,
 )
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
@@ -257,6 +256,7 @@ class Join(PassThroughSpec):
 
 
 def build_join(
+    kind: type[Join],
     operator: str,
     dataset: AdjunctDataset,
     on: On,
@@ -264,11 +264,12 @@ def build_join(
     select: Sequence[str] | None,
     prefix: str,
     min_match_rate: float | None,
+    **more: Any,
 ) -> Join:
-    """Return the join for a user's arguments; `operator` is its id."""
+    """Return the join for a user's arguments; `operator` is its id, and `more` has the other fields of its kind."""
     check_match_rate(operator, min_match_rate)
     pairs = pair_key_columns(operator, "dataset", dataset.name, dataset.key, on)
-    return Join(dataset.name, pairs, how, parse_selection(operator, select, prefix), prefix, min_match_rate)
+    return kind(dataset.name, pairs, how, parse_selection(operator, select, prefix), prefix, min_match_rate, **more)
 
 
 def source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
@@ -318,28 +319,6 @@ class JoinFunction(Join):
         stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
         call = RecordCall(operator, self.function, self.schema, entry=_ENTRY, stream=stream, sensitive=sensitive)
         return call_in_tasks(joined, call, frame.columns)
-
-
-def build_join_function(
-    operator: str,
-    dataset: AdjunctDataset,
-    on: On,
-    how: How,
-    function: RecordFunction | None,
-    schema: Schema | None,
-    min_match_rate: float | None,
-    others: bool,
-) -> JoinFunction:
-    """Return the join for a user's arguments; `others` says whether select= or prefix= is given, too."""
-    if others:
-        problem = f"{operator} has a function, and select= or prefix=, which are for joins without one."
-        step = "Leave them out: the function gets the whole entry, and schema= declares what it adds."
-        raise ConfigurationError(problem, step, argument="select", operator=operator)
-    validate_record_function(operator, function, schema, "record", "entry")
-    assert function is not None
-    assert schema is not None
-    join = build_join(operator, dataset, on, how, (), "", min_match_rate)
-    return JoinFunction(join.dataset, join.on, join.how, (), "", join.min_match_rate, function=function, schema=schema)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,11 +125,6 @@ class Flows:
     arriving: dict[str, Arriving]
     after: dict[str, Flow]
 
-    def before(self, operator: str) -> Flow:
-        """Return the input records of an operator with one input."""
-        (flow,) = self.arriving[operator]
-        return flow
-
     def merges_streams(self, operator: Operator) -> bool:
         """Whether the operator merges streams with different partitions."""
         return operator.spec.role is None and self.after[operator.id].stream == operator.id

@@ -23,48 +23,24 @@ from dagster_adjunct.orchestration.operators.stream_facts import SPARK, TASK_NUM
 from dagster_adjunct.orchestration.planner.columns import Arriving, Flows, format_place, trace_flows
 from dagster_adjunct.orchestration.planner.partition_counts import (
     Counts,
+    Draft,
     EqualCounts,
-    Groups,
+    InsertedExchange,
+    Insertions,
     Requirements,
     assign_counts,
     dataset_node,
     declared_counts,
-    exchange_node,
     find_join_groups,
 )
 from dagster_adjunct.orchestration.planner.plan import traverse
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 
 
-@dataclass(frozen=True, slots=True)
-class InsertedExchange:
-    """An exchange by `columns` that the planner inserts before an operator's input (from 0), and why.
-
-    `stream` is the node id of the flow before it; `partitions` is None while the count is open.
-    """
-
-    operator: str
-    input: int
-    stream: str
-    columns: tuple[str, ...]
-    partitions: int | None
-    why: str
-
-    @property
-    def node(self) -> str:
-        return exchange_node(self.operator, self.input)
-
-    def moved(self, flow: Flow) -> Flow:
-        """Return the flow after the exchange."""
-        return replace(flow, stream=self.node, partitioned_by=self.columns, partitioner=SPARK, lost_at="")
-
-
-Insertions = Mapping[tuple[str, int], InsertedExchange]
-"""The exchanges by operator and input."""
-
-
 def plan_repartitioning(app: Application, catalog: Catalog, needs: Requirements) -> Insertions:
-    """Return the exchanges that make every join of an application provable."""
+    """Return the exchanges that make every join of an application provable; none without `auto_repartition`."""
+    if not app.auto_repartition:
+        return {}
     counts = declared_counts(app, catalog)
     for stream, partitions in _preferred_counts(app, trace_flows(app, catalog), needs).items():
         if counts[stream] is None:
@@ -159,9 +135,10 @@ class Conflict:
     joins: int = 1
 
 
-def find_conflicts(needs: Requirements, groups: Groups, counts: Counts, streams: Sequence[str]) -> tuple[Conflict, ...]:
-    """Return every join with a conflict once, in order of definition; `streams` are node ids in order."""
-    place = {node: number for number, node in enumerate(streams)}
+def find_conflicts(draft: Draft) -> tuple[Conflict, ...]:
+    """Return every join with a conflict once, in order of definition."""
+    needs, groups, counts = draft.needs, draft.groups, draft.counts
+    place = {node: number for number, node in enumerate(draft.edges)}
     feeds: dict[str, str] = {}
     reading: dict[str, list[str]] = defaultdict(list)  # the operators that join a dataset
     meeting: dict[str, list[str]] = defaultdict(list)  # those that join or feed it, by its node
@@ -256,20 +233,18 @@ class Fix:
 class FixFinder:
     """Finds the fixes for groups in conflict."""
 
-    def __init__(
-        self, app: Application, catalog: Catalog, needs: Requirements, flows: Flows, groups: Groups, counts: Counts
-    ) -> None:
-        self._app, self._catalog, self._needs = app, catalog, needs
-        self._flows, self._groups, self._counts = flows, groups, counts
-        self._tried = set(counts.conflicts[: min(_MAX_TRIED, max(1, _MAX_TRIED_OPERATORS // len(app.operators)))])
-        self._declared = declared_counts(app, catalog)
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        app, conflicts = draft.app, draft.counts.conflicts
+        self._tried = set(conflicts[: min(_MAX_TRIED, max(1, _MAX_TRIED_OPERATORS // len(app.operators)))])
+        self._declared = declared_counts(app, draft.catalog)
         intermediate = [operator.id for operator in app.operators if operator.spec.role == "intermediate"]
         self._given = {operator for operator in intermediate if self._declared[operator] is not None}
         self._sizes: dict[str, int | None] = {}
 
     def find(self, at: str) -> tuple[Fix, ...]:
         """Return the fixes for the group at an operator, the cheapest first."""
-        targets = dict.fromkeys(self._counts.partitions[node] for node in self._groups[at])
+        targets = dict.fromkeys(self._draft.counts.partitions[node] for node in self._draft.groups[at])
         # The origin of an inferred count has other joins, too: a change there is proposed only if it was tried.
         where = (False, True) if at in self._tried else (False,)
         fixes = dict.fromkeys(self._build(at, target, at_sources=sources) for target in targets for sources in where)
@@ -284,31 +259,32 @@ class FixFinder:
             return True
         inserted = {(item.operator, item.input): item for item in fix.moved}
         changed = (*map(dataset_node, fix.datasets), *fix.given, *(item.node for item in fix.moved))
-        flows = self._flows
+        draft, flows = self._draft, self._draft.flows
         if inserted:
-            flows = trace_flows(self._app, self._catalog, apply_insertions(inserted), earlier=flows)
-        groups = find_join_groups(self._app, self._needs, flows)
+            flows = trace_flows(draft.app, draft.catalog, apply_insertions(inserted), earlier=flows)
+        groups = find_join_groups(draft.app, draft.needs, flows)
         left = set(assign_counts(self._declared | dict.fromkeys(changed, fix.partitions), groups, 1).conflicts)
-        return fix.at not in left and left <= set(self._counts.conflicts)
+        return fix.at not in left and left <= set(draft.counts.conflicts)
 
     def _build(self, at: str, target: int, *, at_sources: bool) -> Fix:
         """Return the fix that makes all counts at an operator the target; `at_sources` changes origins of counts."""
+        draft, counts = self._draft, self._draft.counts
         moved: list[InsertedExchange] = []
         datasets: dict[str, int | None] = {}
         given: dict[str, None] = {}
         places, seen = [at], {at}
         for place in places:  # which grows
-            arriving = self._flows.arriving[place]
-            requirements = self._needs.get(place, (None,) * len(arriving))
+            arriving = draft.flows.arriving[place]
+            requirements = draft.needs.get(place, (None,) * len(arriving))
             for number, (needed, flow) in enumerate(zip(requirements, arriving, strict=True)):
-                if needed is None and place in self._needs:
+                if needed is None and place in draft.needs:
                     continue  # its count need not be equal
                 if needed is not None and needed.dataset is not None and needed.partitions != target:
-                    stream = self._app.dataset(needed.dataset).stream
+                    stream = draft.app.dataset(needed.dataset).stream
                     datasets[needed.dataset] = None if stream is None else self._size(stream)
                 wrong = "" if needed is None else describe_mismatch(needed, flow)
-                source = self._counts.inferred.get(flow.stream)
-                if self._counts.partitions[flow.stream] == target and not wrong:
+                source = counts.inferred.get(flow.stream)
+                if counts.partitions[flow.stream] == target and not wrong:
                     continue
                 if flow.stream in self._given and not wrong:
                     given[flow.stream] = None
@@ -326,16 +302,16 @@ class FixFinder:
         return Fix(at, target, tuple(moved), tuple(datasets), tuple(given), size)
 
     def _columns(self, operator: str, needed: Requirement | None, flow: Flow) -> tuple[str, ...]:
-        if needed is None:  # a merge: all inputs need the same partitioning
-            flows = (flow, *self._flows.arriving[operator])
-            return next((one.partitioned_by for one in flows if one.partitioned_by), ())
-        return _required_columns(self._app, needed)
+        if needed is not None:
+            return _required_columns(self._draft.app, needed)
+        flows = (flow, *self._draft.flows.arriving[operator])  # a merge: all inputs need the same partitioning
+        return next((one.partitioned_by for one in flows if one.partitioned_by), ())
 
     @cached_property
     def _read_streams(self) -> dict[str, frozenset[str]]:
         """The input streams that the records after each operator come from."""
         read: dict[str, frozenset[str]] = {}
-        for operator in self._app.operators:
+        for operator in self._draft.app.operators:
             own = () if operator.spec.reads is None else (operator.spec.reads,)
             sources = [read[source] for source in operator.inputs]
             read[operator.id] = sources[0] if len(sources) == 1 else frozenset(own).union(*sources)
@@ -343,7 +319,7 @@ class FixFinder:
 
     def _size(self, stream: str) -> int | None:
         if stream not in self._sizes:
-            self._sizes[stream] = stream_size(self._catalog, stream)
+            self._sizes[stream] = stream_size(self._draft.catalog, stream)
         return self._sizes[stream]
 
 
@@ -358,27 +334,19 @@ _MAX_LISTED = 20
 """The maximum of streams of a conflict, and of conflicts of an application, that the error lists."""
 
 
-def check_co_partitioning(
-    app: Application,
-    catalog: Catalog,
-    needs: Requirements,
-    flows: Flows,
-    groups: Groups,
-    counts: Counts,
-    edges: Mapping[str, StreamEdge],
-) -> None:
+def check_co_partitioning(draft: Draft) -> None:
     """Raise one PlanningError for all joins whose streams are not co-partitioned.
 
     It is a PartitionCountMismatchError if counts differ. Equal counts are not enough: the partitioning columns and the
     hash must be the same.
     """
-    differing = find_conflicts(needs, groups, counts, tuple(edges))
-    elsewhere = _find_mispartitioned(app, needs, flows, edges)
+    app, counts, edges = draft.app, draft.counts, draft.edges
+    differing, elsewhere = find_conflicts(draft), _find_mispartitioned(draft)
     if not differing and not elsewhere:
         return
     problems = [(conflict.join, _describe_conflict(conflict, counts, edges)) for conflict in differing[:_MAX_LISTED]]
     problems += [(where, problem) for where, problem, _ in elsewhere[:_MAX_LISTED]]
-    finder = FixFinder(app, catalog, needs, flows, groups, counts)
+    finder = FixFinder(draft)
     same: dict[str, list[str]] = {}  # the operators at which the same is to do
     for at in dict.fromkeys(at for conflict in differing[:_MAX_LISTED] for at in conflict.at[:_MAX_LISTED]):
         same.setdefault(_describe_fixes(finder.find(at), edges), []).append(at)
@@ -413,7 +381,7 @@ def check_co_partitioning(
             counts=every[0][1],
             conflicts=every,
         )
-    dataset = next((needed.dataset for needed in needs[operator] if needed and needed.dataset), None)
+    dataset = next((needed.dataset for needed in draft.needs[operator] if needed and needed.dataset), None)
     raise PlanningError(problem, step, application=app.name, operator=operator, declared_at=line, dataset=dataset)
 
 
@@ -453,12 +421,11 @@ def _describe_fix(fix: Fix, edges: Mapping[str, StreamEdge]) -> str:
     return " and ".join(parts) + ("" if fix.size is None else f", {_format_bytes(fix.size)} in all")
 
 
-def _find_mispartitioned(
-    app: Application, needs: Requirements, flows: Flows, edges: Mapping[str, StreamEdge]
-) -> list[tuple[str, str, str]]:
+def _find_mispartitioned(draft: Draft) -> list[tuple[str, str, str]]:
     """Return the operators whose input is not partitioned by the required columns, why, and what to write."""
+    app, flows, edges = draft.app, draft.flows, draft.edges
     found = []
-    for operator, requirements in needs.items():
+    for operator, requirements in draft.needs.items():
         for number, (needed, flow) in enumerate(zip(requirements, flows.arriving[operator], strict=True)):
             if needed is None or needed.columns is None or not (why := describe_mismatch(needed, flow)):
                 continue

@@ -15,20 +15,16 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.operator import BROADCAST, PlanContext, Requirement, StreamEdge
+from dagster_adjunct.orchestration.operators.operator import BROADCAST, Flow, PlanContext, Requirement, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, require_facts
 from dagster_adjunct.orchestration.planner.columns import Flows
 from dagster_adjunct.orchestration.planner.plan import Task
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.planner.conflicts import Insertions
 
 
 class EqualCounts:
@@ -94,6 +90,34 @@ class EqualCounts:
         return node
 
 
+@dataclass(frozen=True, slots=True)
+class InsertedExchange:
+    """An exchange by `columns` that the planner inserts before an operator's input (from 0), and why.
+
+    `stream` is the node id of the flow before it; `partitions` is None while the count is open.
+    """
+
+    operator: str
+    input: int
+    stream: str
+    columns: tuple[str, ...]
+    partitions: int | None
+    why: str
+
+    @property
+    def node(self) -> str:
+        """The id of the exchange among streams."""
+        return f"exchange:{self.input}:{self.operator}"
+
+    def moved(self, flow: Flow) -> Flow:
+        """Return the flow after the exchange."""
+        return replace(flow, stream=self.node, partitioned_by=self.columns, partitioner=SPARK, lost_at="")
+
+
+Insertions = Mapping[tuple[str, int], InsertedExchange]
+"""The exchanges by operator and input."""
+
+
 Groups = dict[str, tuple[str, ...]]
 """The ids that need equal counts, streams first, by the operator that requires it."""
 
@@ -101,11 +125,6 @@ Groups = dict[str, tuple[str, ...]]
 def dataset_node(name: str) -> str:
     """Return the id of a dataset among the streams of a join."""
     return f"dataset:{name}"
-
-
-def exchange_node(operator: str, number: int) -> str:
-    """Return the id of the exchange that the planner inserts before this input of an operator."""
-    return f"exchange:{number}:{operator}"
 
 
 def find_join_groups(app: Application, needs: Requirements, flows: Flows) -> Groups:
@@ -276,7 +295,7 @@ def add_merged_counts(app: Application, flows: Flows, counts: Counts) -> Counts:
     return replace(counts, partitions=partitions)
 
 
-Requirements = Mapping[str, tuple["Requirement | None", ...]]
+Requirements = Mapping[str, tuple[Requirement | None, ...]]
 """The requirements of each operator that has any, one per input."""
 
 
@@ -291,26 +310,34 @@ def collect_requirements(app: Application) -> Requirements:
     return {operator: needs for operator, needs in kept.items() if any(needs)}
 
 
-def build_stream_edges(
-    app: Application,
-    catalog: Catalog,
-    flows: Flows,
-    counts: Counts,
-    inserted: Insertions,
-    default_from: str,
-) -> dict[str, StreamEdge]:
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A plan before it is proven: what operators need, inserted exchanges, flows, groups, counts and stream edges."""
+
+    app: Application
+    catalog: Catalog
+    needs: Requirements
+    inserted: Insertions
+    flows: Flows
+    groups: Groups
+    counts: Counts
+    edges: Mapping[str, StreamEdge] = field(default_factory=dict)
+
+
+def build_stream_edges(draft: Draft, default_from: str) -> dict[str, StreamEdge]:
     """Return the stream edges by node id: streams in order of definition, then side inputs."""
+    app, catalog, counts = draft.app, draft.catalog, draft.counts
     edges: dict[str, StreamEdge] = {}
     for operator in app.operators:
         for number in range(len(operator.inputs)):
-            item = inserted.get((operator.id, number))
+            item = draft.inserted.get((operator.id, number))
             if item is not None:
                 name = f"{app.name}-before-{operator.id}" + (f"-{number + 1}" if len(operator.inputs) > 1 else "")
                 edges[item.node] = StreamEdge(
                     name, "intermediate", counts.partitions[item.node], item.columns, SPARK, "auto_repartition",
                     operator.id,
                 )  # fmt: skip
-        flow = flows.after[operator.id]
+        flow = draft.flows.after[operator.id]
         context = PlanContext(operator.id, app, catalog)
         edge = operator.spec.edge(context, flow, counts.partitions[flow.stream])
         if edge is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
 from dagster_adjunct.assets.declaration.extractors import Projection
@@ -20,7 +21,6 @@ from dagster_adjunct.orchestration.application.graph import describe_partitions
 from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, StreamCatalog, StreamFacts
 from dagster_adjunct.orchestration.planner.columns import (
-    Flows,
     check_datasets,
     derive_columns,
     format_place,
@@ -31,7 +31,6 @@ from dagster_adjunct.orchestration.planner.columns import (
     trace_flows,
 )
 from dagster_adjunct.orchestration.planner.conflicts import (
-    Insertions,
     apply_insertions,
     check_co_partitioning,
     plan_repartitioning,
@@ -47,7 +46,7 @@ from dagster_adjunct.orchestration.planner.notes import (
     plan_tables,
 )
 from dagster_adjunct.orchestration.planner.partition_counts import (
-    Requirements,
+    Draft,
     add_broadcast_counts,
     add_merged_counts,
     assign_counts,
@@ -140,7 +139,7 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         raise PlanningError(problem, 'Declare one: app.input_stream("…").', application=app.name)
     unproven, columns = derive_columns(app, catalog)
     needs = collect_requirements(app)
-    inserted: Insertions = plan_repartitioning(app, catalog, needs) if app.auto_repartition else {}
+    inserted = plan_repartitioning(app, catalog, needs)
     flows = trace_flows(app, catalog, apply_insertions(inserted))
     if app.tables:
         check_budgets(list_budgets(app.tables.values()))
@@ -151,24 +150,25 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     open_counts = declared_counts(app, catalog)
     open_counts |= {item.node: item.partitions for item in inserted.values()}
     counts = add_merged_counts(app, flows, add_broadcast_counts(app, assign_counts(open_counts, groups, default)))
-    edges = build_stream_edges(app, catalog, flows, counts, inserted, default_from)
-    check_co_partitioning(app, catalog, needs, flows, groups, counts, edges)
+    draft = Draft(app, catalog, needs, inserted, flows, groups, counts)
+    draft = replace(draft, edges=build_stream_edges(draft, default_from))
+    check_co_partitioning(draft)
     if any(flows.merges_streams(operator) for operator in app.operators):
         # Only now is it known whether the inputs of merged streams have equal counts.
         flows = trace_flows(app, catalog, apply_insertions(inserted), counts.partitions)
-    exchanges = tuple(_iter_exchanges(app, catalog, flows, counts.partitions, edges, inserted))
-    streams = tuple(edges.values())
+        draft = replace(draft, flows=flows)
+    streams = tuple(draft.edges.values())
     tables = plan_tables(app, catalog, columns)
     calls = ((operator.id, operator.spec.call(app)) for operator in app.operators)
     return ExecutionPlan(
         application=app.name,
-        operators=tuple(_iter_operators(app, flows, columns, counts.partitions)),
+        operators=tuple(_iter_operators(draft, columns)),
         streams=streams,
-        join_groups=tuple(_iter_join_groups(needs, flows, edges, counts.partitions)),
-        exchanges=exchanges,
+        join_groups=tuple(_iter_join_groups(draft)),
+        exchanges=tuple(_iter_exchanges(draft)),
         tasks=assign_tasks(streams, app.tasks),
         notes=(
-            *_iter_notes(app, edges, inserted),
+            *_iter_notes(draft),
             *note_table_order(tables),
             *note_marks(app),
             *note_nondeterministic_results(app, columns),
@@ -179,7 +179,7 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
             *note_state(app),
         ),
         tables=tables,
-        fed=_plan_fed_datasets(app, needs, flows, edges),
+        fed=_plan_fed_datasets(draft),
         calls=tuple(PlannedCall(id_, call.kind, call.of, call.guarantee, call.recorded) for id_, call in calls if call),
         state=plan_state(app),
         fed_joins=plan_fed_joins(app),
@@ -188,17 +188,11 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
     )
 
 
-def _iter_exchanges(
-    app: Application,
-    catalog: Catalog,
-    flows: Flows,
-    counts: Mapping[str, int],
-    edges: Mapping[str, StreamEdge],
-    inserted: Insertions,
-) -> Iterator[Exchange]:
+def _iter_exchanges(draft: Draft) -> Iterator[Exchange]:
+    app, edges, counts = draft.app, draft.edges, draft.counts.partitions
     for operator in app.operators:
         for number in range(len(operator.inputs)):
-            item = inserted.get((operator.id, number))
+            item = draft.inserted.get((operator.id, number))
             if item is not None:
                 why = f"the stream: {item.why}"
                 yield Exchange(operator.id, "auto_repartition", item.columns, counts[item.node], why, number)
@@ -210,19 +204,18 @@ def _iter_exchanges(
             by = edges[operator.id].partitioned_by
             yield Exchange(operator.id, "broadcast", by, counts[operator.id], "every task gets all records")
         if operator.spec.writes is not None:
-            flow = flows.before(operator.id)
-            context = PlanContext(operator.id, app, catalog)
+            (flow,) = draft.flows.arriving[operator.id]
+            context = PlanContext(operator.id, app, draft.catalog)
             before = operator.spec.exchange_before(context, flow, counts[flow.stream])
             if before is not None:
                 yield before
 
 
-def _iter_operators(
-    app: Application, flows: Flows, columns: Mapping[str, Columns], counts: Mapping[str, int]
-) -> Iterator[PlannedOperator]:
-    for operator in app.operators:
-        flow, spec = flows.after[operator.id], operator.spec
-        summary, output = spec.summary(), app.outputs.get(spec.writes or "")
+def _iter_operators(draft: Draft, columns: Mapping[str, Columns]) -> Iterator[PlannedOperator]:
+    counts = draft.counts.partitions
+    for operator in draft.app.operators:
+        flow, spec = draft.flows.after[operator.id], operator.spec
+        summary, output = spec.summary(), draft.app.outputs.get(spec.writes or "")
         if output is not None and output.description:
             summary = f"{summary}: {output.description}"
         looks_up = None if spec.match is None else spec.match.node.name
@@ -232,34 +225,30 @@ def _iter_operators(
         )  # fmt: skip
 
 
-def _iter_join_groups(
-    needs: Requirements, flows: Flows, edges: Mapping[str, StreamEdge], counts: Mapping[str, int]
-) -> Iterator[JoinGroup]:
-    for join, requirements in needs.items():
-        both = zip(requirements, flows.arriving[join], strict=True)
+def _iter_join_groups(draft: Draft) -> Iterator[JoinGroup]:
+    for join, requirements in draft.needs.items():
+        both = zip(requirements, draft.flows.arriving[join], strict=True)
         joined = [(needed, flow) for needed, flow in both if needed is not None and not needed.feeds]
         if joined:
             nodes = dict.fromkeys(flow.stream for _, flow in joined)
             nodes |= {dataset_node(needed.dataset): None for needed, _ in joined if needed.dataset}
             needed, flow = joined[0]
-            names = tuple(_stream_label(node, edges) for node in nodes)
-            yield JoinGroup(join, needed.dataset, names, counts[flow.stream], needed.columns or ())
+            names = tuple(_stream_label(node, draft.edges) for node in nodes)
+            yield JoinGroup(join, needed.dataset, names, draft.counts.partitions[flow.stream], needed.columns or ())
 
 
-def _plan_fed_datasets(
-    app: Application, needs: Requirements, flows: Flows, edges: Mapping[str, StreamEdge]
-) -> tuple[FedDataset, ...]:
+def _plan_fed_datasets(draft: Draft) -> tuple[FedDataset, ...]:
     """Return the joined datasets that the application feeds, in order of declaration."""
     sinks: dict[str, list[str]] = {}
     streams: dict[str, dict[str, None]] = {}
-    for operator, requirements in needs.items():
-        for needed, flow in zip(requirements, flows.arriving[operator], strict=True):
+    for operator, requirements in draft.needs.items():
+        for needed, flow in zip(requirements, draft.flows.arriving[operator], strict=True):
             if needed is not None and needed.feeds and needed.dataset is not None:
                 sinks.setdefault(needed.dataset, []).append(operator)
-                streams.setdefault(needed.dataset, {})[_stream_label(flow.stream, edges)] = None
+                streams.setdefault(needed.dataset, {})[_stream_label(flow.stream, draft.edges)] = None
     return tuple(
         FedDataset(dataset.name, tuple(streams[dataset.name]), tuple(sinks[dataset.name]), dataset.partitions or 0)
-        for dataset in app.datasets
+        for dataset in draft.app.datasets
         if dataset.name in sinks
     )
 
@@ -269,8 +258,9 @@ def _stream_label(node: str, edges: Mapping[str, StreamEdge]) -> str:
     return edges[node].name if node in edges else node
 
 
-def _iter_notes(app: Application, edges: Mapping[str, StreamEdge], inserted: Insertions) -> Iterator[str]:
-    for item in inserted.values():
+def _iter_notes(draft: Draft) -> Iterator[str]:
+    app, edges = draft.app, draft.edges
+    for item in draft.inserted.values():
         yield (
             f"auto_repartition: {_stream_label(item.stream, edges)} moves before {item.operator} into "
             f"{edges[item.node].partitions} partitions by ({', '.join(item.columns)}), because {item.why}."

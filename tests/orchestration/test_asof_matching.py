@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.orchestration.operators.asof_join import AsOfJoin, TimedRows, build_asof_join
+from dagster_adjunct.orchestration.operators.asof_join import AsOfJoin, TimedRows
+from dagster_adjunct.orchestration.operators.joins import build_join
 from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -85,7 +86,9 @@ def sent(spark: SparkSession, records: list[Record], kind: str = "timestamp") ->
 
 def join(**options: Any) -> AsOfJoin:
     given = {"how": "left", "before_history": "null", "on_null_time": "null"} | options
-    return build_asof_join("join-2", PRICES, "item", given.pop("how"), None, "", None, as_of="at", **given)
+    made = build_join(AsOfJoin, "join-2", PRICES, "item", given.pop("how"), None, "", None, as_of="at", **given)
+    assert isinstance(made, AsOfJoin)
+    return made
 
 
 def joined(spec: AsOfJoin, frame: DataFrame, batch: FakeBatch) -> DataFrame:
