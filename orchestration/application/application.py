@@ -25,7 +25,11 @@ from dagster_adjunct.orchestration.application.graph import (
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
-from dagster_adjunct.orchestration.operators.columns import validate_column_names, validate_partition_count
+from dagster_adjunct.orchestration.operators.columns import (
+    check_duration,
+    validate_column_names,
+    validate_partition_count,
+)
 from dagster_adjunct.orchestration.operators.event_time import build_event_time
 from dagster_adjunct.orchestration.operators.inputs import DefaultOffset, Input, OnLost, build_input
 from dagster_adjunct.orchestration.operators.operator import KeyedTable, Operator
@@ -161,10 +165,7 @@ class Application:
         """
         split_stream_name(name)
         what = f"output stream {name!r}"
-        if validate_partition_count(f"{what}: partitions", partitions) is None:
-            raise ConfigurationError(
-                f"{what} has no partitions.", "Write partitions=N.", argument="partitions", stream=name
-            )
+        validate_partition_count(f"{what}: partitions", partitions)
         if name in self._outputs:
             problem = f"application {self.name!r} declares the {what} twice."
             raise PlanningError(problem, "Keep what the first call returned.", application=self.name)
@@ -234,10 +235,7 @@ class Application:
         """
         if name in self._datasets or name in self._remote_tables:
             raise self._twice(name)
-        if validate_partition_count(f"local table {name!r}: partitions", partitions) is None:
-            raise ConfigurationError(
-                f"local table {name!r} has no partitions.", "Write partitions=N.", argument="partitions", dataset=name
-            )
+        validate_partition_count(f"local table {name!r}: partitions", partitions)
         keys = validate_column_names(f"local table {name!r}: key", key)
         by = validate_column_names(f"local table {name!r}: partition_by", partition_by)
         spec = local_table(
@@ -311,16 +309,12 @@ class Application:
     def _check_staleness(self, table: object, name: str, limit: timedelta | None) -> None:
         if limit is None:
             return
-        shown = limit if isinstance(limit, timedelta) else repr(limit)
-        what = f"application {self.name!r}: table {name!r} has max_staleness={shown}"
+        what = f"application {self.name!r}: table {name!r} has max_staleness"
         if not isinstance(table, AdjunctDataset) or not table.follows_changes or table.is_local:
-            problem = f"{what}, but it is not an unbounded dataset that follows a stream."
+            problem = f"{what}={limit}, but it is not an unbounded dataset that follows a stream."
             step = "Leave max_staleness out."
             raise ConfigurationError(problem, step, argument="max_staleness", application=self.name, table=name)
-        if not isinstance(limit, timedelta) or limit <= timedelta(0):
-            problem = f"{what}: expected a timedelta greater than zero."
-            step = "Set how old a missing change may be, for example max_staleness=timedelta(minutes=10)."
-            raise ConfigurationError(problem, step, argument="max_staleness", application=self.name, table=name)
+        check_duration(limit, what, argument="max_staleness", application=self.name, table=name)
 
     def _refuse_reading(self, stream: str) -> None:
         """Reject an input stream that this application writes: its records would loop forever."""
