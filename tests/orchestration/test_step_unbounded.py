@@ -316,7 +316,7 @@ def test_freshness_can_be_demanded_of_change_streams_only(world: StepWorld) -> N
     with pytest.raises(ConfigurationError, match="'things' has max_staleness"):
         app.table(world.table(), max_staleness=MINUTES)  # type: ignore[call-overload]
     for limit in (timedelta(0), 5, "10m"):
-        with pytest.raises(ConfigurationError, match="expected a timedelta") as failure:
+        with pytest.raises(ConfigurationError) as failure:
             app.table(planes(), max_staleness=limit)  # type: ignore[arg-type]
         assert failure.value.argument == "max_staleness"
     assert app.table(planes(), max_staleness=MINUTES).max_staleness == MINUTES
