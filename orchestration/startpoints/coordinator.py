@@ -83,14 +83,6 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Unresolved:
-    """A startpoint without an offset, whose partition continues from its checkpoint, as the request says."""
-
-    request: StartpointRequest
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
 class DatasetOutcome:
     """The outcome of the requests for datasets.
 
@@ -161,11 +153,15 @@ def apply_dataset_startpoints(
                 dataset=dataset.name,
             )
             continue
-        requests, without = _split_resolvable(runtime.systems, handed.tasks.get(task, {}))
-        for gone in without:
-            _log.warning(
-                "%s: dataset %s continues without its startpoint: %s", gone.request.ssp, dataset.name, gone.error
-            )
+        requests: dict[SystemStreamPartition, StartpointRequest] = {}
+        for ssp, request in handed.tasks.get(task, {}).items():
+            try:
+                if request.on_unresolved == "checkpoint":
+                    resolve_startpoint_to_offset(runtime.systems[ssp.system], ssp, request.startpoint)
+            except PermanentError as error:
+                _log.warning("%s: dataset %s continues without its startpoint: %s", ssp, dataset.name, error)
+            else:
+                requests[ssp] = request
         if not requests:
             continue
         try:
@@ -195,23 +191,6 @@ def _rewind_dataset(runtime: Runtime, dataset: AdjunctDataset, requests: Request
         reason="; ".join(dict.fromkeys(reasons)),
         force={ssp for ssp, request in requests.items() if request.force},
     )
-
-
-def _split_resolvable(
-    systems: Mapping[str, StreamSystem], requests: Requests
-) -> tuple[dict[SystemStreamPartition, StartpointRequest], list[Unresolved]]:
-    """Return the requests with an offset, or that fail without one; and those that continue without one."""
-    resolvable: dict[SystemStreamPartition, StartpointRequest] = {}
-    without: list[Unresolved] = []
-    for ssp, request in requests.items():
-        try:
-            if request.on_unresolved == "checkpoint":
-                resolve_startpoint_to_offset(systems[ssp.system], ssp, request.startpoint)
-        except PermanentError as error:
-            without.append(Unresolved(request, str(error)))
-        else:
-            resolvable[ssp] = request
-    return resolvable, without
 
 
 def fan_out_requests(
@@ -245,21 +224,21 @@ def fan_out_for_run(runtime: Runtime, app: Application, plan: ExecutionPlan | No
     return fan_out_requests(startpoints, runtime.systems, app, plan, offsets)
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+@dataclass(slots=True)
+class _Resolving:
     """Where a run's tasks start: `startpoints` by partition, and the `replays` that begin.
 
     `done` names, by task and partition, what is still fanned out and was applied by an earlier commit, or will be by
     the commit that stores this. `messages` describe what was resolved now, and what has no offset.
     """
 
-    startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint]
-    replays: tuple[Replay, ...]
-    done: Mapping[str, Mapping[SystemStreamPartition, str]]
-    messages: tuple[str, ...]
+    startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
+    replays: dict[SystemStreamPartition, Replay] = field(default_factory=dict)
+    done: dict[str, dict[SystemStreamPartition, str]] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
 
 
-def resolve_handed(
+def _resolve_handed(
     app: Application,
     streams: Mapping[str, StreamSnapshot],
     tasks: Iterable[str],
@@ -267,80 +246,62 @@ def resolve_handed(
     known: OffsetState,
     plans: Plans,
     now: datetime,
-) -> Resolved:
+) -> _Resolving:
     """Return the offsets of what these tasks were handed; each is looked up once, in its stream.
 
     Replays of recorded versions get theirs from `plans`, which has an error for a plan that can't be used. What an
     earlier start resolved, and no batch has applied, stays. Raises for a request without an offset, unless it continues
     from the checkpoint.
     """
-    waiting, alone, done = _sort_requests(app, tasks, fan_out, known)
-    newest: dict[SystemStreamPartition, StartpointRequest] = {}
-    for _, request in waiting:  # all tasks that read a broadcast input are handed the same
-        if request.sequence > newest.setdefault(request.ssp, request).sequence:
-            newest[request.ssp] = request
-    unresolved: list[Unresolved] = []
-    for request in alone:
-        if request.on_unresolved == "fail":
-            raise broadcast_task_error(request)
-        unresolved.append(Unresolved(request, str(broadcast_task_error(request))))
-    startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = {}
-    replays: dict[SystemStreamPartition, Replay] = {}
-    messages: list[str] = []
+    resolved, waiting = _Resolving(), list[tuple[str, StartpointRequest]]()
+    continued: list[tuple[StartpointRequest, str]] = []
+    for task, request in ((name, one) for name in tasks for one in fan_out.tasks.get(name, {}).values()):
+        if known.has_taken(request.ssp, request.id):
+            resolved.done.setdefault(task, {})[request.ssp] = request.id
+        elif request.task is None or not is_broadcast(app, request.ssp):
+            waiting.append((task, request))
+        else:
+            if request.on_unresolved == "fail":
+                raise broadcast_task_error(request)
+            continued.append((request, str(broadcast_task_error(request))))
+    # The last of each partition; all tasks that read a broadcast input are handed the same.
+    newest = {request.ssp: request for _, request in sorted(waiting, key=lambda held: held[1].sequence)}
     for ssp, request in sorted(newest.items()):
         stream, before = streams[ssp.qualified_stream], known.resolved.get(ssp)
         if before is not None and before.id == request.id and before.stream == stream.info.identity:
-            startpoints[ssp] = before
+            resolved.startpoints[ssp] = before
             continue
         start = _resolve_or_skip(app, stream, request, plans, now, known.next_epoch(ssp))
-        if isinstance(start, Unresolved):
-            unresolved.append(start)
+        if isinstance(start, str):
+            continued.append((request, start))
             continue
         if isinstance(start, Replay):
-            replays[ssp], offset = start, start.start
+            resolved.replays[ssp], offset = start, start.start
         else:
-            startpoints[ssp], offset = start, start.offset
-        messages.append(f"{ssp}: starts at {start.position}, which is offset {offset} ({start.by}: {start.reason})")
-    for without in unresolved:
-        asked = without.request
-        messages.append(f"{asked.ssp}: continues from its checkpoint ({asked.by}: {asked.reason}): {without.error}")
+            resolved.startpoints[ssp], offset = start, start.offset
+        text = f"{ssp}: starts at {start.position}, which is offset {offset} ({start.by}: {start.reason})"
+        resolved.messages.append(text)
+    resolved.messages += [
+        f"{request.ssp}: continues from its checkpoint ({request.by}: {request.reason}): {why}"
+        for request, why in continued
+    ]
     # Done too: requests that were replaced by a newer one, and those of the replays that begin.
     for task, request in waiting:
-        if request.ssp in replays or request.sequence < newest[request.ssp].sequence:
-            done.setdefault(task, {})[request.ssp] = request.id
-    return Resolved(startpoints, tuple(replays.values()), done, tuple(messages))
-
-
-def _sort_requests(
-    app: Application, tasks: Iterable[str], fan_out: FanOut, known: OffsetState
-) -> tuple[list[tuple[str, StartpointRequest]], list[StartpointRequest], dict[str, dict[SystemStreamPartition, str]]]:
-    """Return what these tasks were handed: what can be applied, what is for one task of a broadcast input, and what a
-    commit has applied.
-    """
-    waiting: list[tuple[str, StartpointRequest]] = []
-    alone: list[StartpointRequest] = []
-    done: dict[str, dict[SystemStreamPartition, str]] = {}
-    for task in tasks:
-        for ssp, request in fan_out.tasks.get(task, {}).items():
-            if known.has_taken(ssp, request.id):
-                done.setdefault(task, {})[ssp] = request.id
-            elif request.task is not None and is_broadcast(app, ssp):
-                alone.append(request)
-            else:
-                waiting.append((task, request))
-    return waiting, alone, done
+        if request.ssp in resolved.replays or request.sequence < newest[request.ssp].sequence:
+            resolved.done.setdefault(task, {})[request.ssp] = request.id
+    return resolved
 
 
 def _resolve_or_skip(
     app: Application, stream: StreamSnapshot, request: StartpointRequest, plans: Plans, now: datetime, epoch: int
-) -> ResolvedStartpoint | Replay | Unresolved:
-    """Return the request with its offset, or Unresolved; raise an error that names the requester if it says to fail."""
+) -> ResolvedStartpoint | Replay | str:
+    """Return the request with its offset, or why it has none; raise that, with who asked, if it says to fail."""
     try:
         versions = choose_versions(app, request)
         return resolve_request(stream, request, versions=versions, now=now, epoch=epoch, plans=plans)
     except PermanentError as error:
         if request.on_unresolved != "fail":
-            return Unresolved(request, str(error))
+            return str(error)
         what = "can't be applied" if request.versions is not None else "has no offset"
         raise error.reworded(
             f"the startpoint of {request.by} ({request.reason}) at {request.ssp} {what}: {error.problem}",
@@ -384,7 +345,7 @@ def start_run(
     """
     state, carried = carry_over_positions(state, streams)
     known = state.offsets
-    resolved = resolve_handed(app, streams, tasks, fan_out, known, plans or {}, now)
+    resolved = _resolve_handed(app, streams, tasks, fan_out, known, plans or {}, now)
     reset = {source.stream for source in app.inputs.values() if source.reset_offset}
     check_same_streams(app, streams, known, resolved.startpoints, reset)
     checkpoint = state.checkpoint | choose_first_positions(app, streams, state, resolved.startpoints)
@@ -396,7 +357,7 @@ def start_run(
             "begun": known.begun & still_there if app.startpoints else known.begun,
             "streams": {name: identity for name, stream in streams.items() if (identity := stream.info.identity)},
         }
-    ).with_replays(resolved.replays)
+    ).with_replays(tuple(resolved.replays.values()))
     recreated = [name for name, stream in streams.items() if stream.info.was_recreated(known.streams.get(name))]
     times = state.times.without_streams(recreated)
     paused = [
@@ -424,18 +385,6 @@ _SHARED = ("stream", "table")
 _SHOWN = 5
 
 
-@dataclass(frozen=True, slots=True)
-class OtherWriter:
-    """An application that has written outputs of the new one, from `partitions` that the new one reads too.
-
-    `summary` says what a run of the new application would repeat.
-    """
-
-    name: str
-    partitions: tuple[SystemStreamPartition, ...]
-    summary: str
-
-
 def describe_other_writers(lake: Lake, app: Application) -> list[str]:
     """Return why runs are rejected, for the plan: a rename, or another application that wrote the outputs."""
     if not lake.exists():
@@ -444,7 +393,7 @@ def describe_other_writers(lake: Lake, app: Application) -> list[str]:
     if state.renamed_to is not None:
         return [f"application {app.name!r} was renamed {state.renamed_to!r}: no run starts under its former name."]
     writers = [] if commit is not None else _find_writers(app, _read_other_states(lake, app))
-    return [f"{writer.summary} (adjunct app rename)." for writer in writers]
+    return [f"{summary} (adjunct app rename)." for _, _, summary in writers]
 
 
 def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> None:
@@ -467,18 +416,18 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
     stored = open_startpoints(lake, app).read()
     handed = [request for held in stored.handed.values() for request in held.values()]
     asked = {request.ssp for request in (*stored.waiting, *handed) if request.until is None}
-    for writer in writers:
-        if not asked.issuperset(writer.partitions):
-            stream = writer.partitions[0].qualified_stream
+    for name, partitions, summary in writers:
+        if not asked.issuperset(partitions):
+            stream = partitions[0].qualified_stream
             step = (
-                f"If it is the same application, take over its log: adjunct app rename {writer.name} {app.name} "
+                f"If it is the same application, take over its log: adjunct app rename {name} {app.name} "
                 f"--reason …. "
                 f"Otherwise set where it begins (adjunct startpoint set MODULE:APP {stream} --upcoming --reason …), "
                 f"or let "
                 "it add all records to the existing outputs: --adopt (adopt=True; adopt in the config of the Dagster "
                 "op)."
             )
-            raise ConfigurationError(f"{writer.summary}.", step, application=app.name, stream=stream)
+            raise ConfigurationError(f"{summary}.", step, application=app.name, stream=stream)
 
 
 def _read_other_states(lake: Lake, app: Application) -> dict[str, ApplicationState]:
@@ -486,7 +435,13 @@ def _read_other_states(lake: Lake, app: Application) -> dict[str, ApplicationSta
     return {name: BatchLog(lake, name).read().state for name in names}
 
 
-def _find_writers(app: Application, others: Mapping[str, ApplicationState]) -> Iterator[OtherWriter]:
+def _find_writers(
+    app: Application, others: Mapping[str, ApplicationState]
+) -> Iterator[tuple[str, tuple[SystemStreamPartition, ...], str]]:
+    """Yield applications that have written outputs of the new one, from partitions that it reads too, and a summary.
+
+    The summary says what a run of the new application would repeat.
+    """
     targets = (operator.spec.target(app) for operator in app.operators)
     outputs = sorted({target.name for target in targets if target is not None and target.kind in _SHARED})
     for name, state in others.items():
@@ -500,4 +455,4 @@ def _find_writers(app: Application, others: Mapping[str, ApplicationState]) -> I
                 f"application {app.name!r} has never run, and application {name!r} has written {shown} from {streams} "
                 f"({state.batch:,} batches): a run would read and write these records again"
             )
-            yield OtherWriter(name, read, summary)
+            yield name, read, summary

@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dagster_adjunct.orchestration.startpoints.request import (
+    ReadingTasks,
     StartpointRequest,
     Target,
     Unreadable,
-    find_target_tasks,
-    owners_by_partition,
     pick_newer,
 )
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
@@ -92,32 +91,29 @@ class FanOut:
 def decide_fan_out(
     state: FanOutState,
     requests: Iterable[StartpointRequest],
-    tasks: Mapping[str, frozenset[SystemStreamPartition]],
+    readers: ReadingTasks,
     now_ms: int,
     expiry_ms: int,
-    named_only: frozenset[str],
     taken: Taken,
     complete: bool,
 ) -> tuple[FanOutState, FanOut, list[StartpointRequest]]:
-    """Hand the requests to the tasks that they are for; `tasks` has the partitions that each task reads.
+    """Hand the requests to the tasks that they are for.
 
-    Returns the state afterwards, the result, and the requests that can be deleted.
-
-    Requests for all tasks are not for those of `named_only`. Requests that were `taken` no longer count: a run that
-    died between its commit and their removal leaves them, and later requests need not be newer than they are. Unless
-    the tasks are `complete`, tasks that are not listed keep what nobody takes over.
+    Returns the state afterwards, the result, and the requests that can be deleted. Requests that were `taken` no longer
+    count: a run that died between its commit and their removal leaves them, and later requests need not be newer than
+    they are. Unless the tasks are `complete`, tasks that are not listed keep what nobody takes over.
     """
-    owners = owners_by_partition(tasks, named_only)
-    held = _find_held(state, tasks, owners)
-    distribution = _Distribution(state, tasks, held, taken)
-    distribution.reassign_orphans(owners, keep=frozenset() if complete else state.tasks.keys() - tasks.keys())
+    held = _find_held(state, readers)
+    distribution = _Distribution(state, readers.tasks, held, taken)
+    keep = frozenset[str]() if complete else state.tasks.keys() - readers.tasks.keys()
+    distribution.reassign_orphans(readers.owners, keep)
 
     settled: dict[Target, int] = {}
     unknown, expired, repeated, blocked, finished = [], [], [], [], []
     stuck = {(entry.ssp, entry.task) for entry in state.unreadable if entry.at is None}
     # In the order of their sequences, so that the result does not depend on the storage.
     for request in sorted(requests, key=lambda request: request.sequence):
-        takers = find_target_tasks(request, tasks, owners)
+        takers = readers.targets_of(request)
         if state.settled.get(request.target) == request.sequence:
             settled[request.target] = request.sequence
             finished.append(request)
@@ -165,11 +161,7 @@ def remove_pending(
     return TaskFanOut(pending, held.handed, held.unread)
 
 
-def _find_held(
-    state: FanOutState,
-    tasks: Mapping[str, frozenset[SystemStreamPartition]],
-    owners: Mapping[SystemStreamPartition, Sequence[str]],
-) -> dict[str, frozenset[SystemStreamPartition]]:
+def _find_held(state: FanOutState, readers: ReadingTasks) -> dict[str, frozenset[SystemStreamPartition]]:
     """Return, by task, the partitions for which an unreadable entry was handed out.
 
     If the entry does not say for which partition, it may be any that its task reads.
@@ -178,11 +170,11 @@ def _find_held(
     for entry in state.all_unreadable():
         if entry.at is None:
             continue
-        mine, ssp = tasks.get(entry.at, frozenset()), entry.ssp
+        mine, ssp = readers.tasks.get(entry.at, frozenset()), entry.ssp
         if ssp is None or ssp in mine:
             held.setdefault(entry.at, set()).update(mine if ssp is None else [ssp])
         else:  # another task reads the partition now
-            for task in owners.get(ssp, ()):
+            for task in readers.owners.get(ssp, ()):
                 held.setdefault(task, set()).add(ssp)
     return {task: frozenset(ssps) for task, ssps in held.items() if ssps}
 

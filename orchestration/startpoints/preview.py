@@ -21,7 +21,6 @@ from dagster_adjunct.orchestration.startpoints.request import (
     broadcast_task_error,
     choose_versions,
     dataset_task_name,
-    find_target_tasks,
     is_broadcast,
     to_startpoint,
 )
@@ -106,7 +105,7 @@ def preview_request(
         versions = choose_versions(app, request)
     except ConfigurationError as error:
         return Preview(request, (), error=str(error), versions=request.versions or CURRENT if bounded else None)
-    shown = Preview(request, find_target_tasks(request, readers.tasks, readers.owners))
+    shown = Preview(request, readers.targets_of(request))
     shown = replace(shown, versions=versions if bounded else None)
     if request.task in readers.of_plan and is_broadcast(app, ssp):
         return replace(shown, tasks=(str(request.task),), error=str(broadcast_task_error(request)))

@@ -247,18 +247,6 @@ OffsetFunction = Callable[[SystemStreamPartition, str, str], int]
 _NEXT = "Request offsets that batches have read, or other versions (--versions): as-of, if joins are as-of, or current."
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedRequests:
-    """Requests for recorded versions: their previews, and the plan that they share.
-
-    `plan` is None if none of them can be applied. `messages` describe what the plan reads.
-    """
-
-    previews: list[Preview]
-    plan: RecordedPlan | None
-    messages: tuple[str, ...] = ()
-
-
 def plan_recorded(
     lake: Lake,
     app: Application,
@@ -266,8 +254,8 @@ def plan_recorded(
     snapshot_of: Callable[[str], StreamSnapshot],
     previews: Sequence[Preview],
     now: datetime,
-) -> RecordedRequests:
-    """Return the plan of the requests for recorded versions; nothing is written or retained.
+) -> tuple[list[Preview], RecordedPlan | None]:
+    """Return the previews, and the plan that the requests for recorded versions share; nothing is written or retained.
 
     `plan` is the application's plan, `snapshot_of` returns the snapshot of a stream. A request whose records no batch
     has read, or whose versions are gone, gets an `error` in its preview. All requests of one call share a plan, so that
@@ -279,7 +267,7 @@ def plan_recorded(
         if shown.request.versions == RECORDED and shown.error is None and shown.request.until is not None
     }
     if not wanted or any(shown.error and not shown.falls_back for shown in previews):
-        return RecordedRequests([*previews], None)
+        return [*previews], None
     streams = {ssp.qualified_stream: snapshot_of(ssp.qualified_stream) for ssp in wanted}
     asked = AskedOffsets(
         {ssp: (str(shown.start), str(shown.end)) for ssp, shown in wanted.items()},
@@ -288,10 +276,10 @@ def plan_recorded(
         lambda at, left, right: streams[at.qualified_stream].system.distance(at, left, right),
         frozenset(source.stream for source in app.inputs.values() if source.reset_offset),
     )
-    history = ReadHistory(BatchLog(lake, app.name).history(None))
-    reads = find_first_reads(collect_main_batches(history, asked), asked)
+    batches, newest, oldest = collect_main_batches(BatchLog(lake, app.name).history(None), asked)
+    reads = find_first_reads(batches, asked)
     met_after_sends = frozenset[str]() if plan is None else plan.tables_met_after_sends()
-    errors = explain_unread(asked, reads, history) | explain_cut(asked, reads, met_after_sends)
+    errors = explain_unread(asked, reads, newest, oldest) | explain_cut(asked, reads, met_after_sends)
     recorded = _build_plan(app, asked, reads, now)
     if not errors:
         try:
@@ -300,7 +288,7 @@ def plan_recorded(
             errors = dict.fromkeys(wanted, str(error))
     failed = {id(wanted[ssp]): error for ssp, error in errors.items()}
     shown = [replace(preview, error=failed[id(preview)]) if id(preview) in failed else preview for preview in previews]
-    return RecordedRequests(shown, recorded if not errors else None, () if errors else recorded.describe())
+    return shown, recorded if not errors else None
 
 
 def _build_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: datetime) -> RecordedPlan:
@@ -360,37 +348,25 @@ class FirstReads:
     cut: tuple[int, ...]
 
 
-class ReadHistory:
-    """The states of a batch log, newest first; remembers the newest state and the oldest commit number read."""
-
-    def __init__(self, commits: Iterable[tuple[Commit, ApplicationState]]) -> None:
-        self._commits = iter(commits)
-        self.newest: ApplicationState | None = None
-        self.oldest = 0
-
-    def __iter__(self) -> ReadHistory:
-        return self
-
-    def __next__(self) -> ApplicationState:
-        commit, state = next(self._commits)
-        self.oldest, self.newest = commit.number, self.newest or state
-        return state
-
-
-def collect_main_batches(history: Iterable[ApplicationState], asked: AskedOffsets) -> dict[int, Intent]:
+def collect_main_batches(
+    history: Iterable[tuple[Commit, ApplicationState]], asked: AskedOffsets
+) -> tuple[dict[int, Intent], ApplicationState | None, int]:
     """Return the intents of closed batches of the main position that may have read the offsets, by number.
 
-    `history` is newest first, and is read no further back than the offsets can have been read.
+    Also returns the newest state and the oldest commit number read. `history` is newest first, and is read no further
+    back than the offsets can have been read.
     """
     intents: dict[int, Intent] = {}
-    for state in history:
+    newest, oldest = None, 0
+    for commit, state in history:
+        newest, oldest = newest or state, commit.number
         done = state.last.intent if state.last is not None else None
         if done is not None and done.batch not in intents and not done.replays:
             ranges = {ssp: span for ssp, span in done.ranges.items() if _is_of(state, asked, ssp.qualified_stream)}
             intents[done.batch] = done.model_copy(update={"ranges": ranges})
         if all(_is_before(state, asked, ssp) for ssp in asked.spans):
             break
-    return intents
+    return intents, newest, oldest
 
 
 def find_first_reads(batches: Mapping[int, Intent], asked: AskedOffsets) -> FirstReads:
@@ -427,7 +403,9 @@ def find_first_reads(batches: Mapping[int, Intent], asked: AskedOffsets) -> Firs
     )
 
 
-def explain_unread(asked: AskedOffsets, reads: FirstReads, history: ReadHistory) -> dict[SystemStreamPartition, str]:
+def explain_unread(
+    asked: AskedOffsets, reads: FirstReads, state: ApplicationState | None, oldest: int
+) -> dict[SystemStreamPartition, str]:
     """Return, by partition, why offsets that no batch has read can't be replayed as recorded."""
     errors = {}
     for ssp, spans in reads.unread.items():
@@ -435,14 +413,14 @@ def explain_unread(asked: AskedOffsets, reads: FirstReads, history: ReadHistory)
         if not holes:
             continue
         start, end = holes[0]
-        why, state = "no batch of the main position has read them", history.newest
+        why = "no batch of the main position has read them"
         opened = state.open if state is not None else None
         if opened is not None and ssp in opened.ranges and not opened.replays:
             why = f"batch {opened.batch}, which is open, or one after it reads them first"
         elif state is None or asked.compare(ssp, state.checkpoint.get(ssp, start), start) <= 0:
             why = "no batch has read them yet"
-        elif history.oldest > 1:
-            why = f"the batch log's history from before its commit {history.oldest} is gone"
+        elif oldest > 1:
+            why = f"the batch log's history from before its commit {oldest} is gone"
         errors[ssp] = str(
             offset_error(
                 ssp,

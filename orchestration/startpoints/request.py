@@ -66,8 +66,18 @@ class ReadingTasks:
 
     @cached_property
     def owners(self) -> dict[SystemStreamPartition, list[str]]:
-        """By partition, the tasks that get its requests for all tasks."""
-        return owners_by_partition(self.tasks, self.by_name)
+        """By partition, the tasks that get its requests for all tasks: all that read it, without those of `by_name`."""
+        owners: dict[SystemStreamPartition, list[str]] = {}
+        for task, ssps in self.tasks.items():
+            for ssp in ssps if task not in self.by_name else ():
+                owners.setdefault(ssp, []).append(task)
+        return owners
+
+    def targets_of(self, request: StartpointRequest) -> tuple[str, ...]:
+        """The tasks that a request is for: the one that it names, if that reads the partition, or all owners."""
+        if request.task is None:
+            return tuple(self.owners.get(request.ssp, ()))
+        return (request.task,) if request.ssp in self.tasks.get(request.task, ()) else ()
 
 
 def find_reading_tasks(
@@ -99,28 +109,6 @@ def list_rewindable_datasets(app: Application, only: Collection[str] | None = No
     followed = [dataset for dataset in app.datasets if dataset.follows_changes and dataset.stream is not None]
     tables = [dataset for dataset in followed if dataset.following.persistent]
     return [dataset for dataset in tables if only is None or dataset.name in only]
-
-
-def owners_by_partition(
-    tasks: Mapping[str, frozenset[SystemStreamPartition]], named_only: Collection[str]
-) -> dict[SystemStreamPartition, list[str]]:
-    """Return, by partition, the tasks that get its requests for all tasks: all that read it, without `named_only`."""
-    owners: dict[SystemStreamPartition, list[str]] = {}
-    for task, ssps in tasks.items():
-        for ssp in ssps if task not in named_only else ():
-            owners.setdefault(ssp, []).append(task)
-    return owners
-
-
-def find_target_tasks(
-    request: StartpointRequest,
-    tasks: Mapping[str, frozenset[SystemStreamPartition]],
-    owners: Mapping[SystemStreamPartition, Sequence[str]],
-) -> tuple[str, ...]:
-    """Return the tasks that a request is for: the one that it names, if that reads the partition, or all owners."""
-    if request.task is None:
-        return tuple(owners.get(request.ssp, ()))
-    return (request.task,) if request.ssp in tasks.get(request.task, ()) else ()
 
 
 def find_as_of_joins(app: Application) -> tuple[str, ...]:
@@ -192,7 +180,7 @@ POSITIONS = ("oldest", "upcoming", "timestamp", "offset")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _SPAN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MS = timedelta(milliseconds=1)
+MS = timedelta(milliseconds=1)
 # In ms, this is a day in 1973; in seconds, one in the year 5138.
 _LEAST_MS = 100_000_000_000
 _DIGITS = re.compile(r"\d{1,13}", re.ASCII)
@@ -245,7 +233,7 @@ def expand_partitions(
 def _parse_timestamp(text: str) -> int:
     if _DIGITS.fullmatch(text):
         if int(text) < _LEAST_MS:
-            shown = f"{_EPOCH + int(text) * _MS:%Y-%m-%d %H:%M} UTC"
+            shown = f"{_EPOCH + int(text) * MS:%Y-%m-%d %H:%M} UTC"
             problem = f"is {shown} in milliseconds since 1970: it looks like a year, or like seconds"
             step = "Write milliseconds, or the time in ISO form, as in 2026-01-31T18:00Z."
             raise _timestamp_error(text, problem, step)
@@ -265,11 +253,16 @@ def _parse_timestamp(text: str) -> int:
     if moment.microsecond % 1000:
         step = "Round it: down to begin there, up to end there."
         raise _timestamp_error(text, "is finer than a millisecond, and startpoints are not", step)
-    since_1970 = (moment - _EPOCH) // _MS
+    since_1970 = to_epoch_ms(moment)
     if not MIN_MS <= since_1970 <= MAX_MS:
         step = "Name a time within; or say oldest."
         raise _timestamp_error(text, "lies outside the years 1 to 9999 in UTC", step)
     return since_1970
+
+
+def to_epoch_ms(moment: datetime) -> int:
+    """Return the milliseconds from 1970 to a moment."""
+    return (moment - _EPOCH) // MS
 
 
 def _timestamp_error(text: str, problem: str, next_step: str) -> ConfigurationError:
@@ -410,10 +403,10 @@ _FIELDS = _NAMED | {"version"}
 def request_from_json(value: object, where: str) -> StartpointRequest:
     """Return the request that `to_json` wrote. Raises MalformedDocumentError, which names `where` it was read from."""
     if not isinstance(value, Mapping):
-        raise _malformed(where, f"{value!r:.80} is no object")
+        raise malformed_error(where, f"{value!r:.80} is no object")
     check_stored_version(value, where)
     if set(value) != _FIELDS:
-        raise _malformed(where, f"it has the fields {sorted(map(str, value))}, expected {sorted(_FIELDS)}")
+        raise malformed_error(where, f"it has the fields {sorted(map(str, value))}, expected {sorted(_FIELDS)}")
     startpoint = Startpoint.from_json(value["startpoint"], f"the startpoint of {where}")
     bounded = value["until"] is not None
     until = Startpoint.from_json(value["until"], f"the end (until) of {where}") if bounded else None
@@ -422,7 +415,7 @@ def request_from_json(value: object, where: str) -> StartpointRequest:
         ssp = SystemStreamPartition.parse(value["ssp"])
         return StartpointRequest(ssp=ssp, startpoint=startpoint, until=until, **given)
     except ConfigurationError as error:
-        raise _malformed(where, error.problem) from error
+        raise malformed_error(where, error.problem) from error
 
 
 def pick_newer(left: StartpointRequest, right: StartpointRequest) -> StartpointRequest:
@@ -455,7 +448,8 @@ def _storable(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def _malformed(where: str, problem: str) -> MalformedDocumentError:
+def malformed_error(where: str, problem: str) -> MalformedDocumentError:
+    """Return the error of a stored entry, `where`, that can't be read."""
     step = "Take it back (adjunct startpoint clear) and request it again, or upgrade if a newer version wrote it."
     return MalformedDocumentError(f"{where} can't be read: {problem.rstrip('.')}.", step, document=where)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cache, cached_property, partial
 from typing import Any, TypeAlias
 
@@ -35,8 +35,9 @@ from dagster_adjunct.orchestration.startpoints.preview import (
     preview_request,
     preview_rewinds,
 )
-from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedRequests, plan_recorded, write_plan
+from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan, plan_recorded, write_plan
 from dagster_adjunct.orchestration.startpoints.request import (
+    MS,
     OnUnresolved,
     StartpointRequest,
     Unreadable,
@@ -44,6 +45,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
     expand_partitions,
     find_reading_tasks,
     is_broadcast,
+    to_epoch_ms,
 )
 from dagster_adjunct.orchestration.startpoints.store import (
     PendingStartpoint,
@@ -56,9 +58,6 @@ from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.streams.startpoint import Startpoint, check_startpoint, describe_startpoint
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated_methods
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MS = timedelta(milliseconds=1)
 
 
 def collect_startpoints(
@@ -74,8 +73,8 @@ def collect_startpoints(
     def aged_rows(requests: Iterable[StartpointRequest]) -> list[dict[str, Any]]:
         rows = []
         for request in requests:
-            age_ms = (now - _EPOCH) // _MS - request.startpoint.creation_timestamp_ms
-            left_ms = app.startpoints_expire_after // _MS - age_ms
+            age_ms = to_epoch_ms(now) - request.startpoint.creation_timestamp_ms
+            left_ms = app.startpoints_expire_after // MS - age_ms
             ages = {"age": _format_span(age_ms), "expires_in": _format_span(left_ms)}
             rows.append(_request_row(request) | {"task": request.task} | ages)
         return rows
@@ -459,20 +458,20 @@ def request_startpoints(
     previews = [preview_request(app, readers, snapshot_of, state, request, stored.at) for request in requests]
     previews = preview_rewinds(lake, systems, app, previews)
     previews = mark_blocked_previews(stored.unreadable, previews)
-    recorded = RecordedRequests(previews, None)
+    recorded: RecordedPlan | None = None
     if any(request.versions == RECORDED for request in requests):
-        recorded = plan_recorded(lake, app, plan, snapshot_of, previews, stored.at)
+        previews, recorded = plan_recorded(lake, app, plan, snapshot_of, previews, stored.at)
     there = [*map(PendingStartpoint, stored.waiting), *iter_unapplied(stored.handed, state)]
     replaced = find_replaced(requests, there, readers.by_name)
     if not dry_run:
-        check_previews(recorded.previews)
+        check_previews(previews)
         if not replace:
             check_same_kinds(replaced)
-        if recorded.plan is not None:
-            write_plan(lake, recorded.plan)  # retains its versions from here on
-            plan_id = recorded.plan.id
+        if recorded is not None:
+            write_plan(lake, recorded)  # retains its versions from here on
+            plan_id = recorded.id
             requests = [with_fields(one, recorded=plan_id) if one.versions == RECORDED else one for one in requests]
         startpoints.write_startpoints(requests)
     taken_over = tuple(dict.fromkeys(old for old, _ in replaced))
-    notes = (*versions, *recorded.messages, *keeping_state)
-    return AskedStartpoints(tuple(recorded.previews), taken_over, not dry_run, tables, notes)
+    notes = (*versions, *(() if recorded is None else recorded.describe()), *keeping_state)
+    return AskedStartpoints(tuple(previews), taken_over, not dry_run, tables, notes)

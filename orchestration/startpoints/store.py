@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Literal
 
@@ -35,12 +35,16 @@ from dagster_adjunct.orchestration.startpoints.fan_out import (
     remove_pending,
 )
 from dagster_adjunct.orchestration.startpoints.request import (
+    MS,
+    ReadingTasks,
     StartpointRequest,
     Target,
     Unreadable,
     check_task,
+    malformed_error,
     parse_partition,
     request_from_json,
+    to_epoch_ms,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
@@ -48,8 +52,6 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.validation import validated_methods
-
-_NEXT = "Take it back (adjunct startpoint clear MODULE:APP --all …), or upgrade if a newer release of Adjunct wrote it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class RequestReader:
         where = f"startpoint request {key} of application {self.application!r}"
         request = request_from_json(value, where)
         if request_key(request.target) != key:
-            raise _malformed(where, f"it is for {request_key(request.target)}")
+            raise malformed_error(where, f"it is for {request_key(request.target)}")
         return request
 
     def state(self, entries: Iterable[tuple[str, Any]]) -> FanOutState:
@@ -90,9 +92,9 @@ class RequestReader:
                         tasks[at] = self.task(key, value)
                     case ["settled", str(ssp), str() | None as task]:
                         where = self._where(key)
-                        settled[_read_partition(where, ssp), _read_task(where, task)] = _read_sequence(where, value)
+                        settled[_read_target(where, ssp, task)] = _read_sequence(where, value)
                     case _:
-                        raise _malformed(self._where(key), "its key is unknown")
+                        raise malformed_error(self._where(key), "its key is unknown")
             except MalformedDocumentError as error:
                 unreadable.append(Unreadable("fan-out", key, value, str(error), *_parse_fan_out_key(key)))
         return FanOutState(tasks, settled, tuple(unreadable))
@@ -103,9 +105,9 @@ class RequestReader:
             return TaskFanOut()
         where = self._where(key)
         if not isinstance(value, Mapping) or set(value) != {"pending", "handed"}:
-            raise _malformed(where, f"it is {type(value).__name__} {value!r:.80}, expected pending and handed")
+            raise malformed_error(where, f"it is {type(value).__name__} {value!r:.80}, expected pending and handed")
         if not isinstance(value["pending"], list) or not isinstance(value["handed"], Mapping):
-            raise _malformed(where, "pending is no list, or handed no object")
+            raise malformed_error(where, "pending is no list, or handed no object")
         pending: dict[SystemStreamPartition, StartpointRequest] = {}
         unread: list[Unreadable] = []
         for item in value["pending"]:
@@ -117,35 +119,24 @@ class RequestReader:
                 unread.append(Unreadable("fan-out", key, item, str(error), ssp, task, _parts(key)[1]))
             else:
                 pending[request.ssp] = request
-        handed = {_read_partition(where, ssp): _read_sequence(where, number) for ssp, number in value["handed"].items()}
+        handed = {_read_target(where, ssp)[0]: _read_sequence(where, n) for ssp, n in value["handed"].items()}
         return TaskFanOut(pending, handed, tuple(unread))
 
     def _where(self, key: str) -> str:
         return f"fan-out {key} of application {self.application!r}"
 
 
-def _read_partition(where: str, text: str) -> SystemStreamPartition:
-    ssp = parse_partition(text)
-    if ssp is None:
-        raise _malformed(where, f"{text!r:.80} is no stream partition")
-    return ssp
-
-
-def _read_task(where: str, task: str | None) -> str | None:
+def _read_target(where: str, ssp: str, task: str | None = None) -> Target:
     try:
-        return None if task is None else check_task(task)
+        return SystemStreamPartition.parse(ssp), None if task is None else check_task(task)
     except ConfigurationError as error:
-        raise _malformed(where, error.problem.rstrip(".")) from error
+        raise malformed_error(where, error.problem) from error
 
 
 def _read_sequence(where: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise _malformed(where, f"{value!r:.80} is no sequence, expected an integer")
-
-
-def _malformed(where: str, problem: str) -> MalformedDocumentError:
-    return MalformedDocumentError(f"{where} can't be read: {problem}.", _NEXT, document=where)
+    raise malformed_error(where, f"{value!r:.80} is no sequence, expected an integer")
 
 
 def diff_states(before: FanOutState, after: FanOutState) -> dict[str, Any]:
@@ -294,8 +285,6 @@ def has_begun(held: PendingStartpoint, state: ApplicationState) -> bool:
 REQUESTS = "startpoints"
 FAN_OUTS = "startpoints-fan-out"
 EXPIRES_AFTER = timedelta(hours=12)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MS = timedelta(milliseconds=1)
 
 
 @validated_methods
@@ -317,7 +306,7 @@ class StartpointManager:
         name = application if isinstance(application, str) else application.name
         if expires_after is None:
             expires_after = EXPIRES_AFTER if isinstance(application, str) else application.startpoints_expire_after
-        if expires_after < _MS:
+        if expires_after < MS:
             problem = (
                 f"startpoints of {name!r} expire after {expires_after!s}: expected a timedelta of at least a "
                 "millisecond."
@@ -329,7 +318,7 @@ class StartpointManager:
         self._is_on = isinstance(application, str) or application.startpoints
         self._requests = store.namespace(REQUESTS, name)
         self._fan_outs = store.namespace(FAN_OUTS, name)
-        self._expiry_ms = expires_after // _MS
+        self._expiry_ms = expires_after // MS
 
     def continue_from(self, old: str, *, by: str) -> None:
         """Begin with the requests and fan-outs of the application formerly called `old`."""
@@ -390,7 +379,7 @@ class StartpointManager:
     def read(self) -> StoredStartpoints:
         """Return all requests and fan-outs."""
         at = self.lake.now()
-        now = (at - _EPOCH) // _MS
+        now = to_epoch_ms(at)
         # Requests first, so that what a fan-out moves meanwhile is in at least one of both.
         asked, handed = self._checked(self._requests.read()), self._fan_outs.read()
         requests, unread = self._stored.requests(asked.items())
@@ -417,24 +406,16 @@ class StartpointManager:
         known = parse_partition(ssp) if isinstance(ssp, str) else ssp
         key = request_key((known or ssp, task))
         there = self._checked(self._requests.read()).get(key)
-        if there is None:
-            return False
-        sequence = parse_sequence(there)
-        if known is None or sequence is None:
-            return self._delete_as_it_is(key, there, by="delete")
-        return bool(self._take_back({(known, task): sequence}, by="delete"))
+        return there is not None and self._delete_request(key, there, known, task, by="delete")
 
     def delete_unreadable(self, unreadable: Iterable[Unreadable], *, by: str) -> list[Unreadable]:
         """Take back unreadable entries, each only if it is still as found; return those taken back."""
         gone: list[Unreadable] = []
         for entry in unreadable:
-            ssp, sequence = entry.ssp, parse_sequence(entry.value)
             if entry.kind == "fan-out":
                 taken = self._remove_unreadable(entry, by)
-            elif ssp is not None and sequence is not None and request_key((ssp, entry.task)) == entry.key:
-                taken = bool(self._take_back({(ssp, entry.task): sequence}, by=by))
             else:
-                taken = self._delete_as_it_is(entry.key, entry.value, by=by)
+                taken = self._delete_request(entry.key, entry.value, entry.ssp, entry.task, by=by)
             gone += [entry] if taken else []
         return gone
 
@@ -474,8 +455,13 @@ class StartpointManager:
         if sequences:
             self._requests.transact(decide, by=by)
 
-    def _delete_as_it_is(self, key: str, value: object, *, by: str) -> bool:
-        """Delete a request's entry if it still has this value; return whether it had."""
+    def _delete_request(
+        self, key: str, value: object, ssp: SystemStreamPartition | None, task: str | None, *, by: str
+    ) -> bool:
+        """Delete a request's entry if it is still as found, as far as it says for what; return whether it was."""
+        sequence = parse_sequence(value)
+        if ssp is not None and sequence is not None and request_key((ssp, task)) == key:
+            return bool(self._take_back({(ssp, task): sequence}, by=by))
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
             there = snapshot.get(key) == value
@@ -527,8 +513,7 @@ class StartpointManager:
             step = "Pass every task of the plan with the partitions it reads."
             raise ConfigurationError(problem, step, argument="tasks", application=self.application)
         reading = {check_task(task): frozenset(ssps) for task, ssps in tasks.items()}
-        reserved = frozenset(named_only)
-
+        readers = ReadingTasks(reading, {}, frozenset(named_only))
         Outcome = tuple[int | None, FanOut, list[StartpointRequest]]
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], Outcome]:
@@ -536,10 +521,10 @@ class StartpointManager:
             before = self._stored.state(snapshot.items())
             # Requests after the fan-outs: a request that is still there was not handed out and removed before the
             # fan-outs were read; the compare-and-swap ensures that they have not changed since.
-            asked, now = self._checked(self._requests.read()), self._now_ms()
+            asked, now = self._checked(self._requests.read()), to_epoch_ms(self.lake.now())
             requests, unreadable = self._stored.requests(asked.items())
             after, report, finished = decide_fan_out(
-                before, requests, reading, now, self._expiry_ms, reserved, has_taken, complete
+                before, requests, readers, now, self._expiry_ms, has_taken, complete
             )
             report = replace(report, unreadable=(*unreadable, *before.all_unreadable()))
             changes = diff_states(before, after)
@@ -622,9 +607,6 @@ class StartpointManager:
         """Return a function that says whether a commit has applied a request; it reads the batch log on first use."""
         offsets = cache(lambda: application_state(self.lake, self.application).offsets)
         return lambda task, request: offsets().has_taken(request.ssp, request.id)
-
-    def _now_ms(self) -> int:
-        return (self.lake.now() - _EPOCH) // _MS
 
 
 def _check_request(request: object) -> StartpointRequest:

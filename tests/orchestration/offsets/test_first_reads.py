@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, ClosedBatch, Intent, OffsetState
@@ -12,6 +12,7 @@ from dagster_adjunct.orchestration.startpoints.recorded_replay import (
     collect_main_batches,
     find_first_reads,
 )
+from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -74,6 +75,10 @@ def history(chance: random.Random) -> tuple[list[ApplicationState], Reads]:
     return states[::-1], first
 
 
+def commits(states: Iterable[ApplicationState]) -> Iterator[tuple[Commit, ApplicationState]]:
+    return ((Commit(1, "commit", None, "", BEGIN, "me", {}), state) for state in states)
+
+
 def test_every_record_is_of_the_batch_of_the_main_position_that_read_it_first() -> None:
     for seed in range(300):
         chance = random.Random(seed)
@@ -83,7 +88,7 @@ def test_every_record_is_of_the_batch_of_the_main_position_that_read_it_first() 
             begin = chance.randint(0, 12)
             spans[ssp] = (str(begin), str(begin + chance.randint(0, 12)))
         asked = AskedOffsets(spans, {"fake.s": "one"}, compare, distance)
-        reads = find_first_reads(collect_main_batches(iter(states), asked), asked)
+        reads = find_first_reads(collect_main_batches(commits(states), asked)[0], asked)
         read: Reads = {}
         for ssp, (start, end) in spans.items():
             holes = {offset for a, b in reads.unread.get(ssp, ()) for offset in range(int(a), int(b))}
@@ -114,7 +119,7 @@ def test_the_log_is_read_no_further_back_than_what_is_asked_for_reaches() -> Non
             yield state
 
     asked = AskedOffsets({PARTITIONS[0]: ("45", "47")}, {"fake.s": None}, compare, distance)
-    reads = find_first_reads(collect_main_batches(newest_first(), asked), asked)
+    reads = find_first_reads(collect_main_batches(commits(newest_first()), asked)[0], asked)
     assert reads.pieces == {PARTITIONS[0]: (("46", 46), ("47", 47))}
     assert looked == [49, 48, 47, 46, 45]
 
@@ -127,4 +132,6 @@ def test_offsets_of_the_stream_before_are_not_those_of_the_one_that_was_made_ane
         batch=1, checkpoint={PARTITIONS[0]: "5"}, last=closed, offsets=OffsetState(streams={"fake.s": "before"})
     )
     asked = AskedOffsets({PARTITIONS[0]: ("0", "5")}, {"fake.s": "now"}, compare, distance)
-    assert find_first_reads(collect_main_batches([state], asked), asked).unread == {PARTITIONS[0]: (("0", "5"),)}
+    assert find_first_reads(collect_main_batches(commits([state]), asked)[0], asked).unread == {
+        PARTITIONS[0]: (("0", "5"),)
+    }
