@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -36,7 +36,6 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.tables.table import BlockingTable
 
-C = TypeVar("C", bound=Callable[..., Any])
 _TYPES = ("text", "json", "int", "bytes")
 _KEY_TYPES = {Kind.INTEGER: "bigint", Kind.DATE: "date", Kind.TIMESTAMP: "timestamp", Kind.BINARY: "binary"}
 
@@ -81,19 +80,42 @@ kv.add_command(scope)
 
 
 @dataclass(frozen=True, slots=True)
-class _EntryFormat:
-    """How commands read and print the keys and values of entries."""
+class _Entries:
+    """Entries of one table, of one family if one is named; and how commands read and print keys and values."""
 
+    lake: Lake
+    table: str
+    family: str | None
     key_type: str
     value_type: str
+
+    @property
+    def title(self) -> str:
+        return f"key-value table {self.table}" + ("" if self.family is None else f", family {self.family}")
 
     def parse_key(self, text: str, what: str = "key") -> Any:
         return _parse_value(self.key_type, text, what)
 
-    def open(self, lake: Lake, table: str) -> BlockingKeyValueTable[Any, Any]:
-        """Open a table with the serializers of these types."""
+    @contextmanager
+    def open(self) -> Iterator[BlockingKeyValueTable[Any, Any]]:
+        """Open the table. With --json, an error of a conditional write has the keys that failed."""
         key, value = serializer_named(self.key_type), serializer_named(self.value_type)
-        return BlockingKeyValueTable(KeyValueTableManager(lake).open(*_split_table_name(table), key=key, value=value))
+        table = KeyValueTableManager(self.lake).open(*_split_table_name(self.table), key=key, value=value)
+        with BlockingKeyValueTable(table) as opened:
+            try:
+                yield opened
+            except ConditionsNotMetError as error:
+                failures = [
+                    {
+                        "family": failure.family,
+                        "key": self.key_to_json(failure.key),
+                        "expected": None if failure.expected is None else str(failure.expected),
+                        "found": None if failure.found is None else str(failure.found),
+                    }
+                    for failure in error.failures
+                ]
+                output.show_with_error(failures=failures)
+                raise
 
     def key_to_json(self, key: Any) -> Any:
         return _to_json_value(self.key_type, key)
@@ -104,43 +126,39 @@ class _EntryFormat:
         version = None if key.version is None else str(key.version)
         return {"family": key.family, "key": self.key_to_json(key.key), **value, "version": version}
 
-    @contextmanager
-    def report_failed_keys(self) -> Iterator[None]:
-        """With --json, report which keys failed if a conditional write fails."""
-        try:
-            yield
-        except ConditionsNotMetError as error:
-            failures = [
-                {
-                    "family": failure.family,
-                    "key": self.key_to_json(failure.key),
-                    "expected": None if failure.expected is None else str(failure.expected),
-                    "found": None if failure.found is None else str(failure.found),
-                }
-                for failure in error.failures
-            ]
-            output.show_with_error(failures=failures)
-            raise
-
-
-def _entry_options(command: C) -> C:
-    """Add --key-type and --value-type, which must be those that the entries were written with."""
-    choice: dict[str, Any] = {"type": click.Choice(_TYPES), "default": "text", "show_default": True}
-
-    @click.option("--key-type", **choice, help="Type of the keys.")
-    @click.option("--value-type", **choice, help="Type of the values.")
-    @wraps(command)
-    def run(key_type: str, value_type: str, **given: Any) -> Any:
-        return command(entries=_EntryFormat(key_type, value_type), **given)
-
-    return run  # type: ignore[return-value]
+    def show_json(self, **facts: Any) -> None:
+        output.show_json({"table": self.table, "family": self.family, **facts})
 
 
 _table_name = click.argument("table", metavar="SCOPE/TABLE")
-_family = click.option("--family", metavar="FAMILY", help="The family of the keys. Default: keys without one.")
 
 
-def _backend_options(command: C) -> C:
+def _entry_command(
+    name: str, family: str = "The family of the keys. Default: keys without one."
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Turn a function of `_Entries` into a command, with the options that say which entries.
+
+    --key-type and --value-type must be those that the entries were written with.
+    """
+    choice: dict[str, Any] = {"type": click.Choice(_TYPES), "default": "text", "show_default": True}
+
+    def command_of(act: Callable[..., None]) -> click.Command:
+        @kv.command(name)
+        @_table_name
+        @click.option("--family", metavar="FAMILY", help=family)
+        @lake_options()
+        @click.option("--key-type", **choice, help="Type of the keys.")
+        @click.option("--value-type", **choice, help="Type of the values.")
+        @wraps(act)
+        def run(lake: Lake, table: str, family: str | None, key_type: str, value_type: str, **given: Any) -> None:
+            act(_Entries(lake, table, family, key_type, value_type), **given)
+
+        return run
+
+    return command_of
+
+
+def _backend_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that choose a table's backend instead of the lake's default."""
     options = [
         click.option("--sqlite", metavar="FILE", help="Store it in this SQLite file."),
@@ -161,33 +179,27 @@ def _backend_options(command: C) -> C:
     return command
 
 
-# By backend, the name of the setting that its own option gives, and the settings of its other options.
-_BACKENDS = {
-    "sqlite": ("path", ()),
-    "postgres": ("dsn_env", ("schema",)),
-    "dynamodb": (None, ("region", "endpoint_url", "prefix")),
-    "objects": (None, ()),
-}
+# Options that are for one backend only.
+_DETAILS = {"schema": "postgres", "region": "dynamodb", "endpoint_url": "dynamodb", "prefix": "dynamodb"}
 
 
 def _backend_from_options(lake: Lake, given: dict[str, Any]) -> SegmentBackend | None:
     """Return the chosen backend, None for the lake's default. Raises ConfigurationError if two are chosen."""
-    chosen = [backend for backend in _BACKENDS if given[backend]]
+    chosen = [backend for backend in ("sqlite", "postgres", "dynamodb", "objects") if given[backend]]
     if len(chosen) > 1:
         problem = f"{' and '.join(f'--{name}' for name in chosen)} name more than one backend."
         raise ConfigurationError(problem, "Give only one of them.", setting=f"--{chosen[1]}")
-    for backend, (_, details) in _BACKENDS.items():
-        for option in (f"--{name.replace('_', '-')}" for name in details if given[name] is not None):
-            if backend not in chosen:
-                raise ConfigurationError(f"{option} needs --{backend}.", f"Add --{backend}.", setting=option)
+    settings = {name: given[name] for name in _DETAILS if given[name] is not None}
+    for name in settings:
+        if _DETAILS[name] not in chosen:
+            option, needed = f"--{name.replace('_', '-')}", f"--{_DETAILS[name]}"
+            raise ConfigurationError(f"{option} needs {needed}.", f"Add {needed}.", setting=option)
     if not chosen:
         return None
-    (backend,) = chosen
-    if backend == "objects":
+    if chosen == ["objects"]:
         return backend_from(resolve_lake_backend(lake, IN_OBJECTS))
-    own, details = _BACKENDS[backend]
-    settings = {name: given[name] for name in details if given[name] is not None}
-    return backend_from({"backend": backend, **({} if own is None else {own: given[backend]}), **settings})
+    own = {"sqlite": {"path": given["sqlite"]}, "postgres": {"dsn_env": given["postgres"]}}.get(chosen[0], {})
+    return backend_from({"backend": chosen[0], **own, **settings})
 
 
 def _split_table_name(table: str) -> tuple[str, str]:
@@ -242,93 +254,67 @@ def _parse_state(text: str) -> IteratorState:
         ) from error
 
 
-@kv.command("get")
-@_table_name
+@_entry_command("get")
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
-@_family
-@lake_options()
-@_entry_options
-def get_entries(lake: Lake, entries: _EntryFormat, table: str, keys: tuple[str, ...], family: str | None) -> None:
+def get_entries(entries: _Entries, keys: tuple[str, ...]) -> None:
     """Look up entries by key, with their versions. Exits with 6 if a key does not exist."""
     wanted = [entries.parse_key(key) for key in keys]
-    with entries.open(lake, table) as reading:
-        found = reading.get_all(wanted, family=family)
+    with entries.open() as reading:
+        found = reading.get_all(wanted, family=entries.family)
     shown = [None if one is None else entries.to_json(one.key, one) for one in found]
-    output.show_json({"table": table, "family": family, "entries": shown})
+    entries.show_json(entries=shown)
     rows = [
         [key, "", "no entry"] if one is None else [key, _format_cell(entries.value_type, one["value"]), one["version"]]
         for key, one in zip(keys, shown, strict=True)
     ]
-    output.show_table(_title(table, family), ["key", "value", "version"], rows, own=True)
+    output.show_table(entries.title, ["key", "value", "version"], rows, own=True)
     output.fail_if_missing(shown)
 
 
-@kv.command("put")
-@_table_name
+@_entry_command("put")
 @click.argument("key", metavar="KEY")
 @click.argument("value", metavar="VALUE")
-@_family
 @click.option("--if-absent", is_flag=True, help="Only if the key does not exist.")
 @click.option("--version", metavar="VERSION", help="Only if the key has this version.")
-@lake_options()
-@_entry_options
-def put_entry(
-    lake: Lake,
-    entries: _EntryFormat,
-    table: str,
-    key: str,
-    value: str,
-    family: str | None,
-    if_absent: bool,
-    version: str | None,
-) -> None:
+def put_entry(entries: _Entries, key: str, value: str, if_absent: bool, version: str | None) -> None:
     """Write an entry, and print its new version."""
     if if_absent and version is not None:
         raise ConfigurationError(
             "--if-absent and --version can't both hold.", "Give only one of them.", setting="--if-absent"
         )
     name, content = entries.parse_key(key), _parse_value(entries.value_type, value, "value")
-    with entries.open(lake, table) as writing, entries.report_failed_keys():
+    with entries.open() as writing:
         if version is not None:
-            written = writing.replace(name, content, _parse_version(version), family=family)
+            written = writing.replace(name, content, _parse_version(version), family=entries.family)
         else:
-            written = (writing.put_if_absent if if_absent else writing.put)(name, content, family=family)
-    output.show_json({"table": table, "family": family, "key": entries.key_to_json(name), "version": str(written)})
+            written = (writing.put_if_absent if if_absent else writing.put)(name, content, family=entries.family)
+    entries.show_json(key=entries.key_to_json(name), version=str(written))
     output.show_line(f"{key} has version {written}.")
 
 
-@kv.command("remove")
-@_table_name
+@_entry_command("remove")
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
-@_family
 @click.option("--version", metavar="VERSION", help="Only if the key has this version.")
-@lake_options()
-@_entry_options
-def remove_entries(
-    lake: Lake, entries: _EntryFormat, table: str, keys: tuple[str, ...], family: str | None, version: str | None
-) -> None:
+def remove_entries(entries: _Entries, keys: tuple[str, ...], version: str | None) -> None:
     """Remove entries, or one entry of a given version. Several keys of one family are removed atomically."""
+    family = entries.family
     if len(keys) > 1 and (version is not None or family is None):
         problem = f"{len(keys)} keys with {'--version' if version is not None else 'no --family'}: expected one key."
         step = "Give one key, or several keys of one --family without --version."
         raise ConfigurationError(problem, step, setting="--family" if version is None else "--version")
     wanted = [entries.parse_key(key) for key in keys]
-    with entries.open(lake, table) as writing, entries.report_failed_keys():
+    with entries.open() as writing:
         if len(wanted) > 1 and family is not None:
             writing.remove_all(wanted, family=family)
         else:
             writing.remove(wanted[0], version=None if version is None else _parse_version(version), family=family)
-    output.show_json({"table": table, "family": family, "removed": [entries.key_to_json(key) for key in wanted]})
+    entries.show_json(removed=[entries.key_to_json(key) for key in wanted])
     output.show_line(f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} removed.")
 
 
-@kv.command("iterate")
-@_table_name
-@click.option("--family", metavar="FAMILY", help="Only entries of this family, in key order. Default: the whole table.")
+@_entry_command("iterate", "Only entries of this family, in key order. Default: the whole table.")
 @click.option(
-    "--prefix",
-    metavar="TEXT",
-    help="With --family: keys with this prefix (JSON as stored; bytes in base64).",
+    "--prefix", metavar="TEXT", help="With --family: keys with this prefix (JSON as stored; bytes in base64)."
 )
 @click.option("--start", metavar="KEY", help="With --family: the first key (inclusive).")
 @click.option("--end", metavar="KEY", help="With --family: the end key (exclusive).")
@@ -336,13 +322,8 @@ def remove_entries(
 @click.option("--page-size", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of entries.")
 @click.option("--state", metavar="STATE", help="Continue after the page that printed this state.")
 @click.option("--all", "whole", is_flag=True, help="Print all remaining pages.")
-@lake_options()
-@_entry_options
 def iterate_entries(
-    lake: Lake,
-    entries: _EntryFormat,
-    table: str,
-    family: str | None,
+    entries: _Entries,
     prefix: str | None,
     start: str | None,
     end: str | None,
@@ -352,10 +333,9 @@ def iterate_entries(
     whole: bool,
 ) -> None:
     """Print a page of entries, and the state from which the same command continues."""
+    family, is_json = entries.family, entries.key_type == "json"
     within: dict[str, Any] = {
-        "prefix": prefix.encode()
-        if prefix and entries.key_type == "json"
-        else prefix and entries.parse_key(prefix, "--prefix"),
+        "prefix": prefix.encode() if prefix and is_json else prefix and entries.parse_key(prefix, "--prefix"),
         "start": None if start is None else entries.parse_key(start, "--start"),
         "end": None if end is None else entries.parse_key(end, "--end"),
     }
@@ -366,7 +346,7 @@ def iterate_entries(
     behind = None if state is None else _parse_state(state)
     found: list[dict[str, Any]] = []
     at, ended = None, False
-    with entries.open(lake, table) as reading:
+    with entries.open() as reading:
 
         def pages(most: int) -> Iterator[IteratorPage[Any]]:
             if family is None:
@@ -382,27 +362,17 @@ def iterate_entries(
                 at = base64.urlsafe_b64encode(behind.to_bytes()).decode()
                 keys = [(item, None) if keys_only else (item.key, item) for item in page.items]
                 found += [entries.to_json(key, entry) for key, entry in keys]
-    output.show_json({"table": table, "entries": found, "state": at})
-    if found:
-        columns = ["family", "key", *(() if keys_only else ("value",)), "version"]
-        rows = [
-            [
-                one["family"] or "",
-                _format_cell(entries.key_type, one["key"]),
-                *(() if keys_only else (_format_cell(entries.value_type, one["value"]),)),
-                one["version"],
-            ]
-            for one in found
-        ]
-        output.show_table(_title(table, family), columns, rows, own=True)
+    output.show_json({"table": entries.table, "entries": found, "state": at})
     if not found:
         output.show_line("No entries." if state is None else "No more entries.")
-    else:
-        output.show_line("End of entries." if ended else f"Continue with --state {at}")
-
-
-def _title(table: str, family: str | None) -> str:
-    return f"key-value table {table}" + ("" if family is None else f", family {family}")
+        return
+    columns = ["family", "key", *(() if keys_only else ("value",)), "version"]
+    rows = []
+    for one in found:
+        value = () if keys_only else (_format_cell(entries.value_type, one["value"]),)
+        rows.append([one["family"] or "", _format_cell(entries.key_type, one["key"]), *value, one["version"]])
+    output.show_table(entries.title, columns, rows, own=True)
+    output.show_line("End of entries." if ended else f"Continue with --state {at}")
 
 
 _after = click.option("--after", metavar="NAME", help="Start after this name.")
