@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets, open_stored_versions
-from dagster_adjunct.assets.retention import discard as datasets
+from dagster_adjunct.assets.retention import discard
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import RUNNING_WITHIN, list_attempts, list_live_leases, read_lake_clock
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
@@ -165,7 +165,6 @@ def delete_stream(
         "stream",
         name,
         lambda: streams.log(name).current(),
-        names=streams.list_streams,
         readers=partial(find_stream_readers, lake, name),
         objects=partial(streams_deleting.list_deletable_objects, streams, name),
         delete=partial(streams_deleting.delete_stream, streams, name, reason=reason, by=by),
@@ -190,7 +189,7 @@ def delete_dataset(
     def read_commit() -> Commit | None:
         commit = log.current()
         if commit is not None:
-            datasets.check_deletable(name, commit)
+            discard.check_deletable(name, commit)
         return commit
 
     return _delete(
@@ -198,10 +197,9 @@ def delete_dataset(
         "dataset",
         name,
         read_commit,
-        names=partial(list_datasets, lake),
         readers=partial(find_dataset_readers, lake, name),
         objects=partial(list_log_objects, log),
-        delete=partial(datasets.delete_dataset_objects, lake, name, reason=reason, by=by),
+        delete=partial(discard.delete_dataset_objects, lake, name, reason=reason, by=by),
         reason=reason,
         force=force,
         dry_run=dry_run,
@@ -214,7 +212,6 @@ def _delete(
     name: str,
     read_commit: Callable[[], Commit | None],
     *,
-    names: Callable[[], list[str]],
     readers: Callable[[], Readers],
     objects: Callable[[], dict[str, int]],
     delete: Callable[[Commit], DeletedObjects],
@@ -229,7 +226,8 @@ def _delete(
         seen = read_commit()
         if seen is None:
             not_found = StreamNotFoundError if kind == "stream" else DatasetNotFoundError
-            problem = f"there is no {kind} {name!r} in {lake.url} to delete; there are: {', '.join(names()) or 'none'}."
+            there = ", ".join(LakeStreams(lake).list_streams() if kind == "stream" else list_datasets(lake))
+            problem = f"there is no {kind} {name!r} in {lake.url} to delete; there are: {there or 'none'}."
             raise not_found(problem, "Check the name and the lake.", **about)
         repeated = is_deletion_commit(seen)
         reading = Readers() if repeated else readers()
@@ -240,14 +238,12 @@ def _delete(
             return lambda: report
         if reading.blocks(force=force):
             step = (
-                "Remove it from these first. Or force the deletion (--force, force=True): no data is mixed up, and "
-                "their next run fails with advice."
+                "Run the application, or abandon its batch (adjunct checkpoint abandon); close the readers. A lease "
+                "that nobody renews expires within minutes."
+                if reading.blocking
+                else "Remove it from these first. Or force the deletion (--force, force=True): no data is mixed up, "
+                "and their next run fails with advice."
             )
-            if reading.blocking:
-                step = (
-                    "Run the application, or abandon its batch (adjunct checkpoint abandon); close the readers. A "
-                    "lease that nobody renews expires within minutes."
-                )
             raise StillReadError(
                 f"{kind} {name!r} is still read: {reading.describe()}.",
                 step,
