@@ -97,13 +97,14 @@ Results = Iterator[AssetEvent | dg.AssetCheckResult]
 class DatasetAsset:
     """A dataset and its asset; `streams` has the asset of its input stream, if it has one.
 
-    `preview_rows` is the number of entries shown with each materialization.
+    `application` is the first that declares it. `preview_rows` entries are shown with each materialization.
     """
 
     dataset: AdjunctDataset
     spec: dg.AssetSpec
     streams: Mapping[str, dg.AssetKey]
-    preview_rows: int = 0
+    application: str
+    preview_rows: int
 
     @property
     def key(self) -> dg.AssetKey:

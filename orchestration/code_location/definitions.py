@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 
 import dagster as dg
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
@@ -36,7 +35,6 @@ from dagster_adjunct.orchestration.code_location.nodes import (
     NODE_KINDS,
     AdjunctTranslator,
     asset_subject,
-    find_declaration,
     freshness_policy,
 )
 from dagster_adjunct.orchestration.code_location.output_assets import outputs_asset
@@ -46,6 +44,8 @@ from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
 from dagster_adjunct.resources.spark.session import SparkResource
 from dagster_adjunct.resources.validation import validated
+
+Launch = LaunchedJob | dg.ScheduleDefinition | dg.SensorDefinition
 
 
 @validated
@@ -97,84 +97,71 @@ def build_definitions(
             argument="preview_rows",
         )
     graph = AssetGraph(translator or AdjunctTranslator(), preview_rows, link_code)
-    own = {application.name: graph.add(application) for application in apps}
-    launched = [
-        _launched_jobs(graph, application, own[application.name], rules[application.name]) for application in apps
-    ]
-    launched.append(_partition_jobs(graph))
+    for application in apps:
+        graph.add(application)
     stored = {application.name: graph.stored_datasets(application.name) for application in apps}
-    upkeep = [scheduled for application in apps for scheduled in _upkeep_jobs(application, stored[application.name])]
-    upkeep += [(job, jobs.upkeep_schedule("iceberg", job)) for job in jobs.iceberg_jobs(stored, iceberg or {})]
+    found: list[Launch] = [
+        one for application in apps for one in _launched_jobs(graph, application, rules[application.name])
+    ]
+    found += _partition_jobs(graph)
+    found += [one for name, members in stored.items() for one in _upkeep_jobs(name, members)]
+    found += [one for job in jobs.iceberg_jobs(stored, iceberg or {}) for one in jobs.with_schedule("iceberg", job)]
     lake_resource, spark_resource = _resources(lake)
     return dg.Definitions(
         assets=[*graph.external_specs(), *graph.built_assets()],
-        jobs=[*(job for found, _ in launched for job in found), *(job for job, _ in upkeep)],
-        schedules=[schedule for _, schedule in upkeep if schedule is not None],
-        sensors=[sensor for _, found in launched for sensor in found],
+        jobs=[one for one in found if isinstance(one, LaunchedJob)],
+        schedules=[one for one in found if isinstance(one, dg.ScheduleDefinition)],
+        sensors=[one for one in found if isinstance(one, dg.SensorDefinition)],
         resources={"adjunct_lake": lake_resource, "adjunct_spark": spark or spark_resource},
         executor=dg.in_process_executor,
     )
 
 
-def _launched_jobs(
-    graph: AssetGraph, app: Application, own: list[dg.AssetKey], rule: sensors.LaunchWhen
-) -> tuple[list[LaunchedJob], list[dg.SensorDefinition]]:
-    """Return the jobs that run an application and set its startpoints, with their sensors.
+def _launched_jobs(graph: AssetGraph, app: Application, rule: sensors.LaunchWhen) -> Iterator[Launch]:
+    """Yield the jobs that run an application and set its startpoints, with their sensors.
 
-    `own` are the assets that its main job materializes. Without any, an application has only partitioned datasets, so
+    The main job materializes the application's assets in one process. Without any, it has only partitioned datasets, so
     there is no main job.
     """
+    own = graph.made[app.name]
     if not own:
-        return [], []
-    job = _application_job(app, own)
-    followed = any(member.dataset.follows_changes for member in graph.stored_datasets(app.name))
-    launching = [
-        sensors.new_records_sensor(app, job, own, rule),
-        sensors.restart_sensor(app, job, own, graph.output_keys(app.name)),
-    ]
-    launching += sensors.delivered_sensors(app.name, graph.delivered_groups(app.name), job)
-    if not app.inputs and not followed:
-        return [job], launching
-    if app.startpoints:
-        launching.append(sensors.startpoint_sensor(app, job, own))
-    return [job, jobs.startpoint_job(app)], launching
-
-
-def _upkeep_jobs(
-    app: Application, members: Sequence[DatasetAsset]
-) -> Iterator[tuple[dg.JobDefinition, dg.ScheduleDefinition | None]]:
-    """Yield the jobs that maintain an application's stored datasets, with their schedules."""
-    if members:
-        job = jobs.discard_job(app.name, members)
-        yield job, jobs.upkeep_schedule("discard", job)
-    if followed := [member for member in members if member.dataset.follows_changes]:
-        job = jobs.compact_job(app.name, followed)
-        yield job, jobs.upkeep_schedule("compact", job)
-    if bounded := [member for member in members if not member.dataset.follows_changes]:
-        yield jobs.version_job(app.name, bounded), None
-
-
-def _partition_jobs(graph: AssetGraph) -> tuple[list[LaunchedJob], list[dg.SensorDefinition]]:
-    """Return the jobs of the datasets whose versions are partitions, with their sensors."""
-    partition_jobs: list[LaunchedJob] = []
-    launching = []
-    for member in graph.partitioned_datasets():
-        partition_jobs.append(partition_job(member))
-        if not is_advanced_by_partition(member.dataset):
-            launching.append(sensors.new_versions_sensor(member, partition_jobs[-1]))
-    return partition_jobs, launching
-
-
-def _application_job(app: Application, own: list[dg.AssetKey]) -> UnresolvedAssetJobDefinition:
-    """Return the job that runs a whole application in one process."""
+        return
     description = "\n\n".join(filter(None, [app.description, *map(describe_partitions, app.datasets)]))
-    return dg.define_asset_job(
+    job = dg.define_asset_job(
         to_dagster_name(app.name),
         selection=own,
         description=description or None,
         executor_def=dg.in_process_executor,
         tags={"adjunct/application": app.name},
     )
+    yield job
+    yield sensors.new_records_sensor(app, job, own, rule)
+    yield sensors.restart_sensor(app, job, own, graph.written[app.name])
+    yield from sensors.delivered_sensors(app.name, graph.delivered_groups(app.name), job)
+    if app.inputs or any(member.dataset.follows_changes for member in graph.stored_datasets(app.name)):
+        if app.startpoints:
+            yield sensors.startpoint_sensor(app, job, own)
+        yield jobs.startpoint_job(app)
+
+
+def _upkeep_jobs(app: str, members: Sequence[DatasetAsset]) -> Iterator[Launch]:
+    """Yield the jobs that maintain an application's stored datasets, with their schedules."""
+    if members:
+        yield from jobs.with_schedule("discard", jobs.discard_job(app, members))
+    if followed := [member for member in members if member.dataset.follows_changes]:
+        yield from jobs.with_schedule("compact", jobs.compact_job(app, followed))
+    if bounded := [member for member in members if not member.dataset.follows_changes]:
+        yield jobs.version_job(app, bounded)
+
+
+def _partition_jobs(graph: AssetGraph) -> Iterator[Launch]:
+    """Yield the jobs of the datasets whose versions are partitions, with their sensors."""
+    for member in graph.datasets.values():
+        if member.dataset.versions is not None:
+            job = partition_job(member)
+            yield job
+            if not is_advanced_by_partition(member.dataset):
+                yield sensors.new_versions_sensor(member, job)
 
 
 def _reject_duplicate_names(apps: Sequence[Application]) -> None:
@@ -236,16 +223,16 @@ class AssetGraph:
     def __init__(self, names: AdjunctTranslator, preview_rows: int, link_code: bool) -> None:
         self._nodes: dict[dg.AssetKey, LineageNode] = {}
         self._names, self._preview_rows, self._link_code = names, preview_rows, link_code
-        self._datasets: dict[str, tuple[DatasetAsset, str]] = {}
+        self.datasets: dict[str, DatasetAsset] = {}
         self._declared_by: dict[str, list[Application]] = {}
         self._writers: dict[dg.AssetKey, str] = {}
-        self._written: dict[str, list[dg.AssetKey]] = {}
-        self._made: dict[str, list[dg.AssetKey]] = {}
+        self.written: dict[str, list[dg.AssetKey]] = {}
+        self.made: dict[str, list[dg.AssetKey]] = {}
         self._read: dict[dg.AssetKey, dg.AssetSpec] = {}
         self._outputs: list[dg.AssetsDefinition] = []
 
-    def add(self, app: Application) -> list[dg.AssetKey]:
-        """Add an application; return the keys that its job materializes: its outputs and datasets.
+    def add(self, app: Application) -> None:
+        """Add an application; its job materializes its outputs and datasets.
 
         Datasets whose versions are partitions are excluded, because all assets of a job must share their partitions.
         So are datasets of one run, which the application's step builds.
@@ -269,19 +256,18 @@ class AssetGraph:
                     "Let one of them write it, or deploy them in two code locations with different asset keys.",
                     application=app.name,
                 )
-        self._written[app.name] = [spec.key for spec in outputs.values()]
+        self.written[app.name] = [spec.key for spec in outputs.values()]
         if outputs:
             inputs = {stream: self._key(app, LineageNode("stream", stream)) for stream in app.inputs}
             tables = {node.name: self._key(app, node) for node in find_lookup_tables(app)}
             self._outputs.append(outputs_asset(app, outputs, inputs, datasets, tables, self._preview_rows))
-        self._made[app.name] = [*keys, *self._written[app.name]]
-        return self._made[app.name]
+        self.made[app.name] = [*keys, *self.written[app.name]]
 
     def external_specs(self) -> list[dg.AssetSpec]:
         """Return the assets that Dagster shows but does not build: streams, files and tables that none of the
         applications writes, and datasets of one run.
         """
-        passing = [asset.spec for asset, _ in self._datasets.values() if not _has_own_asset(asset.dataset)]
+        passing = [asset.spec for asset in self.datasets.values() if not _has_own_asset(asset.dataset)]
         return [spec for spec in (*self._read.values(), *passing) if spec.key not in self._writers]
 
     def built_assets(self) -> list[dg.AssetsDefinition]:
@@ -299,16 +285,8 @@ class AssetGraph:
 
     def _groups(self) -> list[list[DatasetAsset]]:
         """Return the datasets, the members of a version set together."""
-        units = group_datasets((asset.dataset for asset, _ in self._datasets.values()), "build_definitions")
-        return [[self._datasets[dataset.name][0] for dataset in unit] for unit in units]
-
-    def partitioned_datasets(self) -> list[DatasetAsset]:
-        """Return the datasets whose versions are partitions."""
-        return [asset for asset, _ in self._datasets.values() if asset.dataset.versions is not None]
-
-    def output_keys(self, application: str) -> list[dg.AssetKey]:
-        """Return the outputs of an application."""
-        return self._written[application]
+        units = group_datasets((asset.dataset for asset in self.datasets.values()), "build_definitions")
+        return [[self.datasets[dataset.name] for dataset in unit] for unit in units]
 
     def delivered_groups(self, application: str) -> list[list[DatasetAsset]]:
         """Return groups of bounded datasets that are delivered by markers or folders; a version set is one group.
@@ -318,14 +296,14 @@ class AssetGraph:
         groups = []
         for members in self._groups():
             keys = {member.key for member in members}
-            first = next((name for name, made in self._made.items() if keys <= {*made}), None)
+            first = next((name for name, made in self.made.items() if keys <= {*made}), None)
             if first == application and all(sensors.has_delivered_versions(member.dataset) for member in members):
                 groups.append(members)
         return groups
 
     def stored_datasets(self, application: str) -> list[DatasetAsset]:
         """Return the stored datasets that this application is the first to declare."""
-        mine = [asset for asset, owner in self._datasets.values() if owner == application]
+        mine = [asset for asset in self.datasets.values() if asset.application == application]
         return [asset for asset in mine if asset.dataset.following.persistent]
 
     def _add_dataset(self, app: Application, dataset: AdjunctDataset) -> dg.AssetKey:
@@ -334,11 +312,13 @@ class AssetGraph:
             {} if dataset.stream is None else {dataset.stream: self._key(app, LineageNode("stream", dataset.stream))}
         )
         spec = self._spec(app, LineageNode("dataset", dataset.name), [source] if source else [])
-        known, owner = self._datasets.setdefault(
-            dataset.name, (DatasetAsset(dataset, spec, streams, self._preview_rows), app.name)
+        known = self.datasets.setdefault(
+            dataset.name, DatasetAsset(dataset, spec, streams, app.name, self._preview_rows)
         )
         if known.dataset != dataset:
-            problem = f"applications {owner!r} and {app.name!r} declare dataset {dataset.name!r} differently."
+            problem = (
+                f"applications {known.application!r} and {app.name!r} declare dataset {dataset.name!r} differently."
+            )
             raise ConfigurationError(problem, "Declare it once and pass that object to both.", dataset=dataset.name)
         self._declared_by.setdefault(dataset.name, []).append(app)
         return known.key
@@ -366,7 +346,9 @@ class AssetGraph:
         if external:
             subject = replace(subject, owners=(), external=True)
         elif self._link_code:
-            metadata |= code_references(find_declaration(app, node))
+            metadata |= code_references(
+                app.dataset(node.name).declared_at if node.kind == "dataset" else app.declared_at
+            )
         owners = names.get_owners(subject)
         return dg.AssetSpec(
             key=self._key(app, node),

@@ -1,9 +1,8 @@
 """Jobs and schedules of an application: compact, expire, register Iceberg tables, set startpoints, change versions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import dagster as dg
@@ -35,6 +34,15 @@ _SCHEDULES = {
 }
 
 
+# Choices of the launchpad, which shows their names.
+CompactionLevel = StrEnum("CompactionLevel", "due minor major")
+StartpointAction = StrEnum("StartpointAction", "set clear")
+Position = StrEnum("Position", "oldest upcoming timestamp offset")
+UnresolvedPolicy = StrEnum("UnresolvedPolicy", "fail checkpoint")
+Versions = StrEnum("Versions", {"as_of": "as-of", "current": "current", "recorded": "recorded"})
+VersionAction = StrEnum("VersionAction", "pin unpin rollback revoke accept remove")
+
+
 def op_job(application: str, what: str, description: str) -> Callable[[Callable[..., None]], dg.JobDefinition]:
     """Turn a function into the op of a job `<application>_<what>`; scheduled jobs of an application share a pool."""
 
@@ -56,12 +64,12 @@ def op_job(application: str, what: str, description: str) -> Callable[[Callable[
     return decorate
 
 
-def upkeep_schedule(what: str, upkeep: dg.JobDefinition) -> dg.ScheduleDefinition:
-    """Return the schedule of a job, off by default."""
+def with_schedule(what: str, job: dg.JobDefinition) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
+    """Return the job and its schedule, which is off by default."""
     every, cron, description = _SCHEDULES[what]
-    return dg.ScheduleDefinition(
-        name=f"{upkeep.name}_{every}",
-        job=upkeep,
+    return job, dg.ScheduleDefinition(
+        name=f"{job.name}_{every}",
+        job=job,
         cron_schedule=cron,
         execution_timezone="UTC",
         default_status=dg.DefaultScheduleStatus.STOPPED,
@@ -69,26 +77,18 @@ def upkeep_schedule(what: str, upkeep: dg.JobDefinition) -> dg.ScheduleDefinitio
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ActionReport:
-    """What a job did with one dataset; if `changed`, an observation of the dataset's asset is logged."""
-
-    summary: str
-    report: Mapping[str, Any]
-    changed: bool
-
-
 def run_on_datasets(
     context: dg.OpExecutionContext,
     resource: LakeResource,
     members: Sequence[DatasetAsset],
-    act: Callable[["Lake", DatasetAsset], ActionReport | None],
+    act: Callable[[Lake, DatasetAsset], tuple[str, Mapping[str, Any], bool] | None],
     *,
     report_as: str,
 ) -> None:
     """Run `act` on each dataset that exists in the lake; the reports become the op's metadata.
 
-    A change is logged as an observation under the key `report_as`. If a dataset fails, the others are still processed,
+    It returns a summary, a report, and whether something changed, which is logged as an observation under the key
+    `report_as`. If a dataset fails, the others are still processed,
     and the first error is raised at the end with notes about the rest.
     """
     reports: dict[str, dg.JsonMetadataValue] = {}
@@ -103,11 +103,11 @@ def run_on_datasets(
                 continue
             if acted is None:
                 continue
-            context.log.info(acted.summary)
-            report = reports[member.dataset.name] = dg.MetadataValue.json(acted.report)
-            if acted.changed:
-                metadata = {report_as: report}
-                context.log_event(dg.AssetObservation(member.key, description=acted.summary, metadata=metadata))
+            summary, facts, changed = acted
+            context.log.info(summary)
+            report = reports[member.dataset.name] = dg.MetadataValue.json(facts)
+            if changed:
+                context.log_event(dg.AssetObservation(member.key, description=summary, metadata={report_as: report}))
         raise_first(errors)
     context.add_output_metadata(reports)
 
@@ -119,14 +119,6 @@ def select_advanced(context: dg.OpExecutionContext, lake: Lake, members: Sequenc
         if member.dataset.name not in there:
             context.log.info(f"dataset {member.dataset.name} has not been advanced yet.")
     return [member for member in members if member.dataset.name in there]
-
-
-class CompactionLevel(Enum):
-    """What to compact; the launchpad shows these names."""
-
-    due = "due"
-    minor = "minor"
-    major = "major"
 
 
 class CompactConfig(dg.Config):
@@ -148,16 +140,18 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
     def compact(
         context: dg.OpExecutionContext, config: CompactConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> None:
-        def compact_one(lake: Lake, member: DatasetAsset) -> ActionReport:
+        level: Any = None if config.level is CompactionLevel.due else config.level.value
+
+        def compact_one(lake: Lake, member: DatasetAsset) -> tuple[str, Mapping[str, Any], bool]:
             report = compact_dataset(
                 lake,
                 member.dataset.name,
                 spark=adjunct_spark.starter,
                 by=context.run.run_id,
-                level=None if config.level is CompactionLevel.due else config.level.value,
+                level=level,
                 policy=member.dataset.following.compaction,
             )
-            return ActionReport(report.summary(), report.to_json(), report.changed)
+            return report.summary(), report.to_json(), report.changed
 
         run_on_datasets(context, adjunct_lake, members, compact_one, report_as="adjunct/compaction")
 
@@ -175,7 +169,7 @@ def iceberg_job(
 
     @op_job(application, "iceberg", "Registers the served versions of datasets in their Iceberg tables.")
     def publish(context: dg.OpExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> None:
-        def publish_one(lake: Lake, member: DatasetAsset) -> ActionReport | None:
+        def publish_one(lake: Lake, member: DatasetAsset) -> tuple[str, Mapping[str, Any], bool] | None:
             dataset, table = member.dataset.name, tables[member.dataset.name]
             try:
                 snapshot = publish_to_iceberg(lake, dataset, table, spark=adjunct_spark.starter, by=context.run.run_id)
@@ -184,7 +178,7 @@ def iceberg_job(
                 return None
             done = "was registered" if snapshot.new else "is already registered"
             outcome = f"version {snapshot.version} {done} in {snapshot.table}, snapshot {snapshot.snapshot_id}"
-            return ActionReport(f"dataset {dataset}: {outcome}", snapshot.to_json(), snapshot.new)
+            return f"dataset {dataset}: {outcome}", snapshot.to_json(), snapshot.new
 
         run_on_datasets(context, adjunct_lake, members, publish_one, report_as="adjunct/iceberg")
 
@@ -208,37 +202,6 @@ def iceberg_jobs(
         raise ConfigurationError(problem, "Correct the name.", argument="iceberg", dataset=unknown[0])
     ours = {app: [member for member in members if member.dataset.name in tables] for app, members in datasets.items()}
     return [iceberg_job(app, members, tables) for app, members in ours.items() if members]
-
-
-class StartpointAction(Enum):
-    """Whether to set or clear startpoints; the launchpad shows these names."""
-
-    set = "set"
-    clear = "clear"
-
-
-class Position(Enum):
-    """Where reading starts or ends."""
-
-    oldest = "oldest"
-    upcoming = "upcoming"
-    timestamp = "timestamp"
-    offset = "offset"
-
-
-class UnresolvedPolicy(Enum):
-    """What a run does with a startpoint that has no offset."""
-
-    fail = "fail"
-    checkpoint = "checkpoint"
-
-
-class Versions(Enum):
-    """Which dataset versions a bounded replay reads."""
-
-    as_of = "as-of"
-    current = "current"
-    recorded = "recorded"
 
 
 class StartpointConfig(dg.Config):
@@ -339,17 +302,6 @@ def _cancel_startpoints(
     if taken.not_removed:
         context.log.warning(f"{len(taken.not_removed)} of the requests were not removed.")
     context.add_output_metadata({"adjunct/startpoints": dg.MetadataValue.json(taken.to_json())})
-
-
-class VersionAction(Enum):
-    """What to do with a version; the launchpad shows these names."""
-
-    pin = "pin"
-    unpin = "unpin"
-    rollback = "rollback"
-    revoke = "revoke"
-    accept = "accept"
-    remove = "remove"
 
 
 class VersionActionConfig(dg.Config):

@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location import metadata
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, Kind, LineageNode
 from dagster_adjunct.orchestration.planner.plan import PlannedTable
-from dagster_adjunct.resources.common import CodeLine, split_stream_name
+from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem
@@ -80,11 +80,6 @@ def asset_subject(app: Application, node: LineageNode) -> AssetSubject:
     """Return the subject of a node, which is passed to the translator."""
     facts = {"owners": app.owners, **NODE_KINDS[node.kind].subject(app, node.name)}
     return AssetSubject(node.kind, node.name, app.name, **facts)
-
-
-def find_declaration(app: Application, node: LineageNode) -> CodeLine | None:
-    """Return the line of the user's code that declares the node."""
-    return app.dataset(node.name).declared_at if node.kind == "dataset" else app.declared_at
 
 
 def freshness_policy(app: Application, node: LineageNode) -> dg.FreshnessPolicy | None:
