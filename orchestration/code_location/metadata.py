@@ -429,17 +429,6 @@ ACTIVE = [
 ]
 
 
-def is_run_of(run: dg.DagsterRun, job: str, assets: Collection[dg.AssetKey]) -> bool:
-    """Whether a run belongs to this job or materializes one of these assets."""
-    return run.job_name == job or any(key in assets for key in run.asset_selection or ())
-
-
-def has_active_run(instance: dg.DagsterInstance, job: str, assets: Collection[dg.AssetKey]) -> bool:
-    """Whether a run of this job or of one of these assets is queued or in progress."""
-    runs = instance.get_runs(dg.RunsFilter(statuses=ACTIVE), limit=1000)
-    return any(is_run_of(run, job, assets) for run in runs)
-
-
 def has_ended(instance: dg.DagsterInstance, run_id: str) -> bool:
     """Whether a run has ended according to this instance; False for an unknown run."""
     run = instance.get_run_by_id(run_id)

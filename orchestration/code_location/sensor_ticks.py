@@ -6,10 +6,10 @@ for the age of their first unread record.
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from functools import cached_property, partial
+from typing import Any
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
@@ -17,7 +17,7 @@ from pydantic import Field as Default
 from pydantic import ValidationError
 
 from dagster_adjunct.orchestration.batch_log.run_lease import describe_runner
-from dagster_adjunct.orchestration.code_location.metadata import has_active_run, has_ended
+from dagster_adjunct.orchestration.code_location.metadata import ACTIVE, has_ended
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.resources.common import StoredDocument, split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
@@ -61,6 +61,15 @@ class StreamScan(StoredDocument):
         return {name: stream.ends for name, stream in self.streams.items() if stream.ends}
 
 
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The result of a scan: whether it is `complete`, and `old`, a partition whose first unread record is too old."""
+
+    scan: StreamScan
+    complete: bool = True
+    old: str = ""
+
+
 @dataclass
 class Deadline:
     """The end of a tick; `clock` is in seconds. The first piece of work is always allowed."""
@@ -76,17 +85,18 @@ class Deadline:
 
 
 def scan_streams(
-    scan: StreamScan, streams: Sequence[str], visit: Callable[[str], StreamFinding], deadline: Deadline
-) -> tuple[StreamScan, bool]:
-    """Visit the streams that were not scanned yet; return the scan, and whether it is complete."""
+    scan: StreamScan, streams: Iterable[str], visit: Callable[[str], StreamFinding], deadline: Deadline
+) -> Backlog:
+    """Visit the streams that were not scanned yet."""
     visited = dict(scan.streams)
+    complete = True
     for name in streams:
-        if name in visited:
-            continue
-        if deadline.passed():
-            return scan.model_copy(update={"streams": visited}), False
-        visited[name] = visit(name)
-    return scan.model_copy(update={"streams": visited}), True
+        if name not in visited:
+            if deadline.passed():
+                complete = False
+                break
+            visited[name] = visit(name)
+    return Backlog(scan.model_copy(update={"streams": visited}), complete)
 
 
 def scan_ages(
@@ -94,11 +104,10 @@ def scan_ages(
     unread: Callable[[str], Mapping[SystemStreamPartition, str]],
     is_old: Callable[[SystemStreamPartition, str], bool],
     deadline: Deadline,
-) -> tuple[StreamScan, SystemStreamPartition | None, bool]:
+) -> Backlog:
     """Check the age of the first unread record of each partition; stop at an old one.
 
-    `unread` returns a stream's partitions with the next offset of each. Returns the scan, the partition with an old
-    record, and whether the scan is complete.
+    `unread` returns a stream's partitions with the next offset of each.
     """
     done = SystemStreamPartition.parse(scan.young) if scan.young else None
     for name in sorted((name for name, stream in scan.streams.items() if stream.lag), key=split_stream_name):
@@ -108,11 +117,11 @@ def scan_ages(
             if done is not None and ssp <= done:
                 continue
             if deadline.passed():
-                return scan, None, False
+                return Backlog(scan, complete=False)
             if is_old(ssp, start):
-                return scan, ssp, True
+                return Backlog(scan, old=str(ssp))
             scan = scan.model_copy(update={"young": str(ssp)})
-    return scan, None, True
+    return Backlog(scan)
 
 
 FIRST_WAIT, LONGEST_WAIT = 60.0, 3600.0
@@ -129,22 +138,14 @@ class LastRequest(StoredDocument):
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchRequest:
-    """Launch a run with this key."""
-
-    run_key: str
-    asked: LastRequest
-
-
-@dataclass(frozen=True, slots=True)
 class Skip:
     """Launch nothing, for this reason."""
 
     reason: str
 
 
-def request_run(name: str, what: str, about: object, before: LastRequest, now: float) -> LaunchRequest | Skip:
-    """Request a run, or skip if a recent run for the same cause changed nothing.
+def request_run(name: str, what: str, about: object, before: LastRequest, now: float) -> tuple[str, LastRequest] | Skip:
+    """Return the key of a run to request, or skip if a recent run for the same cause changed nothing.
 
     `name` is the prefix of the run key, `what` describes why a run is needed, and `about` (JSON-able) is its cause. For
     an unchanged cause the run is requested again after one minute, then two, four and so on, up to an hour. Dagster
@@ -155,7 +156,7 @@ def request_run(name: str, what: str, about: object, before: LastRequest, now: f
     wait = 0.0 if attempt == 1 else before.asked_at + backoff_seconds(before.attempt) - now
     if wait > 0:
         return Skip(f"{what}; attempt {before.attempt} did not change that (see its run), the next is in {wait:.0f} s.")
-    return LaunchRequest(f"{name}:{stored}:{attempt}", LastRequest(about=stored, attempt=attempt, asked_at=now))
+    return f"{name}:{stored}:{attempt}", LastRequest(about=stored, attempt=attempt, asked_at=now)
 
 
 def backoff_seconds(attempt: int) -> float:
@@ -183,40 +184,56 @@ def join_shortened(texts: Iterable[str], separator: str = ", ") -> str:
 # Incremented when the cursor's layout changes.
 CURSOR_VERSION = 1
 
-C = TypeVar("C", bound=StoredDocument)
+
+class SensorCursor(StoredDocument):
+    """What a sensor keeps between ticks: its last run request, and more for some.
+
+    `scan` is an unfinished scan of streams, `seen` the version that was delivered in the previous tick, `failed` the
+    last failed run that was checked, and `permanent` why its failure is permanent ("" if it is not).
+    """
+
+    asked: LastRequest = LastRequest()
+    scan: StreamScan | None = None
+    seen: str = ""
+    failed: str = ""
+    permanent: str = ""
 
 
-def write_cursor(cursor: StoredDocument) -> str:
+def write_cursor(cursor: SensorCursor) -> str:
     """Serialize a cursor."""
-    return json.dumps({"version": CURSOR_VERSION, **cursor.model_dump(mode="json")})
+    return json.dumps({"version": CURSOR_VERSION, **cursor.model_dump(mode="json", exclude_defaults=True)})
 
 
-def read_cursor(kind: type[C], text: str | None) -> tuple[C, str]:
+def read_cursor(text: str | None) -> tuple[SensorCursor, str]:
     """Return the cursor, and "" or a note that it can't be read and starts over.
 
     Starting over is harmless: at worst an unnecessary run is requested.
     """
     if not text:
-        return kind(), ""
+        return SensorCursor(), ""
     try:
         stored = json.loads(text)
         version = stored.pop("version", None)
-        if version != CURSOR_VERSION:
-            return (
-                kind(),
-                f"The cursor has version {version!r}, but this release writes {CURSOR_VERSION}: it starts over.",
-            )
-        return kind.model_validate(stored), ""
+        if version == CURSOR_VERSION:
+            return SensorCursor.model_validate(stored), ""
+        note = f"The cursor has version {version!r}, but this release writes {CURSOR_VERSION}: it starts over."
     except (ValueError, TypeError, AttributeError, ValidationError):
-        return kind(), "The cursor can't be read: it starts over."
+        note = "The cursor can't be read: it starts over."
+    return SensorCursor(), note
 
 
-@dataclass(frozen=True, slots=True)
+def is_run_of(run: dg.DagsterRun, job: str, assets: Collection[dg.AssetKey]) -> bool:
+    """Whether a run belongs to this job or materializes one of these assets."""
+    return run.job_name == job or any(key in assets for key in run.asset_selection or ())
+
+
+@dataclass
 class Tick:
-    """One evaluation of a sensor."""
+    """One evaluation of a sensor that launches a job, which materializes these assets."""
 
     context: dg.SensorEvaluationContext
     job: str
+    assets: Collection[dg.AssetKey]
     resource: LakeResource
 
     @property
@@ -224,20 +241,23 @@ class Tick:
         """The lake, opened on first use."""
         return self.resource.open()
 
-    def load_cursor(self, kind: type[C]) -> C:
-        """Return the cursor; an unreadable one starts over with a warning."""
-        cursor, note = read_cursor(kind, self.context.cursor)
+    @cached_property
+    def cursor(self) -> SensorCursor:
+        """The cursor; an unreadable one starts over with a warning."""
+        cursor, note = read_cursor(self.context.cursor)
         if note:
             self.context.log.warning(note)
         return cursor
 
-    def save_cursor(self, cursor: StoredDocument) -> None:
-        """Store the cursor for the next tick."""
-        self.context.update_cursor(write_cursor(cursor))
+    def remember(self, **changes: Any) -> None:
+        """Store the cursor with these fields changed."""
+        self.cursor = self.cursor.model_copy(update=changes)
+        self.context.update_cursor(write_cursor(self.cursor))
 
-    def has_active_run(self, assets: Collection[dg.AssetKey]) -> bool:
-        """Whether a run of the job or of one of these assets is queued or in progress."""
-        return has_active_run(self.context.instance, self.job, assets)
+    def has_active_run(self) -> bool:
+        """Whether a run of the job or of one of the assets is queued or in progress."""
+        runs = self.context.instance.get_runs(dg.RunsFilter(statuses=ACTIVE), limit=1000)
+        return any(is_run_of(run, self.job, self.assets) for run in runs)
 
     def running_sensors(self) -> set[str]:
         """Return the names of the code location's sensors that are on."""
@@ -257,17 +277,24 @@ class Tick:
 
     def request_run(self, name: str, what: str, about: object, **options: Any) -> dg.RunRequest | Skip:
         """Return a run request with these `options`, or why to skip it (see `request_run`)."""
-        decision = request_run(name, what, about, self.load_cursor(LastRequest), self.lake.now().timestamp())
+        decision = request_run(name, what, about, self.cursor.asked, self.lake.now().timestamp())
         if isinstance(decision, Skip):
             return decision
-        self.save_cursor(decision.asked)
-        return dg.RunRequest(run_key=decision.run_key, **options)
+        self.remember(asked=decision[1])
+        return dg.RunRequest(run_key=decision[0], **options)
 
 
 def job_sensor(
-    name: str, job: LaunchedJob, description: str, evaluate: Callable[[Tick], dg.RunRequest | Skip]
+    name: str,
+    job: LaunchedJob,
+    assets: Collection[dg.AssetKey],
+    description: str,
+    evaluate: Callable[[Tick], dg.RunRequest | Skip],
 ) -> dg.SensorDefinition:
-    """Return a sensor that launches `job` as `evaluate` decides; it is off by default."""
+    """Return a sensor that launches `job` as `evaluate` decides; it is off by default.
+
+    `assets` are those that the job materializes.
+    """
 
     @dg.sensor(
         name=name,
@@ -277,7 +304,7 @@ def job_sensor(
         description=description,
     )
     def tick(context: dg.SensorEvaluationContext, adjunct_lake: LakeResource) -> dg.RunRequest | dg.SkipReason:
-        decision = evaluate(Tick(context, job.name, adjunct_lake))
+        decision = evaluate(Tick(context, job.name, assets, adjunct_lake))
         return dg.SkipReason(decision.reason) if isinstance(decision, Skip) else decision
 
     return tick

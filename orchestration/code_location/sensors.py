@@ -24,10 +24,9 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, ensure_partitions
 from dagster_adjunct.orchestration.code_location.metadata import ACTIVE
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
+    Backlog,
     Deadline,
-    LastRequest,
     LaunchedJob,
-    LaunchRequest,
     Skip,
     StreamFinding,
     StreamScan,
@@ -36,7 +35,6 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     digest,
     job_sensor,
     join_shortened,
-    request_run,
     scan_ages,
     scan_streams,
 )
@@ -46,7 +44,7 @@ from dagster_adjunct.orchestration.startpoints.fan_out import Requests, describe
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.store import iter_unapplied, open_startpoints
 from dagster_adjunct.orchestration.step import progress
-from dagster_adjunct.resources.common import StoredDocument, check_whole_number, subtract_span
+from dagster_adjunct.resources.common import check_whole_number, subtract_span
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
@@ -105,37 +103,10 @@ def launch_rules(
 TICK_SECONDS = 40.0
 
 
-class NewRecordsCursor(StoredDocument):
-    """The last run request, and an unfinished scan of the streams."""
-
-    asked: LastRequest = LastRequest()
-    scan: StreamScan | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """The result of a scan: whether it is `complete`, and `old`, a partition whose first unread record is too old."""
-
-    scan: StreamScan
-    complete: bool
-    old: str = ""
-
-
 def decide_launch(
-    name: str,
-    asked: LastRequest,
-    backlog: Backlog,
-    position: Mapping[str, object],
-    *,
-    rule: LaunchWhen,
-    unfinished: Sequence[str] = (),
-    waiting: Callable[[], Sequence[str]] = tuple,
-    now: float,
-) -> LaunchRequest | Skip:
-    """Decide whether to launch a run: if enough records wait, and no dataset has to be built first.
-
-    `name` identifies the application and lake, `position` is the application's position, `now` is in epoch seconds.
-    """
+    backlog: Backlog, rule: LaunchWhen, unfinished: Sequence[str], waiting: Callable[[], Sequence[str]]
+) -> str | Skip:
+    """Return why a run is needed, or skip it: until enough records wait, and no dataset has to be built first."""
     scan = backlog.scan
     due = (*unfinished, *scan.due)
     if not scan.lag and not due:
@@ -145,9 +116,7 @@ def decide_launch(
     if not due and not backlog.old and not rule.enough(scan.lag):
         return Skip(f"{what}; a run is launched at {rule}.")
     held = waiting()
-    if held:
-        return Skip(f"{what}; {'; '.join(held)}.")
-    return request_run(name, what, {"position": position, "ends": scan.ends}, asked, now)
+    return Skip(f"{what}; {'; '.join(held)}.") if held else what
 
 
 def new_records_sensor(
@@ -157,12 +126,11 @@ def new_records_sensor(
 
     `assets` are those that the job materializes; while a run of one of them is in progress, none is launched.
     """
-    own = frozenset(assets)
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
-        if tick.has_active_run(own):
+        if tick.has_active_run():
             return Skip("A run is already in progress.")
-        cursor, lake = tick.load_cursor(NewRecordsCursor), tick.lake
+        begun, lake = tick.cursor.scan, tick.lake
         now = lake.now()
         if who := tick.lease_holder(app.name):
             return Skip(f"The application is being run by {who}.")
@@ -170,34 +138,29 @@ def new_records_sensor(
         deadline = Deadline(time.monotonic() + TICK_SECONDS, time.monotonic)
         commit, stored = BatchLog(lake, app.name).read()
         state = progress.ignore_disabled_startpoints(app, stored)
-        begun = cursor.scan if cursor.scan is not None and cursor.scan.of == (commit.id if commit else "") else None
-        scan = begun or StreamScan(of=commit.id if commit else "")
+        of = commit.id if commit else ""
+        scan = begun if begun is not None and begun.of == of else StreamScan(of=of)
         backlog = measure_backlog(systems, app, state, scan, rule, now, deadline)
+        tick.remember(scan=None if backlog.complete else backlog.scan)
         if not backlog.complete:
-            tick.save_cursor(NewRecordsCursor(asked=cursor.asked, scan=backlog.scan))
             seen = f"{len(backlog.scan.streams)} streams" + (f", {backlog.scan.young}" if backlog.scan.young else "")
             return Skip(f"The tick's {TICK_SECONDS:.0f} s are over after {seen}; the next tick continues there.")
-        decision = decide_launch(
-            f"{app.name}:{lake.id}",
-            cursor.asked,
-            backlog,
-            progress.position_to_json(app, state),
-            rule=rule,
-            unfinished=progress.describe_unfinished(state),
-            waiting=partial(progress.describe_waiting_datasets, lake, systems, app),
-            now=now.timestamp(),
-        )
-        asked = decision.asked if isinstance(decision, LaunchRequest) else cursor.asked
-        tick.save_cursor(NewRecordsCursor(asked=asked))
-        if isinstance(decision, Skip):
-            # A mistyped URL looks like an empty lake.
-            nowhere = "" if lake.exists() else f" There is no lake at {lake.url}."
-            return Skip(f"{decision.reason}{nowhere}")
-        return dg.RunRequest(run_key=decision.run_key, tags={"adjunct/lag": str(backlog.scan.lag)})
+        waiting = partial(progress.describe_waiting_datasets, lake, systems, app)
+        what = decide_launch(backlog, rule, progress.describe_unfinished(state), waiting)
+        if isinstance(what, str):
+            about = {"position": progress.position_to_json(app, state), "ends": backlog.scan.ends}
+            tags = {"adjunct/lag": str(backlog.scan.lag)}
+            decision = tick.request_run(f"{app.name}:{lake.id}", what, about, tags=tags)
+        else:
+            decision = what
+        if isinstance(decision, Skip) and not lake.exists():  # a mistyped URL looks like an empty lake
+            return Skip(f"{decision.reason} There is no lake at {lake.url}.")
+        return decision
 
     return job_sensor(
         f"{to_dagster_name(app.name)}_new_records",
         job,
+        assets,
         f"Runs {app.name} when its input streams have new records: {rule}.",
         evaluate,
     )
@@ -223,16 +186,11 @@ def measure_backlog(
         found = progress.measure_stream_progress(opened(stream), app.inputs[stream], state)
         return StreamFinding(ends=ends, lag=found.lag, due=found.due)
 
-    scan, complete = scan_streams(scan, tuple(dict.fromkeys([*app.inputs, *feeding])), visit, deadline)
-    if (
-        not complete
-        or rule.age is None
-        or not scan.lag
-        or rule.enough(scan.lag)
-        or scan.due
-        or progress.describe_unfinished(state)
-    ):
-        return Backlog(scan, complete)
+    backlog = scan_streams(scan, dict.fromkeys([*app.inputs, *feeding]), visit, deadline)
+    scan = backlog.scan
+    decided = not scan.lag or rule.enough(scan.lag) or scan.due
+    if not backlog.complete or rule.age is None or decided or progress.describe_unfinished(state):
+        return backlog
     before_ms = int(subtract_span(now, rule.age).timestamp() * 1000)
 
     def unread(stream: str) -> Mapping[SystemStreamPartition, str]:
@@ -242,8 +200,7 @@ def measure_backlog(
         system = opened(ssp.qualified_stream)
         return system.compare(start, system.offset_for_timestamp(ssp, before_ms)) < 0
 
-    scan, old, complete = scan_ages(scan, unread, is_old, deadline)
-    return Backlog(scan, complete, "" if old is None else str(old))
+    return scan_ages(scan, unread, is_old, deadline)
 
 
 MAX_RESTARTS = 5
@@ -263,13 +220,6 @@ class ApplicationRun:
     status: dg.DagsterRunStatus
     began_at: float
     ended_at: float | None = None
-
-
-class RestartCursor(StoredDocument):
-    """The last failed run that was checked, and why its failure is permanent ("" if it is not)."""
-
-    run_id: str = ""
-    permanent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,25 +296,29 @@ def restart_sensor(
 
     Permanent failures and cancelled runs are not restarted. The new run selects the same assets, of those in `assets`.
     """
-    own, made = frozenset(assets), frozenset(outputs)
+    own = frozenset(assets)
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         lake, instance = tick.lake, tick.context.instance
         now = lake.now()
-        records = _application_runs(instance, job.name, made, now - _HORIZON)
+        records = _application_runs(instance, job.name, outputs, now - _HORIZON)
         attempts = []
         for record in records:
             run, began_at = record.dagster_run, record.start_time or record.end_time
             began_at = began_at or record.create_timestamp.timestamp()
             attempts.append(ApplicationRun(run.run_id, run.status, began_at, record.end_time))
         state = application_state(lake, app.name)
-        cursor = tick.load_cursor(RestartCursor)
-        if attempts and attempts[0].status is dg.DagsterRunStatus.FAILURE and cursor.run_id != attempts[0].run_id:
-            newest = attempts[0].run_id
-            cursor = RestartCursor(run_id=newest, permanent=permanent_failure(instance, newest))
-            tick.save_cursor(cursor)
-        busy = partial(tick.lease_holder, app.name)
-        decision = decide_restart(attempts, state, cursor.permanent, limit=MAX_RESTARTS, now=now.timestamp(), busy=busy)
+        newest = attempts[0].run_id if attempts and attempts[0].status is dg.DagsterRunStatus.FAILURE else None
+        if newest is not None and tick.cursor.failed != newest:
+            tick.remember(failed=newest, permanent=permanent_failure(instance, newest))
+        decision = decide_restart(
+            attempts,
+            state,
+            tick.cursor.permanent,
+            limit=MAX_RESTARTS,
+            now=now.timestamp(),
+            busy=partial(tick.lease_holder, app.name),
+        )
         if isinstance(decision, Skip):
             return decision
         failed = records[0].dagster_run
@@ -382,6 +336,7 @@ def restart_sensor(
     return job_sensor(
         f"{to_dagster_name(app.name)}_restart",
         job,
+        assets,
         f"Restarts runs of {app.name} that failed before their commit, up to {MAX_RESTARTS} times in a row.",
         evaluate,
     )
@@ -448,7 +403,6 @@ def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[dg.
     `assets` are those that the job materializes; while a run of one of them is in progress, startpoints wait. If a run
     does not apply them, it is requested again with back-off.
     """
-    own = frozenset(assets)
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         lake = tick.lake
@@ -460,7 +414,7 @@ def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[dg.
         if not requested and not pending:
             return Skip("No startpoints wait.")
         what = describe_waiting([*requested, *pending])
-        if tick.has_active_run(own):
+        if tick.has_active_run():
             return Skip(f"{what}; a run is in progress: startpoints requested after its start wait for the next one.")
         if who := tick.lease_holder(app.name):
             return Skip(f"{what}; waiting for the next run: the application is being run by {who}.")
@@ -491,6 +445,7 @@ def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[dg.
     return job_sensor(
         f"{to_dagster_name(app.name)}_startpoints",
         job,
+        assets,
         f"Runs {app.name} when startpoints were requested.",
         evaluate,
     )
@@ -511,13 +466,14 @@ def new_versions_sensor(member: DatasetAsset, job: LaunchedJob) -> dg.SensorDefi
         if not ensure_partitions(dataset, tick.context.instance, [version]):
             return Skip(f"Version {version} is delivered, but is not among the declared partitions.")
         what = f"Version {version} is delivered"
-        if tick.has_active_run({member.key}):
+        if tick.has_active_run():
             return Skip(f"{what}; a run is already in progress.")
         return tick.request_run(f"{dataset.name}:{tick.lake.id}", what, {"version": version}, partition_key=version)
 
     return job_sensor(
         f"{to_dagster_name(dataset.name)}_new_versions",
         job,
+        {member.key},
         f"Builds versions of {dataset.name} as they are delivered.",
         evaluate,
     )
@@ -526,13 +482,6 @@ def new_versions_sensor(member: DatasetAsset, job: LaunchedJob) -> dg.SensorDefi
 def has_delivered_versions(dataset: AdjunctDataset) -> bool:
     """Whether a dataset's versions are delivered by markers or folders, and are not partitions."""
     return not dataset.follows_changes and dataset.versions is None and not isinstance(dataset.input, QuerySource)
-
-
-class DeliveredCursor(StoredDocument):
-    """The last run request, and the version seen in the previous tick."""
-
-    asked: LastRequest = LastRequest()
-    seen: str = ""
 
 
 def delivered_sensors(
@@ -550,16 +499,16 @@ def delivered_sensors(
     for_records = f"{to_dagster_name(application)}_new_records"
 
     def evaluate(tick: Tick, mine: str) -> dg.RunRequest | Skip:
-        lake, unit, cursor = tick.lake, by_name[mine], tick.load_cursor(DeliveredCursor)
+        lake, unit, seen = tick.lake, by_name[mine], tick.cursor.seen
         version, awaited = _next_delivered(lake, unit)
         if version is None:
             return Skip(f"No new version; {awaited}.")
         what = f"Version {version} is delivered"
-        if tick.has_active_run({member.key for member in unit}):
+        if tick.has_active_run():
             return Skip(f"{what}; a run is already in progress.")
         on = tick.running_sensors()
-        if for_records in on and cursor.seen != version:
-            tick.save_cursor(cursor.model_copy(update={"seen": version}))
+        if for_records in on and seen != version:
+            tick.remember(seen=version)
             return Skip(f"{what}; {for_records} may launch a run that builds it; otherwise the next tick here does.")
         together = {mine: version}
         for other in (by_name.keys() & on) - {mine}:
@@ -569,19 +518,17 @@ def delivered_sensors(
         first = min(together)
         if first != mine:
             return Skip(f"{what}; {first} launches the run that builds it too.")
-        decision = request_run(
-            f"{_group_name(unit)}:{lake.id}:delivered", what, together, cursor.asked, lake.now().timestamp()
-        )
-        if isinstance(decision, Skip):
-            return decision
-        tick.save_cursor(DeliveredCursor(asked=decision.asked, seen=version))
         keys = [member.key for name in sorted(together) for member in by_name[name]]
-        return dg.RunRequest(run_key=decision.run_key, asset_selection=keys)
+        request = tick.request_run(f"{_group_name(unit)}:{lake.id}:delivered", what, together, asset_selection=keys)
+        if isinstance(request, dg.RunRequest):
+            tick.remember(seen=version)
+        return request
 
     return [
         job_sensor(
             name,
             job,
+            {member.key for member in unit},
             f"Publishes versions of {', '.join(member.dataset.name for member in unit)} as they are delivered.",
             partial(evaluate, mine=name),
         )

@@ -33,21 +33,18 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ResolvedStartpoint,
 )
 from dagster_adjunct.orchestration.code_location import sensors as new_records
-from dagster_adjunct.orchestration.code_location.metadata import is_run_of
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
+    Backlog,
     Deadline,
-    LastRequest,
-    LaunchRequest,
     Skip,
     StreamFinding,
     StreamScan,
+    is_run_of,
     read_cursor,
     scan_ages,
     scan_streams,
 )
 from dagster_adjunct.orchestration.code_location.sensors import (
-    Backlog,
-    NewRecordsCursor,
     decide_launch,
     launch_rules,
     measure_backlog,
@@ -71,18 +68,9 @@ def decided(
     rule: LaunchWhen | None = None,
     waiting: tuple[str, ...] = (),
     unfinished: tuple[str, ...] = (),
-) -> LaunchRequest | Skip:
+) -> str | Skip:
     backlog = Backlog(StreamScan(streams={"lake.orders": StreamFinding(lag=lag, due=due)}), True, old)
-    return decide_launch(
-        "app:lake",
-        LastRequest(),
-        backlog,
-        {"checkpoint": {}},
-        rule=rule or LaunchWhen(),
-        unfinished=unfinished,
-        waiting=lambda: waiting,
-        now=0.0,
-    )
+    return decide_launch(backlog, rule or LaunchWhen(), unfinished, lambda: waiting)
 
 
 def test_nothing_new_launches_nothing() -> None:
@@ -90,25 +78,25 @@ def test_nothing_new_launches_nothing() -> None:
 
 
 def test_one_record_is_enough_unless_said_otherwise() -> None:
-    assert isinstance(decided(1), LaunchRequest)
+    assert isinstance(decided(1), str)
 
 
 def test_a_threshold_in_records_is_met_exactly() -> None:
     rule = LaunchWhen(records=100)
     assert decided(99, rule=rule) == Skip("99 new records; a run is launched at 100 records.")
-    assert isinstance(decided(100, rule=rule), LaunchRequest)
+    assert isinstance(decided(100, rule=rule), str)
 
 
 def test_with_an_age_alone_no_number_of_young_records_is_enough() -> None:
     rule = LaunchWhen(age=timedelta(minutes=10))
     assert decided(10**9, rule=rule) == Skip("1,000,000,000 new records; a run is launched at one older than 0:10:00.")
-    assert isinstance(decided(1, rule=rule, old="lake.orders.1"), LaunchRequest)
+    assert isinstance(decided(1, rule=rule, old="lake.orders.1"), str)
 
 
 def test_what_is_begun_is_finished_however_little_waits() -> None:
     rule = LaunchWhen(records=100)
-    assert isinstance(decided(1, rule=rule, unfinished=("batch 3 is open",)), LaunchRequest)
-    assert isinstance(decided(0, rule=rule, due="lake.orders: no position is stored yet"), LaunchRequest)
+    assert isinstance(decided(1, rule=rule, unfinished=("batch 3 is open",)), str)
+    assert isinstance(decided(0, rule=rule, due="lake.orders: no position is stored yet"), str)
 
 
 def test_a_dataset_without_its_markers_is_waited_for_by_name() -> None:
@@ -168,17 +156,18 @@ def test_a_look_that_a_deadline_cuts_goes_on_where_it_stopped() -> None:
 
     scan, ticks, complete = StreamScan(of="c"), 0, False
     while not complete and ticks < 20:
-        scan, complete = scan_streams(scan, names, visit, deadline(3))
+        backlog = scan_streams(scan, names, visit, deadline(3))
+        scan, complete = backlog.scan, backlog.complete
         ticks += 1
     assert (visited, ticks) == (names, 4)
     assert scan.lag == sum(range(1, 11))
 
 
 def test_a_tick_that_comes_late_looks_at_one_thing_all_the_same() -> None:
-    scan, complete = scan_streams(
+    backlog = scan_streams(
         StreamScan(), ["lake.a", "lake.b"], lambda name: StreamFinding(), Deadline(-1.0, lambda: 0.0)
     )
-    assert (list(scan.streams), complete) == (["lake.a"], False)
+    assert (list(backlog.scan.streams), backlog.complete) == (["lake.a"], False)
 
 
 def test_ages_are_asked_for_once_each_in_order_and_only_until_one_is_old() -> None:
@@ -193,11 +182,11 @@ def test_ages_are_asked_for_once_each_in_order_and_only_until_one_is_old() -> No
     scan = StreamScan(
         streams={"lake.b": StreamFinding(lag=12), "lake.a": StreamFinding(lag=12), "lake.c": StreamFinding()}
     )
-    old, complete, ticks = None, False, 0
-    while not complete and ticks < 20:
-        scan, old, complete = scan_ages(scan, unread.__getitem__, is_old, deadline(5))
+    backlog, ticks = Backlog(scan, complete=False), 0
+    while not backlog.complete and ticks < 20:
+        backlog = scan_ages(backlog.scan, unread.__getitem__, is_old, deadline(5))
         ticks += 1
-    assert (old, asked, ticks) == (ssps[20], ssps[:21], 5)
+    assert (backlog.old, asked, ticks) == (str(ssps[20]), ssps[:21], 5)
 
 
 # -- ticks on a lake
@@ -426,7 +415,7 @@ def test_a_tick_that_runs_out_of_time_is_gone_on_with_by_the_next(lake: Lake, mo
     with DagsterInstance.ephemeral() as instance:
         sensor = Ticker(lake, app, instance, "two_new_records")
         assert "over after 1 streams" in sensor.skipped()
-        cursor, _ = read_cursor(NewRecordsCursor, sensor.cursor)
+        cursor, _ = read_cursor(sensor.cursor)
         assert cursor.scan is not None
         assert {name: progress.lag for name, progress in cursor.scan.streams.items()} == {"lake.orders": 10}
 

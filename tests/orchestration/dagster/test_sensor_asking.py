@@ -6,7 +6,7 @@ import pytest
 
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     LastRequest,
-    LaunchRequest,
+    SensorCursor,
     Skip,
     StreamFinding,
     StreamScan,
@@ -15,83 +15,82 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     request_run,
     write_cursor,
 )
-from dagster_adjunct.orchestration.code_location.sensors import NewRecordsCursor, RestartCursor
 
 
-def asked(about: object, before: LastRequest, now: float) -> LaunchRequest:
+def asked(about: object, before: LastRequest, now: float) -> tuple[str, LastRequest]:
     request = request_run("app:lake", "5 new records", about, before, now)
-    assert isinstance(request, LaunchRequest), request
+    assert isinstance(request, tuple), request
     return request
 
 
 def test_a_run_key_holds_the_state_of_things_and_the_attempt() -> None:
-    request = asked({"lake.orders.0": "5"}, LastRequest(), 1000.0)
-    assert request.run_key == f"app:lake:{request.asked.about}:1"
-    assert (request.asked.attempt, request.asked.asked_at) == (1, 1000.0)
+    run_key, request = asked({"lake.orders.0": "5"}, LastRequest(), 1000.0)
+    assert run_key == f"app:lake:{request.about}:1"
+    assert (request.attempt, request.asked_at) == (1, 1000.0)
 
 
 def test_what_a_run_left_as_it_was_is_asked_for_ever_more_rarely_under_new_keys() -> None:
-    request, now, waits, keys = asked("x", LastRequest(), 0.0), 0.0, [], set()
+    (run_key, request), now, waits, keys = asked("x", LastRequest(), 0.0), 0.0, [], set()
     for _ in range(9):
-        keys.add(request.run_key)
+        keys.add(run_key)
         wait = 30.0
-        while isinstance(request_run("app:lake", "5 new records", "x", request.asked, now + wait), Skip):
+        while isinstance(request_run("app:lake", "5 new records", "x", request, now + wait), Skip):
             wait += 30.0
         now, waits = now + wait, [*waits, wait]
-        request = asked("x", request.asked, now)
+        run_key, request = asked("x", request, now)
     assert waits == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
     assert len(keys) == 9
 
 
 def test_what_has_changed_is_asked_for_at_once() -> None:
-    first = asked("x", LastRequest(), 0.0)
-    second = asked("y", first.asked, 1.0)
-    assert second.asked.attempt == 1
-    assert second.run_key != first.run_key
+    first_key, first = asked("x", LastRequest(), 0.0)
+    second_key, second = asked("y", first, 1.0)
+    assert second.attempt == 1
+    assert second_key != first_key
 
 
 def test_the_reason_for_waiting_says_what_waits_which_attempt_and_how_long() -> None:
-    first = asked("x", LastRequest(), 0.0)
-    skip = request_run("app:lake", "5 new records", "x", first.asked, 20.0)
+    _, first = asked("x", LastRequest(), 0.0)
+    skip = request_run("app:lake", "5 new records", "x", first, 20.0)
     assert skip == Skip("5 new records; attempt 1 did not change that (see its run), the next is in 40 s.")
 
 
 def test_a_very_late_attempt_waits_an_hour() -> None:
-    old = LastRequest(about=asked("x", LastRequest(), 0.0).asked.about, attempt=5000, asked_at=0.0)
+    old = LastRequest(about=asked("x", LastRequest(), 0.0)[1].about, attempt=5000, asked_at=0.0)
     assert isinstance(request_run("app:lake", "", "x", old, 3599.0), Skip)
-    assert asked("x", old, 3600.0).asked.attempt == 5001
+    assert asked("x", old, 3600.0)[1].attempt == 5001
 
 
 @pytest.mark.parametrize(
     "cursor",
     [
-        LastRequest(about="abc", attempt=3, asked_at=12.5),
-        NewRecordsCursor(
+        SensorCursor(asked=LastRequest(about="abc", attempt=3, asked_at=12.5), seen="2026-01-05"),
+        SensorCursor(
             asked=LastRequest(about="a"),
             scan=StreamScan(of="c", streams={"lake.x": StreamFinding(lag=3)}, young="lake.x.1"),
         ),
-        RestartCursor(run_id="r", permanent="no such column"),
+        SensorCursor(failed="r", permanent="no such column"),
     ],
 )
-def test_a_cursor_survives_as_json(cursor: LastRequest | NewRecordsCursor | RestartCursor) -> None:
-    assert read_cursor(type(cursor), write_cursor(cursor)) == (cursor, "")
+def test_a_cursor_survives_as_json(cursor: SensorCursor) -> None:
+    assert read_cursor(write_cursor(cursor)) == (cursor, "")
 
 
 def test_without_a_cursor_nothing_is_said() -> None:
-    assert read_cursor(LastRequest, None) == (LastRequest(), "")
-    assert read_cursor(LastRequest, "") == (LastRequest(), "")
+    assert read_cursor(None) == (SensorCursor(), "")
+    assert read_cursor("") == (SensorCursor(), "")
 
 
 @pytest.mark.parametrize("version", [0, 99])
 def test_a_cursor_of_another_version_starts_anew_and_says_so(version: int) -> None:
-    cursor, notice = read_cursor(LastRequest, f'{{"version": {version}, "about": "a", "attempt": 1, "asked_at": 0}}')
-    assert cursor == LastRequest()
+    cursor, notice = read_cursor(f'{{"version": {version}, "seen": "2026-01-05"}}')
+    assert cursor == SensorCursor()
     assert notice == f"The cursor has version {version}, but this release writes 1: it starts over."
 
 
-@pytest.mark.parametrize("text", ["nonsense", "[]", "3", '{"version": 1, "about": 7}', '{"version": 1, "more": 1}'])
+@pytest.mark.parametrize("text", ["nonsense", "[]", "3", '{"version": 1, "seen": 7}', '{"version": 1, "more": 1}'])
 def test_a_cursor_that_cannot_be_read_starts_anew_and_says_so(text: str) -> None:
-    assert read_cursor(LastRequest, text) == (LastRequest(), "The cursor can't be read: it starts over.")
+    assert read_cursor(text) == (SensorCursor(), "The cursor can't be read: it starts over.")
 
 
 def test_a_tag_shows_the_first_of_many_texts_and_counts_the_others() -> None:
