@@ -119,9 +119,12 @@ class RowCodec:
 
     def changes(self, key: Row, update: Record | Changes) -> CheckedChanges:
         """The update's changes, checked; the key's columns may be set to their own values."""
+        given = update.set if isinstance(update, Changes) else update
+        sets = self._drop_key(key, self._fields(given), given)
+        for name in sets.keys() - self.columns.keys():
+            self.column(name)
         if not isinstance(update, Changes):
-            return CheckedChanges(self._drop_key(key, self._fields(update), update), {}, {})
-        sets = self._drop_key(key, self._fields(update.set), update.set)
+            return CheckedChanges(sets, {}, {})
         add = {name: self._check_added(name, value) for name, value in update.add.items() if value is not None}
         append = {name: self._check_appended(name, value) for name, value in update.append.items() if value is not None}
         removed: dict[str, Any] = dict.fromkeys(update.remove)

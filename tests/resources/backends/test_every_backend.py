@@ -228,6 +228,21 @@ def test_a_sum_beyond_its_columns_type_is_refused_with_all_of_its_update(new_sto
 
 
 @pytest.mark.parametrize("new_store", TYPED_STORES, indirect=True)
+def test_an_update_that_nulls_a_column_that_is_not_there_is_refused_alone(new_store):
+    changes = [{"set": {"nosuch": None}}, {"set": {"a": 2}}, {"set": {"nosuch": None}, "add": {"n": 1}}]
+    messages = [Message(key, change=change) for key, change in zip(("k1", "k2", "k1"), changes, strict=True)]
+
+    async def write(store) -> None:
+        await store.send(operation("put", [Message(key, record={"a": 1}) for key in ("k1", "k2")]))
+        outcomes = await store.send(operation("update", messages))
+        assert said(outcomes) == ["refused", "done", "refused"]
+        assert "nosuch" in str(outcomes.problems[0].error)
+        assert await records_of(store) == {"k1": {"a": 1}, "k2": {"a": 2}}
+
+    in_a_loop(new_store, write)
+
+
+@pytest.mark.parametrize("new_store", TYPED_STORES, indirect=True)
 @pytest.mark.parametrize("beside", [{}, {"add": {"n": 1}, "append": {"tags": ["x"]}}])
 @pytest.mark.parametrize("late", [{"set": {"b": "late"}}, {"set": {"b": "late"}, "add": {"n": None, "doc": {"x": 1}}}])
 @pytest.mark.parametrize("deleted", [True, False])
