@@ -253,7 +253,7 @@ class DynamoDbTable(StoreTable):
                 raise
             return Outcomes(len(operation), [None] * len(operation))
         if operation.key:
-            requests = replace(requests, to_key=requests.codec.keys_by(operation.key))
+            requests = replace(requests, to_key=requests.codec.items_by(operation.key))
         if reads:
             return await self._get(requests, operation)
         conditions = operation.conditions
@@ -293,9 +293,8 @@ class DynamoDbTable(StoreTable):
                 assert translated is not None
                 raise translated from translated.__cause__
             codec = ItemCodec(self._label, key, None if self.columns is None else self._declared)
-            mine.live = TableRequests(
-                client, self._label, self.table, codec, codec.key_item, self.consistent_reads, self.forget_deleted_after
-            )
+            to_key, forgets = codec.items_by(()), self.forget_deleted_after
+            mine.live = TableRequests(client, self._label, self.table, codec, to_key, self.consistent_reads, forgets)
 
     async def _get(self, requests: TableRequests, operation: Operation[Any]) -> Outcomes:
         entries = [PlacedEntry(place, key) for place, key in enumerate(operation.entries.keys)]
@@ -360,7 +359,7 @@ class DynamoDbTable(StoreTable):
             problem = f"{self._label}: the message at {mark.source} {mark.position} has no {conditions.newest_by}."
             step = "Filter such messages out, or set the column."
             raise SchemaMismatchError(problem, step, column=conditions.newest_by)
-        return Guard(conditions.newest_by, codec.value(conditions.newest_by, time), mark.tie, mark.source, position)
+        return Guard(conditions.newest_by, codec.checked(conditions.newest_by, time), mark.tie, mark.source, position)
 
     async def _run_in_threads(self, work: Callable[[Any], object], parts: Iterable[Any]) -> None:
         """Run `work` for each part, as many at a time as there are threads."""

@@ -37,8 +37,9 @@ from dagster_adjunct.resources.backends.columns import (
     make_checker,
     number_bounds,
 )
+from dagster_adjunct.resources.backends.write_plan import Record, RowCodec
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.tables.operation import Changes, key_length_error, key_reorderer, to_changes
+from dagster_adjunct.resources.tables.operation import Changes
 
 AttributeValue = dict[str, Any]
 Item = dict[str, AttributeValue]
@@ -216,6 +217,7 @@ _MAKERS: dict[Kind, Callable[[Any], AttributeValue]] = {
     Kind.DECIMAL: _number,
     Kind.BINARY: lambda value: {"B": value},
     Kind.JSON: encode_any,
+    Kind.OTHER: encode_any,  # of a table without declared columns
 }
 _TAGS = {
     Kind.STRING: "S",
@@ -241,7 +243,6 @@ MAX_ITEM_BYTES = 400 * 1024
 _MOST_SUMS = 60  # an expression has at most 300 operators: four per sum, and those of conditions
 _MAX_KEY_BYTES = (2048, 1024)  # of the partition key, of the sort key
 
-Record = Mapping[str, Any]
 KeyItem = dict[str, AttributeValue]
 
 
@@ -266,19 +267,18 @@ class EncodedChanges:
         return EncodedChanges(add=self.add, limits=self.limits, append=self.append)
 
 
-class ItemCodec:
-    """Encodes and decodes the items of one table; errors name the table, the column and the value.
+class ItemCodec(RowCodec):
+    """Encodes and decodes the items of one table; a checked value is an attribute value.
 
     `key` are the names of partition and sort key, each with its attribute type ("S", "N", "B"). Without `columns`
     records may have any.
     """
 
     def __init__(self, label: str, key: Mapping[str, str], columns: Sequence[Column] | None) -> None:
-        self.label = label
-        self.key = dict(key)
-        self.names = None if columns is None else tuple(column.name for column in columns)
-        self._encoders = {column.name: encoder_for(column) for column in columns or ()}
-        self._decoders = {column.name: decoder_for(column) for column in columns or ()}
+        known = [Column(name, tag) for name, tag in key.items()] if columns is None else columns
+        super().__init__(label, tuple(key), known, check=encoder_for, decode=decoder_for)
+        self.is_open = columns is None
+        self._tags = dict(key)
         # Sums must stay within them. Unchecked are types with more digits than DynamoDB, which rejects them itself, and
         # 64-bit integers, which no counter fills and whose check would cost each increment some 4%.
         self._bounds = {
@@ -289,69 +289,70 @@ class ItemCodec:
             and not (column.kind is Kind.INTEGER and integer_bits(column) == 64)
         }
 
-    def keys_by(self, names: Sequence[str]) -> Callable[[Any], KeyItem]:
-        """Return `key_item` for keys whose parts have these names, in this order; empty: the table's own order."""
-        ordered = key_reorderer(self.label, tuple(self.key), names)
-        return self.key_item if ordered is None else lambda key: self.key_item(ordered(key))
+    def items_by(self, names: Sequence[str]) -> Callable[[Any], KeyItem]:
+        """Return the function that makes a key's attributes; `names` as in `keys_by`."""
+        to_row = self.keys_by(names)
+        return lambda key: self._checked_key(dict(zip(self.key, to_row(key), strict=True)))
 
-    def key_item(self, key: Any) -> KeyItem:
-        """The key's attributes."""
-        if len(self.key) == 1:
-            parts: tuple[Any, ...] = (key,)
-        elif isinstance(key, tuple) and len(key) == len(self.key):
-            parts = key
-        else:
-            raise key_length_error(self.label, key, tuple(self.key))
-        item = {}
-        if None in parts:
-            problem = f"{self.label} got {key!r} as a key; {' and '.join(self.key)} must not be null."
-            raise SchemaMismatchError(problem, "Filter such records out before they reach the table.", table=self.label)
-        for (name, tag), part, largest in zip(self.key.items(), parts, _MAX_KEY_BYTES, strict=False):
-            stored = item[name] = self.value(name, part)
+    def _checked_key(self, item: KeyItem) -> KeyItem:
+        for (name, stored), largest in zip(item.items(), _MAX_KEY_BYTES, strict=False):
+            tag = self._tags[name]
             if tag not in stored:
-                what = f"{self.label}: its key {name!r} is stored as {tag}, but got {part!r} ({type(part).__name__})."
+                what = f"{self.table}: its key {name!r} is stored as {tag}, but got {stored}."
                 raise SchemaMismatchError(what, "Convert it before it is written.", column=name)
             if tag != "N" and not 0 < attribute_bytes(stored) <= largest:
-                text = f"{self.label}: key {name!r} has {attribute_bytes(stored)} bytes; expected 1 to {largest}."
+                text = f"{self.table}: key {name!r} has {attribute_bytes(stored)} bytes; expected 1 to {largest}."
                 raise SchemaMismatchError(text, "Shorten the key, for example to a hash of it.", column=name)
-        return item
-
-    def item(self, key: KeyItem, record: Record) -> Item:
-        """The record as a whole item."""
-        item = {**self._fields(key, record), **key}
-        self.check_size(item)
         return item
 
     def columns_of(self, key: KeyItem, record: Record) -> Item:
         """The record's columns without the key's and null ones."""
-        columns = self._fields(key, record)
+        whole = self.whole(tuple(key.values()), record)
+        columns = {name: stored for name, stored in whole.items() if stored is not None and name not in key}
         self.check_size({**columns, **key})
         return columns
 
-    def changes(self, key: KeyItem, update: Record | Changes) -> EncodedChanges:
+    def encode_changes(self, key: KeyItem, update: Record | Changes) -> EncodedChanges:
         """The update's changes; raises for a column named twice, the key, or a column that can't be added to."""
-        changes = to_changes(update)
-        if not isinstance(changes.set, Mapping):
-            self._fields(key, changes.set)  # raises
-        values = {name: value for name, value in changes.set.items() if value is not None}
-        nulls = tuple(name for name, value in changes.set.items() if value is None)
-        added_to = self._fields(key, changes.add)
-        numbers = {name: value for name, value in added_to.items() if "M" not in value}
-        encoded = EncodedChanges(
-            self._fields(key, values),
+        sets, add, append = self.changes(tuple(key.values()), update)
+        numbers = {name: stored for name, stored in add.items() if "N" in stored}
+        return EncodedChanges(
+            {name: stored for name, stored in sets.items() if stored is not None},
             numbers,
             self._limits(numbers),
-            {name: value for name, value in added_to.items() if "M" in value},
-            {name: value for name, value in self._fields(key, changes.append).items() if value.get("L") != []},
-            (*nulls, *changes.remove),
+            {name: stored for name, stored in add.items() if "M" in stored},
+            {name: stored for name, stored in append.items() if stored["L"]},
+            tuple(name for name, stored in sets.items() if stored is None),
         )
-        self._check_changes(changes, encoded)
-        return encoded
+
+    def column(self, name: str) -> Column:
+        if not self.is_open:
+            return super().column(name)
+        if not isinstance(name, str) or not name or name.startswith(OWN_PREFIX):
+            what = f"{self.table}: the column name {name!r} is not a text, or begins with {OWN_PREFIX}."
+            raise SchemaMismatchError(what, "Rename it.", table=self.table, column=name)
+        return self.columns.get(name) or Column(name, "any")
+
+    def are_equal(self, value: AttributeValue | None, part: AttributeValue) -> bool:
+        numbers = value is not None and "N" in value and "N" in part
+        return value == part or (numbers and Decimal(value["N"]) == Decimal(part["N"]))  # type: ignore[index]
+
+    def check_added(self, name: str, value: Any) -> AttributeValue:
+        stored: AttributeValue = self.checked(name, value)
+        if not stored.keys() & {"N", "M"}:
+            raise self.misfit_error(name, value, "only a number or a mapping can be added")
+        return stored
+
+    def check_appended(self, name: str, value: Any) -> AttributeValue:
+        stored: AttributeValue = self.checked(name, value)
+        if "L" not in stored:
+            raise self.misfit_error(name, value, "only a list can be appended")
+        return stored
 
     def sum(self, name: str, old: AttributeValue | None, number: AttributeValue) -> AttributeValue:
         """The column's value after adding a number; SchemaMismatchError if that exceeds its type."""
         if old is not None and name in self._bounds:
-            self.value(name, self._decoders[name]({"N": str(exact_sum(old, number))}))
+            self.checked(name, self.read((name,), ({"N": str(exact_sum(old, number))},))[name])
         return number if old is None else _number(exact_sum(old, number))
 
     def check_sums(self, changes: EncodedChanges, item: Item) -> None:
@@ -361,7 +362,7 @@ class ItemCodec:
             if old is None:
                 continue
             if "N" not in old:
-                problem = f"{self.label}: an update adds to column {name!r}, which holds {old}, not a number."
+                problem = f"{self.table}: an update adds to column {name!r}, which holds {old}, not a number."
                 raise SchemaMismatchError(problem, "Set the column instead.", column=name)
             there, bound = Decimal(old["N"]), Decimal(limit["N"])
             if there > bound if comparison == "<=" else there < bound:
@@ -372,59 +373,21 @@ class ItemCodec:
         if DELETED in item:
             return None
         try:
-            if self.names is None:
+            if self.is_open:
                 return {name: decode_any(v) for name, v in item.items() if not name.startswith(OWN_PREFIX)}
-            return {name: decode(item[name]) if name in item else None for name, decode in self._decoders.items()}
+            return self.read(self.names, [item.get(name) for name in self.names])
         except (ValueError, TypeError, ArithmeticError) as error:
-            problem = f"{self.label}: an item does not fit its declared columns ({error})."
-            raise SchemaMismatchError(problem, "Correct the item, or the columns.", table=self.label) from error
+            problem = f"{self.table}: an item does not fit its declared columns ({error})."
+            raise SchemaMismatchError(problem, "Correct the item, or the columns.", table=self.table) from error
 
     def check_size(self, item: Item) -> None:
         """Raise for an item that exceeds DynamoDB's size limit."""
         size = sum(len(name.encode()) + attribute_bytes(value) for name, value in item.items())
         if size > MAX_ITEM_BYTES:
             key = {name: item[name] for name in self.key if name in item}
-            problem = f"{self.label}: a record of the key {key} has {size:,} bytes; DynamoDB takes {MAX_ITEM_BYTES:,}."
+            problem = f"{self.table}: a record of the key {key} has {size:,} bytes; DynamoDB takes {MAX_ITEM_BYTES:,}."
             step = "Store large values elsewhere and keep a reference in the record, or split the record."
-            raise SchemaMismatchError(problem, step, table=self.label)
-
-    def _fields(self, key: KeyItem, record: Record) -> Item:
-        """The non-null columns of `record` without the key's, which must equal those of `key`."""
-        if not isinstance(record, Mapping):
-            problem = f"{self.label} got a {type(record).__name__}; expected a mapping of columns to values."
-            raise SchemaMismatchError(problem, "Pass dicts.", table=self.label)
-        encoders = self._encoders
-        try:
-            # Without declared columns each name is checked; with them only to find the wrong one.
-            item = {} if self.names is None else {n: encoders[n](v) for n, v in record.items() if v is not None}
-        except (KeyError, TypeError, ValueError, ArithmeticError):
-            item = {}
-        if not item:
-            item = {name: self.value(name, value) for name, value in record.items() if value is not None}
-        for name, stored in key.items():
-            given = item.pop(name, stored)
-            if given != stored and not ("N" in given and "N" in stored and Decimal(given["N"]) == Decimal(stored["N"])):
-                problem = f"{self.label}: the record for key {key} has {record[name]!r} as its {name}."
-                step = "Set the key's columns to the record's own key, or omit them."
-                raise SchemaMismatchError(problem, step, table=self.label, column=name)
-        return item
-
-    def value(self, name: str, value: Any) -> AttributeValue:
-        """The attribute value of a non-null value of a column."""
-        encode: Callable[[Any], AttributeValue] | None = self._encoders.get(name)
-        if encode is None:
-            if self.names is not None:
-                problem = f"{self.label} has no column {name!r}; it has {', '.join(self.names)}."
-                raise SchemaMismatchError(problem, "Omit the field, or add the column.", column=name)
-            if not isinstance(name, str) or not name or name.startswith(OWN_PREFIX):
-                what = f"{self.label}: the column name {name!r} is not a text, or begins with {OWN_PREFIX}."
-                raise SchemaMismatchError(what, "Rename it.", table=self.label, column=name)
-            encode = encode_any
-        try:
-            return encode(value)
-        except (TypeError, ValueError, ArithmeticError) as error:
-            problem = f"{self.label}: column {name!r} got {value!r:.100} ({type(value).__name__}); {error}."
-            raise SchemaMismatchError(problem, "Convert the value before it is written.", column=name) from None
+            raise SchemaMismatchError(problem, step, table=self.table)
 
     def _limits(self, numbers: Item) -> dict[str, Limit]:
         """The bounds that columns must be within so that adding these numbers stays within their types."""
@@ -436,31 +399,9 @@ class ItemCodec:
                 bound = _EXACT.subtract(most if step > 0 else least, step)
                 limits[name] = ("<=" if step > 0 else ">=", _number(bound))
         if len(limits) > _MOST_SUMS:
-            problem = f"{self.label}: an update adds to {len(limits)} columns; DynamoDB can check {_MOST_SUMS}."
-            raise SchemaMismatchError(problem, "Add to fewer columns at once.", table=self.label)
+            problem = f"{self.table}: an update adds to {len(limits)} columns; DynamoDB can check {_MOST_SUMS}."
+            raise SchemaMismatchError(problem, "Add to fewer columns at once.", table=self.table)
         return limits
-
-    def _check_changes(self, changes: Changes, encoded: EncodedChanges) -> None:
-        named = [*changes.set, *changes.add, *changes.append, *changes.remove]
-        if len(set(named)) < len(named):
-            name = next(name for name in named if named.count(name) > 1)
-            problem = f"{self.label}: an update names the column {name!r} twice."
-            raise SchemaMismatchError(problem, "Name each column once.", column=name)
-        for name in (*encoded.remove, *changes.add, *changes.append):
-            if name in self.key:
-                problem = f"{self.label}: an update changes {name!r}, which is part of the key."
-                raise SchemaMismatchError(problem, "Delete the record and put it with its new key.", column=name)
-        for name in encoded.remove:
-            if self.names is not None and name not in self.names:
-                self.value(name, None)  # raises
-        for verb, values, tag in (("adds to", encoded.add, "N"), ("appends to", encoded.append, "L")):
-            for name, stored in values.items():
-                if tag not in stored:
-                    kind, expected = next(iter(stored)), "a number or a mapping" if tag == "N" else "a list"
-                    problem = (
-                        f"{self.label}: an update {verb} column {name!r} a value stored as {kind}; expected {expected}."
-                    )
-                    raise SchemaMismatchError(problem, "Set the column instead, or correct the update.", column=name)
 
 
 def begin_record(codec: ItemCodec, default: Item, changes: EncodedChanges) -> Item:

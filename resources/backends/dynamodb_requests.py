@@ -354,7 +354,7 @@ class TableRequests:
             try:
                 key = self.to_key(entry.key)
                 if kind is OperationKind.PUT:
-                    requests.append({"PutRequest": {"Item": self.codec.item(key, entry.value)}})
+                    requests.append({"PutRequest": {"Item": {**self.codec.columns_of(key, entry.value), **key}}})
                 else:
                     requests.append({"DeleteRequest": {"Key": key}})
                 places.append(entry.place)
@@ -380,7 +380,7 @@ class TableRequests:
             return
         unprocessed = answer.get("UnprocessedItems", {}).get(self.table, [])
         if unprocessed:
-            names = tuple(self.codec.key)
+            names = self.codec.key
             left = {_identity(_key_in(request), names) for request in unprocessed}
             problem = throttled_problem(self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed")
             for place, request in zip(places, requests, strict=True):
@@ -418,16 +418,16 @@ class TableRequests:
             answer = self._send(begin_item(key, codec.columns_of(key, entry.value), guard))
             return False, Problem(State.SKIPPED) if answer.failed else None
         left = tombstone_attributes(self.clock(), self.horizon) if kind is OperationKind.DELETE else {}
-        if codec.names is None:
+        columns = left or codec.columns_of(key, entry.value)
+        if codec.is_open:
             # There are no marks of sources to keep: they need declared columns.
-            whole = {**key, **left} if left else codec.item(key, entry.value)
-            request = put_item(whole, guard)
+            request = put_item({**columns, **key}, guard)
         else:
-            request = put_columns(key, left or codec.columns_of(key, entry.value), codec.names, guard)
+            request = put_columns(key, columns, codec.names, guard)
         return False, _skipped(self._send(request), guard)
 
     def _update(self, key: KeyItem, entry: PlacedEntry, guard: Guard) -> tuple[bool, Problem | None]:
-        changes = self.codec.changes(key, entry.value)
+        changes = self.codec.encode_changes(key, entry.value)
         default = None if entry.default is None else self.codec.columns_of(key, entry.default)
         if default is not None and is_default_redundant(default, changes):
             answer = self._send(update_or_begin_item(key, changes, guard))

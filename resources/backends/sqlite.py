@@ -31,6 +31,7 @@ from dagster_adjunct.resources.backends.columns import (
     check_declared_columns,
     check_identifier,
     loose_key_error,
+    make_checker,
     not_unique_error,
     parse_column,
 )
@@ -557,7 +558,8 @@ class SqliteTable(StoreTable):
             stored = read_columns(connection, self._label, self.table, self.key, self._declared)
             columns: Sequence[Column] = self._declared or stored
             bits = None if self._declared else 64  # "INTEGER", as a file says it, is any
-            codec = RowCodec(self._label, self.key, columns, bits=bits, keep=sqlite_encoder, decode=sqlite_decoder)
+            check = partial(make_checker, bits=bits)
+            codec = RowCodec(self._label, self.key, columns, check=check, keep=sqlite_encoder, decode=sqlite_decoder)
             requests = SqliteRequests(connection, codec, self.table, create=self.create)
             if is_purge_due(self._label, self.forget_after):
                 requests.forget(self.forget_after or 0)

@@ -51,14 +51,14 @@ class CheckedChanges(NamedTuple):
 
     set: dict[str, Any]
     add: dict[str, Any]
-    append: dict[str, list[Any]]
+    append: dict[str, Any]
 
 
 class RowCodec:
     """Checks, encodes and decodes the records of one table; errors name the table, the column and the value.
 
-    `keep` encodes a checked value for the store, `decoders` decode it; by kind, if they differ. `bits`: as in
-    `make_checker`.
+    `check` makes the functions that check and normalize values, which raise TypeError. `keep` encodes a checked value
+    for the store, `decode` decodes it, if they differ.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RowCodec:
         key: Sequence[str],
         columns: Sequence[Column],
         *,
-        bits: int | None = None,
+        check: Callable[[Column], Callable[[Any], Any]] = make_checker,
         keep: Callable[[Column], Callable[[Any], Any] | None] = lambda _: None,
         decode: Callable[[Column], Callable[[Any], Any] | None] = lambda _: None,
     ) -> None:
@@ -82,7 +82,8 @@ class RowCodec:
             if self.columns[name].kind in (Kind.JSON, Kind.LIST):
                 problem = f"{table}: column {name!r} is {self.columns[name].type}, which can't be a key."
                 raise SchemaMismatchError(problem, "Use columns of single values as the key.", column=name)
-        self._check = {c.name: make_checker(c, bits) for c in columns}
+        self._checker_of = check
+        self._check = {c.name: check(c) for c in columns}
         self._keep = {c.name: keep(c) for c in columns}
         self._decode = {c.name: decode(c) for c in columns}
 
@@ -125,8 +126,8 @@ class RowCodec:
             self.column(name)
         if not isinstance(update, Changes):
             return CheckedChanges(sets, {}, {})
-        add = {name: self._check_added(name, value) for name, value in update.add.items() if value is not None}
-        append = {name: self._check_appended(name, value) for name, value in update.append.items() if value is not None}
+        add = {name: self.check_added(name, value) for name, value in update.add.items() if value is not None}
+        append = {name: self.check_appended(name, value) for name, value in update.append.items() if value is not None}
         removed: dict[str, Any] = dict.fromkeys(update.remove)
         named = [*sets, *update.add, *update.append, *removed]
         if len(set(named)) < len(named):
@@ -145,7 +146,7 @@ class RowCodec:
         """The value of column `name` after adding `number` to `old`; for JSON, the members of both."""
         if self.columns[name].kind is Kind.JSON:
             if old is not None and not isinstance(old, dict):
-                raise self._misfit_error(name, number, f"members can't be added to what the column holds, {old!r}")
+                raise self.misfit_error(name, number, f"members can't be added to what the column holds, {old!r}")
             return {**(old or {}), **number}
         if old is None:
             return number
@@ -162,11 +163,11 @@ class RowCodec:
 
     def checked(self, name: str, value: Any) -> Any:
         """The normalized value; SchemaMismatchError if it does not fit the column."""
-        self.column(name)
+        column = self.column(name)
         try:
-            return None if value is None else self._check[name](value)
-        except TypeError as error:
-            raise self._misfit_error(name, value, str(error)) from None
+            return None if value is None else (self._check.get(name) or self._checker_of(column))(value)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise self.misfit_error(name, value, str(error)) from None
 
     def time(self, newest_by: str, operation: Operation[Any], place: int) -> Any:
         """The time of an entry of an operation with this condition."""
@@ -198,9 +199,13 @@ class RowCodec:
             for name, value in zip(names, row, strict=True)
         }
 
+    def are_equal(self, value: Any, part: Any) -> bool:
+        """Whether a checked value is that part of the key."""
+        return bool(value == part)
+
     def _drop_key(self, key: Row, fields: dict[str, Any], given: Record) -> dict[str, Any]:
         for name, part in zip(self.key, key, strict=True):
-            if name in fields and fields.pop(name) != part:
+            if name in fields and not self.are_equal(fields.pop(name), part):
                 problem = f"{self.table}: the record for key {key!r} has {given[name]!r} as its {name}."
                 step = "Set the key's columns to the record's own key, or omit them."
                 raise SchemaMismatchError(problem, step, table=self.table, column=name)
@@ -213,27 +218,29 @@ class RowCodec:
         check = self._check
         try:
             return {name: None if value is None else check[name](value) for name, value in record.items()}
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ValueError, ArithmeticError):
             return {name: self.checked(name, value) for name, value in record.items()}  # raises for the unknown one
 
-    def _check_added(self, name: str, value: Any) -> Any:
+    def check_added(self, name: str, value: Any) -> Any:
+        """The checked value to add to a column."""
         kind = self.column(name).kind
         if kind is Kind.JSON and not isinstance(value, dict):
-            raise self._misfit_error(name, value, "only the members of a dict can be added to json")
+            raise self.misfit_error(name, value, "only the members of a dict can be added to json")
         if kind not in (*_NUMBERS, Kind.JSON):
-            raise self._misfit_error(name, value, "only numbers, and members of json, can be added")
+            raise self.misfit_error(name, value, "only numbers, and members of json, can be added")
         return self.checked(name, value)
 
-    def _check_appended(self, name: str, value: Any) -> list[Any]:
+    def check_appended(self, name: str, value: Any) -> Any:
+        """The checked values to append to a column."""
         if self.column(name).kind is not Kind.LIST:
-            raise self._misfit_error(name, value, "only a column of lists (array<type>) can be appended to")
-        checked: list[Any] = self.checked(name, value)
-        return checked
+            raise self.misfit_error(name, value, "only a column of lists (array<type>) can be appended to")
+        return self.checked(name, value)
 
-    def _misfit_error(self, name: str, value: Any, why: str) -> SchemaMismatchError:
-        column = self.columns[name]
+    def misfit_error(self, name: str, value: Any, why: str) -> SchemaMismatchError:
+        """The error for a value that does not fit its column."""
+        column = self.column(name)
         problem = (
-            f"{self.table}: column {name!r} is {column.type}{column.size}, but got {value!r} "
+            f"{self.table}: column {name!r} is {column.type}{column.size}, but got {value!r:.100} "
             f"({type(value).__name__}); {why}."
         )
         return SchemaMismatchError(problem, "Convert the value before it is written.", column=name)
