@@ -6,7 +6,7 @@ Iceberg catalogue retains what is registered in it (`iceberg.py`). The files of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
@@ -64,106 +64,62 @@ SHOWN_OVER_TIME = {VALID_FROM: "timestamp", VALID_TO: "timestamp", TOMBSTONE: "b
 """The additional columns with a row's validity, in files and in views of all rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimedFiles:
-    """A view of rows over time: those valid at `moment`, or now without a `moment`.
-
-    With `whole` it has all rows without deletions, and joins intervals without a change. The rows come from the base of
-    a table with history, whose rows store their validity, or from the files of all versions, with each version's times
-    as added columns. pyarrow reads the rows; DuckDB and Polars filter and join them.
-    """
-
-    reader: Reader
-    whole: bool = False
-    moment: datetime | None = None
-
-    def dataset(self) -> pads.Dataset:
-        """Return a pyarrow dataset of the rows, with SHOWN_OVER_TIME; intervals are not joined."""
-        return self._all().filter(self._condition())
-
-    def create_view(self, connection: duckdb.DuckDBPyConnection, name: str) -> None:
-        """Create or replace a DuckDB view of the rows."""
-        columns = ", ".join(map(_sql_name, self.reader.schema.names))
-        source = _register(connection, name, self._all() if self.whole else self.dataset())
-        query = self._sql_over_time(source) if self.whole else f"SELECT {columns} FROM {source}"
-        connection.execute(f"CREATE OR REPLACE TEMP VIEW {_sql_name(name)} AS {query}")
-
-    def polars_frame(self, polars: Any) -> polars.LazyFrame:
-        """Return the rows as a Polars LazyFrame."""
-        pl, names = polars, list(self.reader.schema.names)
-        if not self.whole:
-            return pl.scan_pyarrow_dataset(self.dataset()).select(names)  # type: ignore[no-any-return]
-        rows = pl.scan_pyarrow_dataset(self._all())
-        if self._edge is not None:
-            rows = rows.filter(pl.col(VALID_TO).is_null() | (pl.col(VALID_TO) > self._edge))
-        key = list(self.reader.sealed.key)
-        same = pl.col(VALID_TO).shift(1).over(key) == pl.col(VALID_FROM)
-        same &= ~pl.col(TOMBSTONE).shift(1).over(key) & ~pl.col(TOMBSTONE)
-        for name in content_columns(self.reader):
-            same &= pl.col(name).shift(1).over(key).eq_missing(pl.col(name))
-        rows = rows.sort(*key, VALID_FROM).with_columns(__starts=~same.fill_null(False))
-        rows = rows.with_columns(__run=pl.col("__starts").cum_sum().over(key))
-        rows = rows.with_columns(pl.col(VALID_TO).last().over([*key, "__run"]))
-        start, end, current = time_column_names(self.reader)
-        times = [pl.col(VALID_FROM).alias(start)] if start else []
-        times += [pl.col(VALID_TO).alias(end), pl.col(VALID_TO).is_null().alias(current)]
-        whole = rows.filter(pl.col("__starts") & ~pl.col(TOMBSTONE)).select(*map(pl.col, names), *times)
-        return whole  # type: ignore[no-any-return]
-
-    # -- inside
-
-    @property
-    def _edge(self) -> datetime | None:
-        edge = history_edge(self.reader)
-        return None if edge is None else datetime_from_micros(edge)
-
-    def _condition(self) -> Any:
-        """Return the pyarrow expression for the rows of this view."""
-        valid, end = ~pc.field(TOMBSTONE), pc.field(VALID_TO)
-        if self.whole and self._edge is None:
-            return valid
-        if not self.whole and self.moment is None:
-            return valid & end.is_null()
-        moment = pa.scalar(self._edge if self.whole else self.moment, arrow_type("timestamp"))
-        lasting = valid & (end.is_null() | (end > moment))
-        return lasting if self.whole else lasting & (pc.field(VALID_FROM) <= moment)
-
-    def _all(self) -> pads.FileSystemDataset:
-        """Return all rows, including deletions."""
-        schema = _extend_schema(self.reader.schema.to_arrow(), SHOWN_OVER_TIME)
-        return _arrow_dataset(self.reader.store, schema, _files_with_spans(self.reader))
-
-    def _sql_over_time(self, source: str) -> str:
-        reader = self.reader
-        key = ", ".join(map(_sql_name, reader.sealed.key))
-        in_time = f"(PARTITION BY {key} ORDER BY {VALID_FROM})"
-        same = [f"NOT {TOMBSTONE}", f"NOT lag({TOMBSTONE}, 1, true) OVER {in_time}"]
-        same += [f"coalesce(lag({VALID_TO}) OVER {in_time} = {VALID_FROM}, false)"]
-        same += [f"lag({c}) OVER {in_time} IS NOT DISTINCT FROM {c}" for c in map(_sql_name, content_columns(reader))]
-        edge = f"TIMESTAMPTZ '{self._edge.isoformat(sep=' ')}'" if self._edge else ""
-        exact = f"({VALID_TO} IS NULL OR {VALID_TO} > {edge})" if edge else "true"
-        start, end, current = time_column_names(reader)
-        columns = [*map(_sql_name, reader.schema.names), *([f"{VALID_FROM} AS {start}"] if start else [])]
-        whole = f"PARTITION BY {key}, __run ORDER BY {VALID_FROM} ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING"
-        return (
-            f"WITH marked AS (SELECT *, NOT ({' AND '.join(same)}) AS __starts FROM {source} "
-            f"WHERE {exact}), "
-            f"runs AS (SELECT *, sum(__starts::INT) OVER {in_time} AS __run FROM marked), "
-            f"ended AS (SELECT * EXCLUDE ({VALID_TO}), last_value({VALID_TO}) OVER ({whole}) AS {VALID_TO} FROM runs) "
-            f"SELECT {', '.join(columns)}, {VALID_TO} AS {end}, {VALID_TO} IS NULL AS {current} "
-            f"FROM ended WHERE __starts AND NOT {TOMBSTONE}"
-        )
+def _valid_rows(view: VersionReader | EntriesOverTime | EntriesAt, reader: Reader) -> Any:
+    """Return the pyarrow expression for the rows over time of a view: valid at its moment, now, or at any time."""
+    valid, end = ~pc.field(TOMBSTONE), pc.field(VALID_TO)
+    if isinstance(view, VersionReader):
+        return valid & end.is_null()
+    moment = view.moment if isinstance(view, EntriesAt) else _edge(reader)
+    if moment is None:
+        return valid
+    scalar = pa.scalar(moment, arrow_type("timestamp"))
+    lasting = valid & (end.is_null() | (end > scalar))
+    return lasting & (pc.field(VALID_FROM) <= scalar) if isinstance(view, EntriesAt) else lasting
 
 
-def select_timed_files(view: VersionReader | StreamView | EntriesOverTime | EntriesAt) -> TimedFiles | None:
-    """Return the TimedFiles of a view with rows over time; None for any other view."""
-    if isinstance(view, EntriesOverTime):
-        return TimedFiles(view.reader, whole=True)
-    if isinstance(view, EntriesAt):
-        return None if isinstance(view.reader, VersionsOverTime) else TimedFiles(view.reader, moment=view.moment)
-    if isinstance(view, VersionReader) and view.sealed.history is not None:
-        return TimedFiles(view)
-    return None
+def _edge(reader: Reader) -> datetime | None:
+    edge = history_edge(reader)
+    return None if edge is None else datetime_from_micros(edge)
+
+
+def _sql_over_time(reader: Reader, source: str) -> str:
+    """Return the DuckDB query that joins the intervals of a key with equal entries."""
+    key = ", ".join(map(_sql_name, reader.sealed.key))
+    in_time = f"(PARTITION BY {key} ORDER BY {VALID_FROM})"
+    same = [f"NOT {TOMBSTONE}", f"NOT lag({TOMBSTONE}, 1, true) OVER {in_time}"]
+    same += [f"coalesce(lag({VALID_TO}) OVER {in_time} = {VALID_FROM}, false)"]
+    same += [f"lag({c}) OVER {in_time} IS NOT DISTINCT FROM {c}" for c in map(_sql_name, content_columns(reader))]
+    edge = _edge(reader)
+    exact = f"{VALID_TO} IS NULL OR {VALID_TO} > TIMESTAMPTZ '{edge.isoformat(sep=' ')}'" if edge else "true"
+    start, end, current = time_column_names(reader)
+    columns = [*map(_sql_name, reader.schema.names), *([f"{VALID_FROM} AS {start}"] if start else [])]
+    whole = f"PARTITION BY {key}, __run ORDER BY {VALID_FROM} ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING"
+    return (
+        f"WITH marked AS (SELECT *, NOT ({' AND '.join(same)}) AS __starts FROM {source} WHERE {exact}), "
+        f"runs AS (SELECT *, sum(__starts::INT) OVER {in_time} AS __run FROM marked), "
+        f"ended AS (SELECT * EXCLUDE ({VALID_TO}), last_value({VALID_TO}) OVER ({whole}) AS {VALID_TO} FROM runs) "
+        f"SELECT {', '.join(columns)}, {VALID_TO} AS {end}, {VALID_TO} IS NULL AS {current} "
+        f"FROM ended WHERE __starts AND NOT {TOMBSTONE}"
+    )
+
+
+def _polars_over_time(pl: Any, reader: Reader, rows: Any) -> polars.LazyFrame:
+    """Return the rows with the intervals of a key with equal entries joined."""
+    if (edge := _edge(reader)) is not None:
+        rows = rows.filter(pl.col(VALID_TO).is_null() | (pl.col(VALID_TO) > edge))
+    key = list(reader.sealed.key)
+    same = pl.col(VALID_TO).shift(1).over(key) == pl.col(VALID_FROM)
+    same &= ~pl.col(TOMBSTONE).shift(1).over(key) & ~pl.col(TOMBSTONE)
+    for name in content_columns(reader):
+        same &= pl.col(name).shift(1).over(key).eq_missing(pl.col(name))
+    rows = rows.sort(*key, VALID_FROM).with_columns(__starts=~same.fill_null(False))
+    rows = rows.with_columns(__run=pl.col("__starts").cum_sum().over(key))
+    rows = rows.with_columns(pl.col(VALID_TO).last().over([*key, "__run"]))
+    start, end, current = time_column_names(reader)
+    times = [pl.col(VALID_FROM).alias(start)] if start else []
+    times += [pl.col(VALID_TO).alias(end), pl.col(VALID_TO).is_null().alias(current)]
+    whole = rows.filter(pl.col("__starts") & ~pl.col(TOMBSTONE)).select(*map(pl.col, reader.schema.names), *times)
+    return whole  # type: ignore[no-any-return]
 
 
 def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
@@ -284,13 +240,129 @@ View = Dataset | Held
 """A dataset or one version of it, a stream at a moment, or entries at other times than now."""
 
 
-def lend_view(view: View, hand_over: Callable[[Held], T]) -> T:
+@dataclass(frozen=True, slots=True)
+class ViewFiles:
+    """What other engines read of a view: its files, each with the validity of its version if its rows don't store it.
+
+    They see `columns`; files may have `hidden` ones, too. `condition` is the pyarrow expression for the rows of the
+    view, None for all, and may need `tested` hidden columns. With `over_time` the rows are intervals of this reader's
+    entries, of which those of a key with equal entries are joined.
+    """
+
+    view: Held
+    files: list[tuple[Span | None, StoredFile]]
+    columns: dict[str, str]
+    hidden: dict[str, str]
+    condition: Any = None
+    tested: tuple[str, ...] = ()
+    over_time: Reader | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that other engines see."""
+        return self._schema_with({})
+
+    @property
+    def paths(self) -> list[str]:
+        """The locations of the files."""
+        return [object_location(stored.store, stored.key) for _, stored in self.files]
+
+    def plain_paths(self) -> list[str]:
+        """Return the paths of files in a folder that engines can read alone: their rows and columns are the view's.
+
+        pyarrow adapts columns that were added or widened since a file was written; other engines do not.
+        """
+        if self.condition is not None or not isinstance(self.view, VersionReader):
+            return []
+        paths, wanted = self.paths, self.view.sealed.layout.arrow_schema()
+        if any(path.startswith("s3://") for path in paths):
+            return []
+        positioned = self.view.sealed.positioned
+        as_wanted = (stored.open().schema_arrow.remove_metadata().equals(wanted) for _, stored in self.files)
+        return [] if positioned and not all(as_wanted) else paths
+
+    def dataset(self) -> pads.Dataset:
+        """Return a pyarrow dataset of the rows; intervals are not joined."""
+        rows = self.all_rows()
+        return rows if self.condition is None else rows.filter(self.condition)
+
+    def all_rows(self) -> pads.FileSystemDataset:
+        """Return a pyarrow dataset of all rows in the files; those of a file with a span get its times as columns."""
+        from pyarrow import dataset
+
+        filesystem, parquet = arrow_filesystem(self.view.store), dataset.ParquetFileFormat()
+        fragments = [
+            parquet.make_fragment(
+                object_location(stored.store, stored.key).removeprefix("s3://"),
+                filesystem=filesystem,
+                file_size=stored.file.size,
+                partition_expression=None if span is None else _partition_expression(span),
+            )
+            for span, stored in self.files
+        ]
+        schema = self._schema_with({name: self.hidden[name] for name in self.tested})
+        return dataset.FileSystemDataset(fragments, schema, parquet, filesystem=filesystem)
+
+    def _schema_with(self, more: Mapping[str, str]) -> pa.Schema:
+        own = self.view.schema.to_arrow()
+        others = {name: kind for name, kind in {**self.columns, **more}.items() if name not in own.names}
+        return pa.schema([*own, *(pa.field(name, arrow_type(kind)) for name, kind in others.items())])
+
+
+def lend_files(view: View, hand_over: Callable[[ViewFiles], T]) -> T:
     """Return the result of `hand_over` for a view; an open dataset keeps its version leased until it is closed."""
     if isinstance(view, Dataset):
-        return view.lend(hand_over)
-    if isinstance(view, EntriesAt) and select_timed_files(view) is None:
-        return hand_over(view.read)  # the version that was valid then
-    return hand_over(view)
+        return view.lend(lambda reader: hand_over(read_files(reader)))
+    return hand_over(read_files(view))
+
+
+def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T]) -> T:
+    """Do the same for a view whose files have no other rows. Raises DatasetError for any other view."""
+    if isinstance(view, Dataset):
+        return view.lend(lambda reader: lend_whole_files(reader, hand_over))
+    if _is_over_time(view) and not isinstance(view, EntriesOverTime):
+        problem = f"dataset {view.dataset!r} keeps a history: its files also have rows of other times."
+        step = "Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or take all rows, "
+        step += "dataset.over_time(), and filter by __valid_from, __valid_to and __tombstone."
+        raise DatasetError(problem, step, dataset=view.dataset)
+    if isinstance(view, StreamView) and view.replaced:
+        raise DatasetError(
+            f"stream {view.stream!r}: its files also have records that a replay has replaced.",
+            'Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or all records (epochs="all"); or '
+            "write the latest ones into a file: adjunct stream export --epochs latest.",
+            stream=view.stream,
+        )
+    files = read_files(view)
+    if any(span is not None for span, _ in files.files):
+        problem = f"dataset {view.dataset!r}: the valid-from times are those of versions and not in their files."
+        step = "Use one version, dataset.valid_at(…), or all of them with pyarrow_dataset, duckdb_view or polars_frame."
+        raise DatasetError(problem, step, dataset=view.dataset)
+    return hand_over(files)
+
+
+def _is_over_time(view: Held) -> bool:
+    """Whether the files of a view have rows of several times."""
+    if isinstance(view, VersionReader):
+        return view.sealed.history is not None
+    return isinstance(view, EntriesOverTime) or (isinstance(view, EntriesAt) and isinstance(view.reader, VersionReader))
+
+
+def read_files(view: Held) -> ViewFiles:
+    """Return what other engines read of a view. Raises DatasetError for a version whose files must be merged."""
+    if isinstance(view, StreamView):
+        condition = arrow_filter(view) if view.replaced else None
+        files = [(None, stored) for stored in view.files]
+        return ViewFiles(view, [*files], view.columns, view.hidden, condition, POSITION if view.replaced else ())
+    if isinstance(view, EntriesAt) and not _is_over_time(view):
+        view = view.read  # the version that was valid then
+    own = {field.name: field.type for field in view.schema.fields}
+    if isinstance(view, VersionReader) and view.sealed.history is None:
+        return ViewFiles(view, [(None, stored) for stored in _whole_files(view)], own, dict(view.sealed.layout.hidden))
+    reader = view if isinstance(view, VersionReader) else view.reader
+    hidden = {name: kind for name, kind in reader.sealed.layout.hidden if name not in SHOWN_OVER_TIME}
+    over_time = reader if isinstance(view, EntriesOverTime) else None
+    files_over_time, condition = _files_with_spans(reader), _valid_rows(view, reader)
+    return ViewFiles(view, files_over_time, {**own, **SHOWN_OVER_TIME}, hidden, condition, over_time=over_time)
 
 
 @validated
@@ -303,27 +375,7 @@ def parquet_files(view: View) -> list[str]:
     `__valid_to` and `__first`. Raises DatasetError for a version whose files must be merged, for a stream with replaced
     records, and for files with rows of other times; raises ConfigurationError for a lake in memory.
     """
-    return lend_view(view, _files)
-
-
-def _files(view: Held) -> list[str]:
-    over_time = select_timed_files(view)
-    if over_time is not None and not over_time.whole:
-        problem = f"dataset {view.dataset!r} keeps a history: its files also have rows of other times."
-        step = "Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or all rows: dataset.over_time()."
-        raise DatasetError(problem, step, dataset=view.dataset)
-    if isinstance(view, StreamView) and view.replaced:
-        raise DatasetError(
-            f"stream {view.stream!r}: its files also have records that a replay has replaced.",
-            'Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or all records (epochs="all"); or '
-            "write the latest ones into a file: adjunct stream export --epochs latest.",
-            stream=view.stream,
-        )
-    return _paths(view)
-
-
-def _paths(view: Held) -> list[str]:
-    return [object_location(stored.store, stored.key) for stored in list_whole_files(view)]
+    return lend_whole_files(view, lambda files: files.paths)
 
 
 @validated
@@ -335,40 +387,7 @@ def pyarrow_dataset(view: View) -> pads.Dataset:
     `__tombstone`; of these only the valid rows are returned, each interval as stored. Files are opened when they are
     read. Raises as `parquet_files` does, but not for replaced records.
     """
-    return lend_view(view, _dataset)
-
-
-def _dataset(view: Held) -> pads.Dataset:
-    if (over_time := select_timed_files(view)) is not None:
-        return over_time.dataset()
-    schema, files = exchange_schema(view), [(None, stored) for stored in list_whole_files(view)]
-    if not (isinstance(view, StreamView) and view.replaced):
-        return _arrow_dataset(view.store, schema, files)
-    schema = _extend_schema(schema, {name: view.hidden[name] for name in POSITION})
-    return _arrow_dataset(view.store, schema, files).filter(arrow_filter(view))
-
-
-def _arrow_dataset(
-    store: ObjectStore, schema: pa.Schema, files: Sequence[tuple[Span | None, StoredFile]]
-) -> pads.FileSystemDataset:
-    """Return a dataset of exactly these files; rows of a file with a span get its times as columns."""
-    from pyarrow import dataset
-
-    filesystem, parquet = arrow_filesystem(store), dataset.ParquetFileFormat()
-    fragments = [
-        parquet.make_fragment(
-            object_location(stored.store, stored.key).removeprefix("s3://"),
-            filesystem=filesystem,
-            file_size=stored.file.size,
-            partition_expression=None if span is None else _partition_expression(span),
-        )
-        for span, stored in files
-    ]
-    return dataset.FileSystemDataset(fragments, schema, parquet, filesystem=filesystem)
-
-
-def _extend_schema(schema: pa.Schema, more: Mapping[str, str]) -> pa.Schema:
-    return pa.schema([*schema, *(pa.field(name, arrow_type(kind)) for name, kind in more.items())])
+    return lend_files(view, ViewFiles.dataset)
 
 
 @validated
@@ -379,25 +398,27 @@ def duckdb_view(connection: duckdb.DuckDBPyConnection, view: View, name: str) ->
     no extension is needed and the lake's own settings apply. Raises as `parquet_files` does, but leaves out replaced
     records.
     """
-    lend_view(view, lambda held: _create_view(connection, held, name))
+    create = f"CREATE OR REPLACE TEMP VIEW {_sql_name(name)} AS "
+    lend_files(view, lambda files: connection.execute(create + _duckdb_query(connection, files, name)))
 
 
-def _create_view(connection: duckdb.DuckDBPyConnection, view: Held, name: str) -> None:
-    if (over_time := select_timed_files(view)) is not None:
-        over_time.create_view(connection, name)
-        return
-    files, query = _paths(view), None
-    columns = ", ".join(map(_sql_name, exchange_columns(view)))
-    if isinstance(view, StreamView):
+def _duckdb_query(connection: duckdb.DuckDBPyConnection, files: ViewFiles, name: str) -> str:
+    if files.over_time is not None:
+        return _sql_over_time(files.over_time, _register(connection, name, files.all_rows()))
+    columns = ", ".join(map(_sql_name, _shown_columns(files)))
+    if isinstance(files.view, StreamView):
         columns = columns.replace(_sql_name(EPOCH), f"coalesce({EPOCH}, 0) AS {EPOCH}")
-    elif files and _has_all_columns(view) and not any(mark in path for path in files for mark in ("s3://", *"*?[")):
-        listed = ", ".join("'" + path.replace("'", "''") + "'" for path in files)
+    paths = files.plain_paths()
+    if paths and not any(mark in path for path in paths for mark in "*?["):
+        listed = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
         # Without hive partitioning: a folder named a=b would add or replace a column.
-        query = f"SELECT {columns} FROM read_parquet([{listed}], hive_partitioning = false)"
-    if query is None:
-        source = _register(connection, name, _dataset(view))
-        query = f"SELECT {columns} FROM {source}"
-    connection.execute(f"CREATE OR REPLACE TEMP VIEW {_sql_name(name)} AS {query}")
+        return f"SELECT {columns} FROM read_parquet([{listed}], hive_partitioning = false)"
+    return f"SELECT {columns} FROM {_register(connection, name, files.dataset())}"
+
+
+def _shown_columns(files: ViewFiles) -> list[str]:
+    """Return the columns of a view in an engine's own frames: of rows over time, only those of the entries."""
+    return list(files.columns if isinstance(files.view, StreamView) else files.view.schema.names)
 
 
 def _register(connection: duckdb.DuckDBPyConnection, view: str, rows: pads.Dataset) -> str:
@@ -418,35 +439,19 @@ def polars_frame(view: View) -> polars.LazyFrame:
     does, and ConfigurationError if Polars is not installed.
     """
     polars = import_engine("polars", extra="polars")
-    return lend_view(view, lambda held: _lazy_frame(polars, held))
+    return lend_files(view, lambda files: _lazy_frame(polars, files))
 
 
-def _lazy_frame(polars: Any, view: Held) -> polars.LazyFrame:
-    if (over_time := select_timed_files(view)) is not None:
-        return over_time.polars_frame(polars)
-    if isinstance(view, StreamView):
-        records = polars.scan_pyarrow_dataset(_dataset(view)).with_columns(polars.col(EPOCH).fill_null(0))
-        return records.select(list(view.columns))  # type: ignore[no-any-return]
-    files = _files(view)
-    if files and not files[0].startswith("s3://") and _has_all_columns(view):
-        frame = polars.scan_parquet(files, glob=False, hive_partitioning=False).select(view.schema.names)
+def _lazy_frame(polars: Any, files: ViewFiles) -> polars.LazyFrame:
+    if files.over_time is not None:
+        return _polars_over_time(polars, files.over_time, polars.scan_pyarrow_dataset(files.all_rows()))
+    if paths := files.plain_paths():
+        frame = polars.scan_parquet(paths, glob=False, hive_partitioning=False)
     else:
-        frame = polars.scan_pyarrow_dataset(_dataset(view))
-    return frame  # type: ignore[no-any-return]
-
-
-def exchange_columns(view: Held) -> dict[str, str]:
-    """Return the columns that other engines see, with their types."""
-    if isinstance(view, StreamView):
-        return view.columns
-    more = SHOWN_OVER_TIME if select_timed_files(view) is not None else {}
-    return {**{field.name: field.type for field in view.schema.fields}, **more}
-
-
-def exchange_schema(view: Held) -> pa.Schema:
-    """Return the columns that other engines see as an Arrow schema."""
-    fields = view.schema.to_arrow()
-    return _extend_schema(fields, {n: kind for n, kind in exchange_columns(view).items() if n not in fields.names})
+        frame = polars.scan_pyarrow_dataset(files.dataset())
+    if isinstance(files.view, StreamView):
+        frame = frame.with_columns(polars.col(EPOCH).fill_null(0))
+    return frame.select(_shown_columns(files))  # type: ignore[no-any-return]
 
 
 def import_engine(module: str, *, extra: str) -> Any:
@@ -461,17 +466,8 @@ def import_engine(module: str, *, extra: str) -> Any:
         raise ConfigurationError(problem, step, package=module.partition(".")[0]) from error
 
 
-def list_whole_files(view: Held) -> list[StoredFile]:
-    """Return the files of a view if all their rows are entries or records. Raises DatasetError otherwise."""
-    if isinstance(view, StreamView):
-        return list(view.files)
-    if isinstance(view, EntriesOverTime | EntriesAt) or view.sealed.history is not None:
-        reader = view if isinstance(view, VersionReader) else view.reader
-        if isinstance(reader, VersionReader):
-            return [stored for _, stored in _files_with_spans(reader)]
-        problem = f"dataset {reader.dataset!r}: the valid-from times are those of versions and not in their files."
-        step = "Use one version, dataset.valid_at(…), or all of them with pyarrow_dataset, duckdb_view or polars_frame."
-        raise DatasetError(problem, step, dataset=reader.dataset)
+def _whole_files(view: VersionReader) -> list[StoredFile]:
+    """Return the files of a version if all their rows are entries. Raises DatasetError otherwise."""
     sealed = view.sealed
     if len(sealed.generations) > 1 or sealed.lacks_base:
         raise _not_merged_error(view, len(sealed.generations), "superseded or deleted")
@@ -498,16 +494,3 @@ def _not_merged_error(reader: VersionReader, generations: int, problem: str) -> 
         dataset=reader.dataset,
         version=reader.version,
     )
-
-
-def _has_all_columns(view: Held) -> bool:
-    """Whether all files have the version's current columns; those of a change stream's table may be older.
-
-    pyarrow adapts columns that were added or widened since; other engines do not.
-    """
-    if not isinstance(view, VersionReader):  # too many files to open each
-        return False
-    if not view.sealed.positioned:
-        return True
-    wanted = view.sealed.layout.arrow_schema()
-    return all(stored.open().schema_arrow.remove_metadata().equals(wanted) for stored in list_whole_files(view))

@@ -10,20 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.exchange.handover import (
-    SHOWN_OVER_TIME,
-    Held,
-    StreamView,
-    View,
-    exchange_columns,
-    exchange_schema,
-    import_engine,
-    lend_view,
-    list_whole_files,
-    parquet_files,
-    select_timed_files,
-)
-from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
+from dagster_adjunct.assets.exchange.handover import Held, StreamView, View, ViewFiles, import_engine, lend_whole_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import release_versions, retain_version
@@ -125,20 +112,16 @@ def register_in_iceberg(
     if another writer changed the table concurrently; ConfigurationError if PyIceberg is not installed.
     """
     import_engine("pyiceberg.table", extra="iceberg")
-    return lend_view(view, lambda held: _register(held, catalog, identifier, dict(properties or {})))
+    return lend_whole_files(view, lambda files: _register(files, catalog, identifier, dict(properties or {})))
 
 
-def _register(view: Held, catalog: Catalog, identifier: str, properties: dict[str, str]) -> IcebergSnapshot:
+def _register(files: ViewFiles, catalog: Catalog, identifier: str, properties: dict[str, str]) -> IcebergSnapshot:
+    view, paths = files.view, tuple(files.paths)
     lake = lake_in(view.store)
-    if select_timed_files(view) is not None and not isinstance(view, EntriesOverTime):
-        problem = f"dataset {view.dataset!r} keeps a history: its files also have rows of other times."
-        step = "Register all rows, dataset.over_time(), and filter by __valid_from, __valid_to and __tombstone there."
-        raise DatasetError(problem, step, dataset=view.dataset)
     if not isinstance(view, StreamView):
         _check_sealed(view, lake)
-    paths = tuple(parquet_files(view))
-    table = _load_or_create_table(view, catalog, identifier)
-    _check_columns(view, table, identifier)
+    table = _load_or_create_table(files, catalog, identifier)
+    _check_columns(files, table, identifier)
     holder = _holder(identifier)
     if isinstance(view, StreamView):
         stream_holds.retain_files(lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder)
@@ -148,7 +131,7 @@ def _register(view: Held, catalog: Catalog, identifier: str, properties: dict[st
     summary = current.summary if current is not None else None
     new = summary is None or summary.additional_properties.get(VERSION) != view.version
     if new:
-        _commit(view, table, identifier, paths, properties)
+        _commit(files, table, identifier, properties)
     snapshot = table.current_snapshot()
     assert snapshot is not None
     _release(lake, view.dataset, holder, {view.version, *_registered_versions(table)})
@@ -215,14 +198,15 @@ def _check_sealed(view: Held, lake: Lake) -> None:
         raise DatasetError(problem, "Register a sealed version.", dataset=view.dataset, version=view.version)
 
 
-def _load_or_create_table(view: Held, catalog: Catalog, identifier: str) -> Table:
+def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -> Table:
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
 
+    view = files.view
     try:
         try:
             table = catalog.load_table(identifier)
         except NoSuchTableError:
-            table = catalog.create_table(identifier, schema=exchange_schema(view), properties={DATASET: view.dataset})
+            table = catalog.create_table(identifier, schema=files.schema, properties={DATASET: view.dataset})
     except TableAlreadyExistsError:  # created concurrently
         table = catalog.load_table(identifier)
     except NoSuchNamespaceError as error:
@@ -240,10 +224,11 @@ def _load_or_create_table(view: Held, catalog: Catalog, identifier: str) -> Tabl
     return table
 
 
-def _check_columns(view: Held, table: Table, identifier: str) -> None:
+def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
     """Raise DatasetError for missing columns (unless the version was in the table before) or changed types."""
+    view = files.view
     theirs = {field.name: str(field.field_type) for field in table.schema().fields}
-    mine = {name: _iceberg_type(kind) for name, kind in exchange_columns(view).items()}
+    mine = {name: _iceberg_type(kind) for name, kind in files.columns.items()}
     returns = view.version in _registered_versions(table)
     wrong = [f"{name} ({kind}) is missing" for name, kind in theirs.items() if name not in mine and not returns]
     wrong += [
@@ -255,10 +240,11 @@ def _check_columns(view: Held, table: Table, identifier: str) -> None:
         raise DatasetError(problem, step, dataset=view.dataset, version=view.version)
 
 
-def _commit(view: Held, table: Table, identifier: str, paths: tuple[str, ...], properties: dict[str, str]) -> None:
+def _commit(files: ViewFiles, table: Table, identifier: str, properties: dict[str, str]) -> None:
     from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ValidationException
     from pyiceberg.table import TableProperties
 
+    view = files.view
     summary = {**properties, DATASET: view.dataset, VERSION: view.version}
     if isinstance(view, VersionReader) and view.sealed.name is not None:
         summary[NAME] = view.sealed.name
@@ -266,13 +252,13 @@ def _commit(view: Held, table: Table, identifier: str, paths: tuple[str, ...], p
     try:
         with table.transaction() as transaction:
             with transaction.update_schema() as update:
-                update.union_by_name(exchange_schema(view))
+                update.union_by_name(files.schema)
             # The files belong to the lake: engines that expire snapshots or drop the table must not delete them.
             wanted = {DATASET: view.dataset, **({} if GARBAGE in table.properties else {GARBAGE: "false"})}
             # The files have no field ids, so readers find columns by this mapping.
-            wanted[TableProperties.DEFAULT_NAME_MAPPING] = _name_mapping(view, transaction.table_metadata)
+            wanted[TableProperties.DEFAULT_NAME_MAPPING] = _name_mapping(files, transaction.table_metadata)
             transaction.set_properties(wanted)
-            arriving = _data_files(view, table, transaction, paths)
+            arriving = _data_files(files, table, transaction)
             # One snapshot: deleting and then adding would leave a snapshot without rows in between.
             with transaction.update_snapshot(summary).overwrite() as snapshot:
                 for file in leaving:
@@ -292,13 +278,14 @@ def _commit(view: Held, table: Table, identifier: str, paths: tuple[str, ...], p
         ) from error
 
 
-def _data_files(view: Held, table: Table, transaction: Transaction, paths: tuple[str, ...]) -> list[DataFile]:
-    """Return Iceberg's data files for these paths, from their footers."""
+def _data_files(files: ViewFiles, table: Table, transaction: Transaction) -> list[DataFile]:
+    """Return Iceberg's data files for these files, from their footers."""
     from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
+    view = files.view
     try:
-        known = _with_hidden(view, transaction.table_metadata)
-        data_files = list(parquet_files_to_data_files(table.io, known, iter(paths)))
+        known = _with_hidden(files.hidden, transaction.table_metadata)
+        data_files = list(parquet_files_to_data_files(table.io, known, iter(files.paths)))
     except (OSError, ValueError) as error:
         problem = f"{_describe_view(view)}: a file can't be read by PyIceberg: {error}."
         step = (
@@ -306,13 +293,13 @@ def _data_files(view: Held, table: Table, transaction: Transaction, paths: tuple
             "adjunct dataset verify."
         )
         raise ManifestMismatchError(problem, step, dataset=view.dataset, version=view.version) from error
-    for stored, file in zip(list_whole_files(view), data_files, strict=True):
+    for (_, stored), file in zip(files.files, data_files, strict=True):
         if (file.record_count, file.file_size_in_bytes) != (stored.file.rows, stored.file.size):
             raise stored.damaged(f"it has {file.record_count} rows in {file.file_size_in_bytes} bytes")
     return data_files
 
 
-def _name_mapping(view: Held, metadata: TableMetadata) -> str:
+def _name_mapping(files: ViewFiles, metadata: TableMetadata) -> str:
     """Return the table's mapping of names to fields, which readers need for each column of a file.
 
     Hidden columns of a change stream's table are mapped to fields that the table does not have, like dropped columns,
@@ -322,16 +309,15 @@ def _name_mapping(view: Held, metadata: TableMetadata) -> str:
 
     mapping = metadata.name_mapping() or metadata.schema().name_mapping
     there = {name for field in mapping.root for name in field.names}
-    hidden = [MappedField(field_id=_HIDDEN[name], names=[name]) for name in _hidden_columns(view) if name not in there]
+    hidden = [MappedField(field_id=_HIDDEN[name], names=[name]) for name in files.hidden if name not in there]
     return NameMapping([*mapping.root, *hidden]).model_dump_json()
 
 
-def _with_hidden(view: Held, metadata: TableMetadata) -> TableMetadata:
+def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetadata:
     """Return the table's metadata with the hidden columns added, for reading files only; never committed."""
     from pyiceberg.schema import Schema
     from pyiceberg.types import BooleanType, IntegerType, LongType, NestedField, StringType, TimestamptzType
 
-    hidden = _hidden_columns(view)
     if not hidden:
         return metadata
     types = {
@@ -354,15 +340,6 @@ def _describe_view(view: Held) -> str:
 
 def _describe_owner(view: Held) -> str:
     return f"stream {view.stream!r}" if isinstance(view, StreamView) else f"dataset {view.dataset!r}"
-
-
-def _hidden_columns(view: Held) -> dict[str, str]:
-    """Return the additional columns of the files, with their types."""
-    if isinstance(view, StreamView):
-        return view.hidden
-    if isinstance(view, EntriesOverTime | EntriesAt):
-        return {name: kind for name, kind in view.reader.sealed.layout.hidden if name not in SHOWN_OVER_TIME}
-    return dict(view.sealed.layout.hidden)
 
 
 def _registered_versions(table: Table) -> set[str]:
