@@ -29,7 +29,7 @@ from dagster_adjunct.assets.retention.rewrite import (
     write_on_record,
 )
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
-from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog, no_commit_error
+from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import delete_attempt, lease_served, read_lake_clock, record_build
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, has_row_ends, version_id
@@ -121,9 +121,7 @@ M = TypeVar("M", UnboundedManifest, BoundedManifest)
 
 def _read_manifest(log: DatasetLog, kind: type[M]) -> tuple[Commit, M]:
     """Return the current commit and its manifest, which must be of this kind."""
-    commit, manifest = log.read()
-    if commit is None or manifest is None:
-        raise no_commit_error(log.lake, log.name)
+    commit, manifest = log.require()
     if not isinstance(manifest, kind):
         problem = (
             f"dataset {log.name!r} is {'un' if kind is BoundedManifest else ''}bounded and is rewritten otherwise."

@@ -28,7 +28,8 @@ from dagster_adjunct.assets.retention.key_search import (
     search_keys,
 )
 from dagster_adjunct.assets.retention.rewrite import GenerationErasure, RewrittenVersion, VersionErasure
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog, no_commit_error
+from dagster_adjunct.assets.versions.actions import require_audit_fields
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import read_lake_clock
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, UnboundedManifest
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -95,7 +96,7 @@ def erase_keys(
     damaged file can't be rewritten; then nothing is erased.
     """
     log = DatasetLog(lake, dataset)
-    manifest = _require_manifest(log)
+    manifest = log.require()[1]
     wanted = _validate_request(manifest, keys, reason, by)
     work = (GenerationErasure if isinstance(manifest, UnboundedManifest) else VersionErasure)(log, wanted, by)
     manifest = work.commit(reason)
@@ -122,14 +123,7 @@ def erase_keys(
 def find_keys(lake: Lake, dataset: str, keys: Iterable[object]) -> KeySearch:
     """Return where a dataset stores these keys, given as for `get`; changes nothing."""
     log = DatasetLog(lake, dataset)
-    return search_keys(log, KeySet.of(f"dataset {dataset!r}", _key_fields(_require_manifest(log)), keys))
-
-
-def _require_manifest(log: DatasetLog) -> DatasetManifest:
-    manifest = log.read()[1]
-    if manifest is None:
-        raise no_commit_error(log.lake, log.name)
-    return manifest
+    return search_keys(log, KeySet.of(f"dataset {dataset!r}", _key_fields(log.require()[1]), keys))
 
 
 def _validate_request(manifest: DatasetManifest, keys: Iterable[object], reason: str, by: str) -> KeySet:
@@ -139,11 +133,7 @@ def _validate_request(manifest: DatasetManifest, keys: Iterable[object], reason:
         raise ConfigurationError(
             f"{what}: argument 'keys' is empty.", "Give one or more keys.", argument="keys", dataset=manifest.name
         )
-    for lacking, given in (("a reason", reason), ("who does it", by)):
-        if not given.strip():
-            raise ConfigurationError(
-                f"an erasure in {what} lacks {lacking}.", "Pass reason=… and by=….", dataset=manifest.name
-            )
+    require_audit_fields("erase keys of", manifest.name, reason, by, dataset=manifest.name)
     if wanted.with_text().is_named_in(reason):
         problem = f"{what}: the reason of the erasure contains a key to erase, and would store it."
         step = "Give the number or date of the request instead."

@@ -253,7 +253,8 @@ def find_leftovers(log: DatasetLog, manifest: DatasetManifest, keys: KeySet) -> 
     # Unreadable files may contain the keys, so they are deleted too.
     holding = {_folder_from_key(sighting.object) for sighting in (*seen.found, *seen.unsearched)}
     documents = [item.key for item in store.list(f"{log.prefix}/versions/") if item.key not in known]
-    holding |= {key for key in documents if _document_names_key(log, key, keys)}
+    findings = filter(None, (_search_document(log, keys, key) for key in documents))
+    holding |= {finding.object for finding in findings if finding.finding != _UNREADABLE}
     on_record = list(list_attempts(log.lake, log.name))
     garbage, builds = [], []
     for entry in sorted(holding):
@@ -319,14 +320,6 @@ def _redact_manifest(log: DatasetLog, keys: KeySet, key: str) -> bool:
         document = cleared
     store.put(key, json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
     return True
-
-
-def _document_names_key(log: DatasetLog, key: str, keys: KeySet) -> bool:
-    try:
-        document = json.loads(log.lake.store.get(key).data)
-    except (ObjectNotFoundError, ValueError):
-        return False
-    return bool(redact(document, keys) != document)
 
 
 def _folder_from_key(key: str) -> str:

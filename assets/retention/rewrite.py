@@ -31,7 +31,7 @@ from dagster_adjunct.assets.retention.key_search import (
     redact,
     search_files,
 )
-from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog, no_commit_error
+from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import delete_attempt, renew_attempt
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
@@ -373,9 +373,7 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         )
 
     def _read(self) -> tuple[Commit, UnboundedManifest]:
-        commit, manifest = self.log.read()
-        if commit is None or manifest is None:
-            raise no_commit_error(self.log.lake, self.log.name)
+        commit, manifest = self.log.require()
         return commit, as_unbounded(manifest)
 
     def _parts(self, manifest: UnboundedManifest) -> dict[str, tuple[BucketLayout, Generation]]:
@@ -490,9 +488,7 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
         return tuple(RewrittenVersion(one.old.id, one.new.id, one.new.name, one.new.state, one.rows) for one in made)
 
     def _read(self) -> tuple[Commit, BoundedManifest]:
-        commit, manifest = self.log.read()
-        if commit is None or manifest is None:
-            raise no_commit_error(self.log.lake, self.log.name)
+        commit, manifest = self.log.require()
         return commit, as_bounded(manifest)
 
     def _parts(self, manifest: BoundedManifest) -> dict[str, VersionRef]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -31,7 +30,6 @@ from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, offset
 from dagster_adjunct.assets.unbounded.changes import apply_changes
 from dagster_adjunct.assets.unbounded.commit import (
     Advance,
-    AdvanceProgress,
     change_from_decision,
     commit_decision,
     commit_manifest,
@@ -48,7 +46,7 @@ from dagster_adjunct.assets.unbounded.recovery import RecoveryPlan, plan_recover
 from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import delete_attempt, renew_attempt
-from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
+from dagster_adjunct.assets.versions.manifest import Bootstrap
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.generation import SPARK, Runtime, open_runtime, write_generation
@@ -56,7 +54,6 @@ from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import staged_file_errors
 from dagster_adjunct.resources.schemas.column_sql import F
@@ -265,24 +262,14 @@ def _upload_part(lake: Lake, folder: str, path: Any, number: int, writer: Any) -
     return number + 1
 
 
-_NO_BOOTSTRAP = Bootstrap(state="running", start={}, target={}, started_at=datetime.fromtimestamp(0, UTC))
-
-
-def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, str]) -> AdvanceProgress:
+def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
     """Commit the start of a new table, recording the startpoints in `applied` (ids by partition) as applied.
 
-    `commit` is the current one. Raises CommitConflictError where another writer committed first, and what
-    `load_snapshot` raises.
+    Raises CommitConflictError where another writer committed first, and what `load_snapshot` raises.
     """
-    snapshot, source, decision = advance.snapshot, advance.source, advance.decision
-    first = snapshot.manifest or UnboundedManifest(
-        name=snapshot.spec.name,
-        declaration=source.declaration,
-        offsets=offsets_to_json(snapshot.ends),
-        bootstrap=_NO_BOOTSTRAP,
-    )
+    advance = _commit_repartitioned(advance)
+    snapshot, source, decision, first = advance.snapshot, advance.source, advance.decision, advance.manifest
     attempt, number = advance.log.attempt(), first.next_generation
-    before = AdvanceProgress(commit, first, snapshot.ends)
     running, used, building, samples = decision.action == "bootstrap", 0, tuple[Generation, ...](), None
     start: Offsets = source.system.oldest(source.ssps)
     if not running:  # empty: continues at the offsets of the previous table, if there was one
@@ -293,11 +280,11 @@ def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, s
             loaded, start, samples = load_snapshot(advance.context, source, attempt, number)
             building, used = (loaded,) if loaded.files else (), 1
         # The bootstrap's target is the end of the stream after the snapshot was loaded.
-        before = replace(before, ends=source.system.upcoming(source.ssps), counters={"loaded": loaded.rows})
+        advance = replace(advance, ends=source.system.upcoming(source.ssps), counters={"loaded": loaded.rows})
     bootstrap = Bootstrap(
         state="running" if running else "done",
         start=offsets_to_json(start),
-        target=offsets_to_json(before.ends if running else start),
+        target=offsets_to_json(advance.ends if running else start),
         started_at=snapshot.at,
         finished_at=None if running else snapshot.at,
         building=building,
@@ -321,10 +308,10 @@ def begin_table(advance: Advance, commit: Commit | None, applied: Mapping[str, s
         change=change_from_decision(decision),
     )
     if not running:
-        after = manifest_with_version(advance, commit, after, attempt, (attempt.generation(number),), {})
-    progress = commit_manifest(advance, before, after, commit_id=attempt.id)
+        after = manifest_with_version(advance, after, attempt, (attempt.generation(number),), {})
+    advance = commit_manifest(advance, after, commit_id=attempt.id)
     delete_attempt(advance.context.lake, snapshot.spec.name, attempt.id)
-    return progress
+    return advance
 
 
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -349,7 +336,7 @@ def advance_unbounded(
     with stages("collect"):
         snapshot = inspect_table(context, spec)
         plan = plan_recovery(snapshot, rebuild=rebuild)
-    return execute_plan(Advance(context, snapshot, plan.decision, stages), plan)
+    return execute_plan(Advance.of(context, snapshot, plan.decision, stages), plan)
 
 
 def execute_plan(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, str] = _NONE) -> AdvanceReport:
@@ -358,44 +345,39 @@ def execute_plan(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, 
     A new table records the startpoints in `applied` (ids by partition) as applied.
     """
     select_engine(advance.context.spark).check(advance.source)
-    if plan.first == "begin":
-        progress = begin_table(advance, _commit_repartitioned(advance), applied)
-    else:
-        progress = resume_table(advance, plan)
+    advance = begin_table(advance, applied) if plan.first == "begin" else resume_table(advance, plan)
     if plan.first == "leave":
-        return build_report(advance, commit_decision(advance, progress), "stale")
-    progress, action = apply_changes(advance, progress)
+        return build_report(commit_decision(advance), "stale")
+    advance, action = apply_changes(advance)
     if action == "up-to-date":
-        progress = confirm_caught_up(advance, progress)
+        advance = confirm_caught_up(advance)
     elif action != "waiting":
-        progress = compact_if_due(advance, progress)
-    return build_report(advance, progress, action)
+        advance = compact_if_due(advance)
+    return build_report(advance, action)
 
 
-def resume_table(advance: Advance, plan: RecoveryPlan) -> AdvanceProgress:
-    """Return the progress of the existing table, evolved to the declared columns if the plan says so."""
-    snapshot = advance.snapshot
-    assert snapshot.manifest is not None, "the plan begins a table that does not exist"
-    progress = AdvanceProgress(_commit_repartitioned(advance), snapshot.manifest, snapshot.ends)
-    return evolve_table(advance, progress) if plan.first == "evolve" else progress
+def resume_table(advance: Advance, plan: RecoveryPlan) -> Advance:
+    """Return the advance of the existing table, evolved to the declared columns if the plan says so."""
+    assert advance.snapshot.manifest is not None, "the plan begins a table that does not exist"
+    advance = _commit_repartitioned(advance)
+    return evolve_table(advance) if plan.first == "evolve" else advance
 
 
-def compact_if_due(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
+def compact_if_due(advance: Advance) -> Advance:
     """Compact the table where that is due and the policy declares it as part of the advance."""
     policy = advance.spec.following.compaction
     if not policy.inside_commit:
-        return progress
+        return advance
     with advance.stages("compact"):
-        compacted = compact_due(advance.context, progress.manifest, policy)
-    return progress if compacted is None else progress.after(*compacted)
+        compacted = compact_due(advance.context, advance.manifest, policy)
+    return advance if compacted is None else advance.after(*compacted)
 
 
-def _commit_repartitioned(advance: Advance) -> Commit | None:
-    """Return the current commit, after committing that the table continues in its repartitioned stream."""
-    snapshot = advance.snapshot
-    if not snapshot.carried or snapshot.manifest is None:
-        return snapshot.commit
-    return advance.log.commit(snapshot.commit, snapshot.manifest, by=advance.context.by)
+def _commit_repartitioned(advance: Advance) -> Advance:
+    """Commit that the table continues in its repartitioned stream, where that is not committed yet."""
+    if not advance.snapshot.carried:
+        return advance
+    return replace(advance, commit=advance.log.commit(advance.commit, advance.manifest, by=advance.context.by))
 
 
 @validated

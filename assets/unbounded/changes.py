@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.change_values import Samples
@@ -21,7 +22,6 @@ from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.entries import Ranges, offsets_to_json, resolve_stream
 from dagster_adjunct.assets.unbounded.commit import (
     Advance,
-    AdvanceProgress,
     commit_fields,
     commit_with_retries,
     manifest_with_version,
@@ -56,33 +56,32 @@ if TYPE_CHECKING:
 
 def write_changes(
     advance: Advance,
-    progress: AdvanceProgress,
     attempt: Attempt,
     ranges: Ranges,
     *,
     keep_tombstones: bool,
     over_time: TimelineOptions | None,
     rewinding: ActiveRewind | None,
-) -> tuple[AdvanceProgress, Generation, dict[str, int], Samples | None]:
-    """Write the changes of these ranges as one generation; return the progress, the generation, counters and samples.
+) -> tuple[Advance, Generation, dict[str, int], Samples | None]:
+    """Write the changes of these ranges as one generation; return the advance, the generation, counters and samples.
 
-    The samples are the first values that changes are ordered by. The progress is new where ranges with dead letters
+    The samples are the first values that changes are ordered by. The advance is new where ranges with dead letters
     were committed first. Raises BadChangeError and NullKeyError for changes that can't be applied.
     """
-    source, spec, manifest, lake = advance.source, advance.spec, progress.manifest, advance.context.lake
+    source, spec, manifest, lake = advance.source, advance.spec, advance.manifest, advance.context.lake
     following, late = spec.following, None
     engine = select_engine(advance.context.spark)
     changes, samples = engine.read_changes(source, ranges, manifest.positions_from, manifest.first_ordered)
     if rewinding is None or following.history is not None:
         # A table that is being built has dropped no tombstones yet.
-        horizon = None if progress.running else manifest.horizon
+        horizon = None if advance.running else manifest.horizon
         changes, late = engine.drop_late(changes, horizon, following.on_bad_change)
     layout, set_aside = table_layout(source), isinstance(following.on_bad_change, DeadLetters)
     by_offset, again = following.order is None, rewinding is not None
     horizon = manifest.horizon if again and not by_offset and following.history is None else None
     completion, incomplete, late_again = None, list[tuple[int, int, str]](), 0
     if following.completes or (again and (by_offset or horizon is not None)):
-        stored = target_generations(progress)
+        stored = target_generations(advance)
         completion = RowCompletion(spec.name, layout, stored, by_offset, set_aside, again, horizon)
 
     def write_files(*rows_and_place: Any, **how: Any) -> list[BucketFile]:
@@ -128,14 +127,14 @@ def write_changes(
                 # First, so that a run that takes over sends the same letters again, which adds nothing. A rewind that
                 # is repeated reads the same ranges.
                 spans = {str(ssp): span for ssp, span in ranges.items()}
-                progress = commit_fields(advance, progress, quarantining=spans, change=Change(action="quarantine"))
+                advance = commit_fields(advance, quarantining=spans, change=Change(action="quarantine"))
             identity = (*(rewinding.identity if rewinding is not None else ()), *sorted(incomplete))
-            read_to, distance = offsets_after(progress, ranges), source.system.distance
+            read_to, distance = offsets_after(advance, ranges), source.system.distance
             counters["quarantined"] = send_dead_letters(
                 advance.context.systems,
                 spec,
                 letters,
-                producer=_dead_letter_producer(advance, progress, identity),
+                producer=_dead_letter_producer(advance, identity),
                 sequence=1 + sum(distance(ssp, "0", end) for ssp, end in read_to.items()),
             )
         except CommitConflictError:
@@ -143,14 +142,14 @@ def write_changes(
             raise
     if late is not None or (horizon is not None and not set_aside):
         counters["late"] = late_again if late is None else late()
-    return progress, generation, counters, samples
+    return advance, generation, counters, samples
 
 
-def target_generations(progress: AdvanceProgress) -> tuple[Generation, ...]:
+def target_generations(advance: Advance) -> tuple[Generation, ...]:
     """Return the generations that the next changes apply to: of the table being built, else of the one served."""
-    version = progress.manifest.version
-    if progress.running:
-        return progress.bootstrap.building
+    version = advance.manifest.version
+    if advance.running:
+        return advance.bootstrap.building
     return () if version is None else version.generations
 
 
@@ -186,13 +185,13 @@ def send_dead_letters(
     return system.append(stream, letters, producer=producer, sequence=sequence, order_by=order_by).rows
 
 
-def _dead_letter_producer(advance: Advance, progress: AdvanceProgress, identity: tuple[object, ...]) -> str:
+def _dead_letter_producer(advance: Advance, identity: tuple[object, ...]) -> str:
     """Return the producer id of dead letters; it differs where the same ranges may give different letters.
 
     That is the case after a rebuild, a changed declaration or a compaction that moved the horizon, in a rewind, and
     after an erasure of rows from which changes are completed.
     """
-    spec, extractor, manifest = advance.spec, advance.spec.extractor, progress.manifest
+    spec, extractor, manifest = advance.spec, advance.spec.extractor, advance.manifest
     facts = (
         spec.following.changes.describe(),
         extractor and extractor.describe(),
@@ -202,71 +201,57 @@ def _dead_letter_producer(advance: Advance, progress: AdvanceProgress, identity:
         *identity,
     )
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
-    return f"dead-{spec.name}-{progress.bootstrap.started_at:%Y%m%dT%H%M%S%f}-{digest}"
+    return f"dead-{spec.name}-{advance.bootstrap.started_at:%Y%m%dT%H%M%S%f}-{digest}"
 
 
-@dataclass(frozen=True, slots=True)
-class _WrittenChanges:
-    """The generation written from these ranges; with `reached` it completes a bootstrap."""
-
-    attempt: Attempt
-    generation: Generation
-    ranges: Ranges
-    counters: dict[str, int]
-    reached: bool
-    rewinding: ActiveRewind | None
-    first_ordered: Samples | None
-
-
-def apply_changes(advance: Advance, progress: AdvanceProgress) -> tuple[AdvanceProgress, Action]:
-    """Apply the changes since the last commit, one commit a chunk; return the progress and the action taken."""
+def apply_changes(advance: Advance) -> tuple[Advance, Action]:
+    """Apply the changes since the last commit, one commit a chunk; return the advance and the action taken."""
     action: Action = "up-to-date"
     began, done = time.monotonic(), 0
     while True:
-        running = progress.running
-        ranges, last = next_ranges(advance, progress)
-        reached = running and last and reaches_target(advance, progress, ranges)
+        running = advance.running
+        ranges, last = next_ranges(advance)
+        reached = running and last and reaches_target(advance, ranges)
         if not ranges and not reached:
-            return progress, "waiting" if running else action
-        progress, records = apply_ranges(advance, progress, ranges, reached=reached)
+            return advance, "waiting" if running else action
+        advance, records = apply_ranges(advance, ranges, reached=reached)
         done += records
         action = "bootstrapped" if running else "applied" if action == "up-to-date" else action
         if running:
             took = time.monotonic() - began
-            at = bootstrap_progress(advance.context.systems, progress.manifest, advance.context.now())
+            at = bootstrap_progress(advance.context.systems, advance.manifest, advance.context.now())
             advance.stages.report_progress("bootstrap", took, at.describe(took, 0 if reached else done))
         if last:  # the next advance applies what came after a bootstrap began, so that readers need not wait
-            return progress, action if reached or not running else "waiting"
+            return advance, action if reached or not running else "waiting"
 
 
 def apply_ranges(
     advance: Advance,
-    progress: AdvanceProgress,
     ranges: Ranges,
     *,
     reached: bool = False,
     rewinding: ActiveRewind | None = None,
-) -> tuple[AdvanceProgress, int]:
-    """Read these changes and commit them; return the progress and the number of records.
+) -> tuple[Advance, int]:
+    """Read these changes and commit them; return the advance and the number of records.
 
     `reached` says that they complete a bootstrap, `rewinding` that they are applied again.
     """
     context, name = advance.context, advance.spec.name
-    attempt, bootstrapping = advance.log.attempt(), progress.running
-    generation = attempt.generation(progress.manifest.next_generation)
-    records, samples = advance.source.count(ranges) if ranges else 0, progress.manifest.first_ordered
+    attempt, bootstrapping = advance.log.attempt(), advance.running
+    generation = attempt.generation(advance.manifest.next_generation)
+    records, samples = advance.source.count(ranges) if ranges else 0, advance.manifest.first_ordered
     counters = {"read": records}
-    begins = not any(stored.files for stored in target_generations(progress))
+    begins = not any(stored.files for stored in target_generations(advance))
     over_time = None
     if advance.spec.following.history is not None:  # a base stores where the validity of a row ends
-        served = () if bootstrapping else target_generations(progress)
+        served = () if bootstrapping else target_generations(advance)
         over_time = TimelineOptions(fills_ends=begins, newest=find_newest_valid_from(served))
     # Ordered by a column, a deletion also wins against later changes with a lower value, so a base keeps it too. With
     # history a deletion ends the validity of a row.
     tombstones = not begins or advance.spec.following.order is not None or over_time is not None
     # Changes are completed from rows of the served version.
     completes = advance.spec.following.completes and not bootstrapping
-    read = progress.manifest.version if completes else None
+    read = advance.manifest.version if completes else None
     try:
         with (
             renew_attempt(context.lake, name, attempt.id, context.by),
@@ -276,9 +261,8 @@ def apply_ranges(
             with advance.stages("build"), interpret_small_plans(context.spark, records if records and alone else None):
                 if records:
                     advance.stages.begin_build()
-                    progress, generation, counted, samples = write_changes(
+                    advance, generation, counted, samples = write_changes(
                         advance,
-                        progress,
                         attempt,
                         ranges,
                         keep_tombstones=tombstones,
@@ -289,53 +273,57 @@ def apply_ranges(
                     counted.pop("conflicting", None)  # normal in a change stream
                     counters |= counted if bootstrapping else {"changes": generation.rows, **counted}
             with advance.stages("commit"):
-                written = _WrittenChanges(attempt, generation, ranges, counters, reached, rewinding, samples)
-                progress = commit_with_retries(
-                    advance,
-                    progress,
-                    lambda current: _manifest_with_changes(advance, current, written),
-                    commit_id=attempt.id,
+                decide = partial(
+                    _manifest_with_changes, attempt, generation, ranges, counters, samples, reached, rewinding
                 )
+                advance = commit_with_retries(advance, decide, commit_id=attempt.id)
     except CommitConflictError:
         advance.log.drop(generation)
         delete_attempt(context.lake, name, attempt.id)
         raise
     delete_attempt(context.lake, name, attempt.id)
-    return replace(progress, counters=sum_counters(dict(progress.counters), counters)), records
+    return replace(advance, counters=sum_counters(dict(advance.counters), counters)), records
 
 
-def _manifest_with_changes(advance: Advance, progress: AdvanceProgress, written: _WrittenChanges) -> UnboundedManifest:
+def _manifest_with_changes(
+    attempt: Attempt,
+    generation: Generation,
+    ranges: Ranges,
+    counters: dict[str, int],
+    samples: Samples | None,
+    reached: bool,
+    rewinding: ActiveRewind | None,
+    advance: Advance,
+) -> UnboundedManifest:
     """Return the manifest with these changes; a chunk without records leaves the version unchanged."""
-    source, manifest, bootstrap = advance.source, progress.manifest, progress.bootstrap
-    generation, running = written.generation, progress.running
-    offsets = manifest.offsets | offsets_to_json({ssp: end for ssp, (_, end) in written.ranges.items()})
+    source, manifest, bootstrap, running = advance.source, advance.manifest, advance.bootstrap, advance.running
+    offsets = manifest.offsets | offsets_to_json({ssp: end for ssp, (_, end) in ranges.items()})
     after = manifest.after(
         declaration=source.declaration,
         offsets=offsets,
         stream=source.info.identity,
-        counters=sum_counters(manifest.counters, written.counters),
-        first_ordered=written.first_ordered,
+        counters=sum_counters(manifest.counters, counters),
+        first_ordered=samples,
         quarantining=None,
-        confirmed_at=advance.snapshot.at if offsets == offsets_to_json(progress.ends) else manifest.confirmed_at,
+        confirmed_at=advance.snapshot.at if offsets == offsets_to_json(advance.ends) else manifest.confirmed_at,
         decision=advance.decision,
         next_generation=manifest.next_generation + (1 if generation.files or running else 0),
         change=Change(action="bootstrap" if running else "apply"),
     )
-    if written.rewinding is not None:
-        after = written.rewinding.record_in_manifest(after, source.system)
-    counters = written.counters
+    if rewinding is not None:
+        after = rewinding.record_in_manifest(after, source.system)
     if running:
         building = (*bootstrap.building, *([generation] if generation.files else []))
-        if not written.reached:
+        if not reached:
             return after.after(bootstrap=bootstrap.model_copy(update={"building": building}))
         now = advance.context.now()
         done = bootstrap.model_copy(update={"state": "done", "finished_at": now, "building": ()})
         after = after.after(bootstrap=done, confirmed_at=bootstrap.started_at, horizon=None)
         generations = building or (generation,)
-        counters = sum_counters(dict(progress.counters), counters)
+        counters = sum_counters(dict(advance.counters), counters)
     elif not generation.files:
         return after
     else:
         assert manifest.version is not None
         generations = (*(before for before in manifest.version.generations if before.files), generation)
-    return manifest_with_version(advance, progress.commit, after, written.attempt, generations, counters)
+    return manifest_with_version(advance, after, attempt, generations, counters)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -245,14 +245,37 @@ def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedStream, now: d
     return ""
 
 
+_NO_BOOTSTRAP = Bootstrap(state="running", start={}, target={}, started_at=datetime.fromtimestamp(0, UTC))
+
+
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """The facts that stay the same during one advance: the table before it, and the decision made on that."""
+    """An advance, by the table before it and the decision made on that, and how far it has come.
+
+    `commit` and `manifest` are the last known ones; the stream is read up to `ends`. `sealed` are the ids of the
+    versions committed so far, oldest first.
+    """
 
     context: Runtime
     snapshot: TableSnapshot
     decision: Decision
     stages: Stages
+    commit: Commit | None
+    manifest: UnboundedManifest
+    ends: Offsets
+    sealed: tuple[str, ...] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, context: Runtime, snapshot: TableSnapshot, decision: Decision, stages: Stages) -> Advance:
+        """Return an advance that has done nothing yet; without a table, its manifest is one of a table to begin."""
+        manifest = snapshot.manifest or UnboundedManifest(
+            name=snapshot.spec.name,
+            declaration=snapshot.source.declaration,
+            offsets=offsets_to_json(snapshot.ends),
+            bootstrap=_NO_BOOTSTRAP,
+        )
+        return cls(context, snapshot, decision, stages, snapshot.commit, manifest, snapshot.ends)
 
     @property
     def source(self) -> OpenedStream:
@@ -269,21 +292,6 @@ class Advance:
         """The commits of the dataset."""
         return self.context.log(self.spec.name)
 
-
-@dataclass(frozen=True, slots=True)
-class AdvanceProgress:
-    """How far an advance has come.
-
-    `commit` and `manifest` are the last known ones; the stream is read up to `ends`. `sealed` are the ids of the
-    versions committed so far, oldest first.
-    """
-
-    commit: Commit | None
-    manifest: UnboundedManifest
-    ends: Offsets
-    sealed: tuple[str, ...] = ()
-    counters: Mapping[str, int] = field(default_factory=dict)
-
     @property
     def bootstrap(self) -> Bootstrap:
         """The bootstrap that is running, or the last one."""
@@ -294,78 +302,71 @@ class AdvanceProgress:
         """Whether the bootstrap is running."""
         return self.bootstrap.state == "running"
 
-    def after(self, commit: Commit, manifest: UnboundedManifest) -> AdvanceProgress:
-        """Return the progress after this commit."""
+    def after(self, commit: Commit, manifest: UnboundedManifest) -> Advance:
+        """Return the advance after this commit."""
         version = manifest.version
         made = (version.id,) if version is not None and version is not self.manifest.version else ()
         return replace(self, commit=commit, manifest=manifest, sealed=(*self.sealed, *made))
 
 
-def commit_manifest(
-    advance: Advance, progress: AdvanceProgress, manifest: UnboundedManifest, *, commit_id: str | None = None
-) -> AdvanceProgress:
+def commit_manifest(advance: Advance, manifest: UnboundedManifest, *, commit_id: str | None = None) -> Advance:
     """Commit `manifest`. Raises CommitConflictError, and then nothing is visible."""
-    commit = advance.log.commit(progress.commit, manifest, by=advance.context.by, commit_id=commit_id)
-    return progress.after(commit, manifest)
+    commit = advance.log.commit(advance.commit, manifest, by=advance.context.by, commit_id=commit_id)
+    return advance.after(commit, manifest)
 
 
 def commit_with_retries(
     advance: Advance,
-    progress: AdvanceProgress,
-    decide: Callable[[AdvanceProgress], UnboundedManifest],
+    decide: Callable[[Advance], UnboundedManifest],
     *,
     commit_id: str | None = None,
-) -> AdvanceProgress:
-    """Commit what `decide` makes of the current progress; retry where another writer only compacted or discarded.
+) -> Advance:
+    """Commit what `decide` makes of the current state; retry where another writer only compacted or discarded.
 
     Raises CommitConflictError where another writer has read further, has started the table again, or has erased keys
     from whose rows our changes may have been completed.
     """
 
-    def catch_up(seen: AdvanceProgress) -> AdvanceProgress | None:
+    def catch_up(seen: Advance) -> Advance | None:
         commit, current = advance.log.read()
         fresh = None if current is None else as_unbounded(current)
-        if fresh is None or not _has_same_progress(progress.manifest, fresh):
+        if fresh is None or not _has_same_progress(advance.manifest, fresh):
             return None
         if advance.spec.following.completes:
-            since = 0 if progress.commit is None else progress.commit.number
+            since = 0 if advance.commit is None else advance.commit.number
             newer = takewhile(lambda made: made[0].number > since, advance.log.history())
             if any(after.change is not None and after.change.action == "erase" for _, after in newer):
                 return None
         return replace(seen, commit=commit, manifest=fresh)
 
-    return commit_with_rebase(
-        progress, lambda seen: commit_manifest(advance, seen, decide(seen), commit_id=commit_id), catch_up
-    )
+    return commit_with_rebase(advance, lambda seen: commit_manifest(seen, decide(seen), commit_id=commit_id), catch_up)
 
 
-def commit_fields(advance: Advance, progress: AdvanceProgress, **changes: Any) -> AdvanceProgress:
+def commit_fields(advance: Advance, **changes: Any) -> Advance:
     """Commit new values of these manifest fields, without data and offsets."""
-    return commit_with_retries(advance, progress, lambda current: current.manifest.after(**changes))
+    return commit_with_retries(advance, lambda current: current.manifest.after(**changes))
 
 
-def commit_decision(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
+def commit_decision(advance: Advance) -> Advance:
     """Commit the decision unless the same one is stored."""
-    stored, made = progress.manifest.decision, advance.decision
+    stored, made = advance.manifest.decision, advance.decision
     if stored is not None and (stored.action, stored.reason) == (made.action, made.reason):
-        return progress
-    return commit_fields(advance, progress, decision=made, change=change_from_decision(made))
+        return advance
+    return commit_fields(advance, decision=made, change=change_from_decision(made))
 
 
-def confirm_caught_up(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
+def confirm_caught_up(advance: Advance) -> Advance:
     """Commit that the table is caught up if its age is limited; at most once in a tenth of the limit."""
-    limit, confirmed, now = effective_max_age(advance.source), progress.manifest.confirmed_at, advance.snapshot.at
-    if progress.manifest.offsets != offsets_to_json(progress.ends):
-        return progress  # changes of an unfinished transaction are waiting
+    limit, confirmed, now = effective_max_age(advance.source), advance.manifest.confirmed_at, advance.snapshot.at
+    if advance.manifest.offsets != offsets_to_json(advance.ends):
+        return advance  # changes of an unfinished transaction are waiting
     if limit is None or (confirmed is not None and now - confirmed < limit / 10):
-        return progress
+        return advance
     try:
-        return commit_fields(
-            advance, progress, confirmed_at=now, decision=advance.decision, change=Change(action="confirm")
-        )
+        return commit_fields(advance, confirmed_at=now, decision=advance.decision, change=Change(action="confirm"))
     except CommitConflictError:  # another writer found the same
         commit, fresh = advance.log.read()
-        return replace(progress, commit=commit, manifest=as_unbounded(fresh or progress.manifest))
+        return replace(advance, commit=commit, manifest=as_unbounded(fresh or advance.manifest))
 
 
 def change_from_decision(decision: Decision) -> Change:
@@ -389,17 +390,13 @@ MAX_FOOTER_BYTES = 256 * 1024
 
 def manifest_with_version(
     advance: Advance,
-    parent: Commit | None,
     manifest: UnboundedManifest,
     attempt: Attempt,
     generations: tuple[Generation, ...],
     counters: Mapping[str, int],
 ) -> UnboundedManifest:
-    """Return the manifest with a new version of these generations served; retires the generations that it replaces.
-
-    `parent` is the commit before the one that creates the version.
-    """
-    number, spec, now = (parent.number if parent else 0) + 1, advance.spec, advance.context.now()
+    """Return the manifest with a new version of these generations served; retires the generations that it replaces."""
+    number, spec, now = (advance.commit.number if advance.commit else 0) + 1, advance.spec, advance.context.now()
     history, before, rows = history_from_spec(spec), manifest.version, None
     if history is not None and before is not None and before.history is not None:
         folders = {generation.folder for generation in before.generations}
@@ -449,13 +446,13 @@ def table_layout(source: OpenedStream) -> BucketLayout:
     return build_layout(schema, *keyed, positioned=True, over_time=over_time, position_type=source.position_type)
 
 
-def evolve_table(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress:
+def evolve_table(advance: Advance) -> Advance:
     """Commit a version with the declared columns and length of history; stored rows are not rewritten.
 
     Added columns are null in them, widened ones are cast on read. The next major compaction rewrites them, and prunes
     by the new history: that is why this is committed even without changes.
     """
-    manifest, version, source = progress.manifest, progress.manifest.version, advance.source
+    manifest, version, source = advance.manifest, advance.manifest.version, advance.source
     assert version is not None, "only a served version evolves"
     history, declared = map(describe_history_length, (version.history, history_from_spec(advance.spec)))
     lengths = f"history is {declared}, was {history}" if history != declared else ""
@@ -464,11 +461,11 @@ def evolve_table(advance: Advance, progress: AdvanceProgress) -> AdvanceProgress
     after = manifest.after(
         declaration=source.declaration, decision=advance.decision, change=Change(action="evolve", reason=reason)
     )
-    after = manifest_with_version(advance, progress.commit, after, attempt, version.generations, version.counters)
-    return commit_manifest(advance, progress, after, commit_id=attempt.id)
+    after = manifest_with_version(advance, after, attempt, version.generations, version.counters)
+    return commit_manifest(advance, after, commit_id=attempt.id)
 
 
-def next_ranges(advance: Advance, progress: AdvanceProgress) -> tuple[Ranges, bool]:
+def next_ranges(advance: Advance) -> tuple[Ranges, bool]:
     """Return the next ranges to read, about one chunk, and whether they are the last ones for now.
 
     Ranges whose dead letters were being sent are read again unchanged. Where transactions are kept whole, the ranges
@@ -476,15 +473,15 @@ def next_ranges(advance: Advance, progress: AdvanceProgress) -> tuple[Ranges, bo
     its target to the end of the transaction.
     """
     system, form = advance.source.system, advance.spec.following.changes
-    starts = offsets_by_partition(progress.manifest.offsets)
+    starts = offsets_by_partition(advance.manifest.offsets)
     transactions = isinstance(form, DebeziumEnvelope) and form.transactions is not None
-    target = offsets_by_partition(progress.bootstrap.target) if progress.running else progress.ends
-    quarantining = progress.manifest.quarantining
+    target = offsets_by_partition(advance.bootstrap.target) if advance.running else advance.ends
+    quarantining = advance.manifest.quarantining
     if quarantining is not None:
         begun: Ranges = {SystemStreamPartition.parse(ssp): span for ssp, span in quarantining.items()}
-        at = offsets_after(progress, begun)
+        at = offsets_after(advance, begun)
         return begun, all(system.compare(at[ssp], target[ssp]) >= 0 for ssp in starts)
-    ends = progress.ends if transactions else target
+    ends = advance.ends if transactions else target
     lags = {ssp: max(system.distance(ssp, start, ends[ssp]), 0) for ssp, start in starts.items()}
     lag, chunk = sum(lags.values()), advance.spec.following.chunk
     while True:
@@ -500,12 +497,12 @@ def next_ranges(advance: Advance, progress: AdvanceProgress) -> tuple[Ranges, bo
         chunk *= 4
 
 
-def reaches_target(advance: Advance, progress: AdvanceProgress, ranges: Ranges) -> bool:
+def reaches_target(advance: Advance, ranges: Ranges) -> bool:
     """Whether the table has reached the bootstrap's target once these ranges are applied."""
-    at, target = offsets_after(progress, ranges), offsets_by_partition(progress.bootstrap.target)
+    at, target = offsets_after(advance, ranges), offsets_by_partition(advance.bootstrap.target)
     return all(advance.source.system.compare(at[ssp], end) >= 0 for ssp, end in target.items())
 
 
-def offsets_after(progress: AdvanceProgress, ranges: Ranges) -> Offsets:
+def offsets_after(advance: Advance, ranges: Ranges) -> Offsets:
     """Return the next offsets to read once these ranges are applied."""
-    return {**offsets_by_partition(progress.manifest.offsets), **{ssp: end for ssp, (_, end) in ranges.items()}}
+    return {**offsets_by_partition(advance.manifest.offsets), **{ssp: end for ssp, (_, end) in ranges.items()}}

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.unbounded.engine import select_engine
-from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog, no_commit_error
+from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
 from dagster_adjunct.assets.versions.version import (
@@ -34,7 +34,7 @@ from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, Generat
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.common import resolve_user
-from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, VersionDiscardedError
+from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
@@ -261,14 +261,7 @@ def compact_dataset(
     stores `by`. During a rebuild the served table is compacted. Raises DatasetNotFoundError, and DatasetError for a
     bounded dataset.
     """
-    manifest = DatasetLog(lake, dataset_name).read()[1]
-    if manifest is None:
-        raise no_commit_error(lake, dataset_name)
-    if not isinstance(manifest, UnboundedManifest):
-        problem = (
-            f"dataset {dataset_name!r} is bounded, so there is nothing to compact: each version is one generation."
-        )
-        raise DatasetError(problem, "Compact unbounded datasets only.", dataset=dataset_name)
+    manifest = as_unbounded(DatasetLog(lake, dataset_name).require()[1])
     with open_runtime([], lake=lake, systems={}, spark=spark, by=resolve_user(by)) as runtime:
         return _compact(runtime, manifest, policy or manifest.declaration.compaction, level)[0]
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import offsets_by_partition, resolve_stream
-from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress
+from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport
 from dagster_adjunct.resources.common import split_stream_name, subtract_span
@@ -217,12 +217,12 @@ def raise_if_stale(
     StreamPosition.of(systems, manifest).raise_if_stale(spec.name, max_staleness, now, step)
 
 
-def build_report(advance: Advance, progress: AdvanceProgress, action: Action) -> AdvanceReport:
+def build_report(advance: Advance, action: Action) -> AdvanceReport:
     """Return the report of an advance: its `action`, the served version and its lag."""
-    manifest, version, decision = progress.manifest, progress.manifest.version, advance.decision
+    manifest, version, decision = advance.manifest, advance.manifest.version, advance.decision
     system = advance.source.system
     offsets = offsets_by_partition(manifest.offsets)
-    lag = {str(ssp): system.distance(ssp, offset, progress.ends[ssp]) for ssp, offset in offsets.items()}
+    lag = {str(ssp): system.distance(ssp, offset, advance.ends[ssp]) for ssp, offset in offsets.items()}
     notes = []
     if decision.action != "continue":
         notes.append(f"{decision.action}: {decision.reason}")
@@ -236,9 +236,9 @@ def build_report(advance: Advance, progress: AdvanceProgress, action: Action) ->
         kind=manifest.declaration.kind,
         action=action,
         version=None if version is None else version.id,
-        sealed=tuple(dict.fromkeys(progress.sealed)),
+        sealed=tuple(dict.fromkeys(advance.sealed)),
         rows=None if version is None else version.rows,
-        counters=progress.counters,
+        counters=advance.counters,
         offsets=manifest.offsets,
         lag=lag,
         decision=decision,

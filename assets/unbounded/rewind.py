@@ -23,7 +23,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, offsets_by_partition
 from dagster_adjunct.assets.unbounded.advance import compact_if_due, execute_plan, resume_table
 from dagster_adjunct.assets.unbounded.changes import apply_changes, apply_ranges
-from dagster_adjunct.assets.unbounded.commit import Advance, AdvanceProgress, TableSnapshot, inspect_table
+from dagster_adjunct.assets.unbounded.commit import Advance, TableSnapshot, inspect_table
 from dagster_adjunct.assets.unbounded.progress import build_report
 from dagster_adjunct.assets.unbounded.recovery import order_change_error, plan_recovery, require_complete_stream
 from dagster_adjunct.assets.versions.actions import require_audit_fields
@@ -375,38 +375,36 @@ def _rewind(
         if rebuilt:
             _raise_refusal(rewind)
         plan = plan_recovery(snapshot, rebuild=reason, forced=forced) if rebuilt else plan_recovery(snapshot)
-    advance = Advance(context, snapshot, plan.decision, stages)
+    advance = Advance.of(context, snapshot, plan.decision, stages)
     if rebuilt:
         return execute_plan(advance, plan, applied=ids)
     if snapshot.manifest is None or plan.decision.action != "continue":
         _raise_refusal(rewind)
         raise not_continuable_error(snapshot, plan.decision)
-    progress = resume_table(advance, plan)
-    if progress.running or progress.manifest.quarantining is not None:
-        progress, action = apply_changes(advance, progress)  # a bootstrap, or ranges whose dead letters were being sent
+    advance = resume_table(advance, plan)
+    if advance.running or advance.manifest.quarantining is not None:
+        advance, action = apply_changes(advance)  # a bootstrap, or ranges whose dead letters were being sent
         if action == "waiting":
             problem = f"dataset {spec.name!r} can't be rewound: its bootstrap waits for unfinished transactions."
             raise DatasetError(problem, "Advance it until the bootstrap is done, then retry.", dataset=spec.name)
-        rewind = resolve_rewind(replace(snapshot, manifest=progress.manifest), positions, force)
+        rewind = resolve_rewind(replace(snapshot, manifest=advance.manifest), positions, force)
     _raise_refusal(rewind)
     rewinding = ActiveRewind(rewind, ids, reason, forced)
-    version = progress.manifest.version
+    version = advance.manifest.version
     assert version is not None
     with Lease.acquire(context.lake, spec.name, [version.id], holder=f"rewind by {context.by}"):
-        progress, _ = apply_ranges(advance, progress, rewinding.ranges, rewinding=rewinding)
-    report = build_report(advance, compact_if_due(advance, progress), "rewound")
+        advance, _ = apply_ranges(advance, rewinding.ranges, rewinding=rewinding)
+    report = build_report(compact_if_due(advance), "rewound")
     again, skipped = (sum(getattr(partition, what) for partition in rewind.partitions) for what in ("again", "skipped"))
     note = f"{again:,} offsets of {len(rewind.partitions)} partition(s) applied again"
     return replace(report, note=note + (f", {skipped:,} skipped" if skipped else ""))
 
 
 def _already_applied_report(context: Runtime, snapshot: TableSnapshot, stages: Stages) -> AdvanceReport:
-    assert snapshot.manifest is not None
     reason = "its startpoints were applied before"
     decision = Decision(action="continue", store="valid", reason=reason, at=snapshot.at)
-    advance = Advance(context, snapshot, decision, stages)
-    progress = AdvanceProgress(snapshot.commit, snapshot.manifest, snapshot.ends)
-    return replace(build_report(advance, progress, "up-to-date"), note=reason)
+    advance = Advance.of(context, snapshot, decision, stages)
+    return replace(build_report(advance, "up-to-date"), note=reason)
 
 
 def _raise_refusal(plan: RewindPlan) -> None:

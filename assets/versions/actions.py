@@ -325,12 +325,12 @@ def _free_names(
     }
 
 
-def require_audit_fields(action: str, version: str, reason: str, by: str) -> None:
-    """Raise ConfigurationError for a change without a reason or without an author."""
+def require_audit_fields(action: str, version: str, reason: str, by: str, **about: Any) -> None:
+    """Raise ConfigurationError for a change without a reason or without an author; `about` are its other fields."""
     for argument, what, given in (("reason", "reason", reason), ("by", "author", by)):
         if not given.strip():
             problem = f"{action} {version} has no {what}.".replace("  ", " ")
-            raise ConfigurationError(problem, "Pass reason=… and by=…: both are recorded.", argument=argument)
+            raise ConfigurationError(problem, "Pass reason=… and by=…: both are recorded.", argument=argument, **about)
 
 
 _BEFORE_ALL = datetime.min.replace(tzinfo=UTC)

@@ -84,6 +84,13 @@ class DatasetLog:
         commit, manifests = self.read_all()
         return commit, manifests.get(self.name)
 
+    def require(self) -> tuple[Commit, DatasetManifest]:
+        """Return the current commit and its manifest. Raises DatasetNotFoundError before the first."""
+        commit, manifest = self.read()
+        if commit is None or manifest is None:
+            raise no_commit_error(self.lake, self.name)
+        return commit, manifest
+
     def read_or_newest(self) -> tuple[Commit | None, DatasetManifest | None, str]:
         """Return the current commit, its manifest and ""; if unreadable, the newest readable manifest and the problem.
 

@@ -26,7 +26,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Self
 
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog, no_commit_error
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -261,9 +261,7 @@ def read_lake_clock(lake: Lake, dataset: str) -> datetime:
 
 def check_retained(lake: Lake, dataset: str, versions: Sequence[str]) -> None:
     """Raise VersionDiscardedError if one of these leased versions is no longer retained."""
-    manifest = DatasetLog(lake, dataset).read()[1]
-    if manifest is None:
-        raise no_commit_error(lake, dataset)
+    manifest = DatasetLog(lake, dataset).require()[1]
     for version in versions:
         manifest.check_kept(version)
 

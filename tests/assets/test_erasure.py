@@ -606,8 +606,8 @@ def test_what_can_t_be_forgotten_is_refused_with_what_to_do(people: World) -> No
     refused(ConfigurationError, "argument 'keys' is empty", keys=[])
     refused(SchemaMismatchError, "key column 'person' is string, and 5", keys=[5])
     refused(NullKeyError, "key column 'person' is null", keys=[None])
-    refused(ConfigurationError, "lacks a reason", reason=" ")
-    refused(ConfigurationError, "lacks who does it", by="")
+    refused(ConfigurationError, "has no reason", reason=" ")
+    refused(ConfigurationError, "has no author", by="")
     refused(ConfigurationError, "the reason of the erasure contains a key", reason=f"{SECRET} asked for it")
 
 
