@@ -31,7 +31,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_partition_count,
 )
 from dagster_adjunct.orchestration.operators.event_time import build_event_time
-from dagster_adjunct.orchestration.operators.inputs import DefaultOffset, Input, OnLost, build_input
+from dagster_adjunct.orchestration.operators.inputs import DefaultOffset, Input, OnLost, check_task_column
 from dagster_adjunct.orchestration.operators.operator import KeyedTable, Operator
 from dagster_adjunct.resources.common import argument_error, check_name, find_calling_line, split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
@@ -146,7 +146,12 @@ class Application:
         watermark that is `max_watermark_lag` behind the clock.
         """
         time = build_event_time(name, event_time, delay, idle_after, max_watermark_lag)
-        spec = build_input(name, default_offset, reset_offset, on_lost, broadcast, time)
+        split_stream_name(name)
+        task = None if broadcast is False else "task" if broadcast is True else broadcast
+        if task is not None:
+            found = f"input stream {name!r} has broadcast={broadcast!r}"
+            check_task_column(task, found, argument="broadcast", stream=name)
+        spec = Input(name, default_offset, reset_offset, on_lost, task, time)
         if name in self._inputs:
             problem = f"application {self.name!r} declares the input stream {name!r} twice."
             step = "Keep what the first input_stream() returned, and use it in both places."

@@ -22,7 +22,7 @@ from dagster_adjunct.orchestration.operators.asof_join import AsOfJoin, check_as
 from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey, validate_column_names
 from dagster_adjunct.orchestration.operators.event_time import build_late_records
 from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map, validate_record_function
-from dagster_adjunct.orchestration.operators.inputs import Broadcast, build_broadcast
+from dagster_adjunct.orchestration.operators.inputs import Broadcast, check_task_column
 from dagster_adjunct.orchestration.operators.joins import (
     How,
     Join,
@@ -33,10 +33,10 @@ from dagster_adjunct.orchestration.operators.joins import (
 )
 from dagster_adjunct.orchestration.operators.operator import BeforeHistory, OnNullTime, Spec
 from dagster_adjunct.orchestration.operators.records import (
+    Merge,
     PartitionBy,
     build_filter,
     build_map,
-    build_merge,
     build_partition_by,
     build_select,
     build_with_columns,
@@ -201,7 +201,7 @@ class MessageStream:
             raise ConfigurationError(
                 f"merge after {self.operator} got no other stream.", "Name those to merge with.", argument="others"
             )
-        return self.apply(build_merge(self.operator, [other.operator for other in others]), *others)
+        return self.apply(Merge((self.operator, *(other.operator for other in others))), *others)
 
     def broadcast(self, *, task: str = "task") -> MessageStream:
         """Return all records once per task, with the task's number (from 0) in the column `task`.
@@ -209,7 +209,8 @@ class MessageStream:
         The records of a batch must fit into the memory of each Spark executor.
         """
         stream = f"{self.graph.name}-{self.graph.next_id(Broadcast.kind)}"
-        return self.apply(build_broadcast(self.operator, stream, task))
+        check_task_column(task, f"broadcast after {self.operator} has task={task!r}", argument="task")
+        return self.apply(Broadcast(stream, task))
 
     def partition_by(self, *columns: str, partitions: int | None = None) -> MessageStream:
         """Return the records repartitioned by `columns`: an intermediate stream.

@@ -13,7 +13,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     plain_column,
 )
 from dagster_adjunct.orchestration.operators.event_time import EventTime
-from dagster_adjunct.orchestration.operators.operator import Flow, PassThroughSpec, PlanContext, Role, Spec, StreamEdge
+from dagster_adjunct.orchestration.operators.operator import Flow, PassThroughSpec, PlanContext, Role, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import (
     TASK_NUMBER,
     UNKNOWN,
@@ -22,7 +22,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     LineageNode,
     require_facts,
 )
-from dagster_adjunct.resources.common import argument_error, split_stream_name
+from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.column_sql import F
 
@@ -37,6 +37,7 @@ class Broadcast(PassThroughSpec):
     """All records once per task, with the task's number in the column `task`."""
 
     kind: ClassVar[str] = "broadcast"
+    count_from: ClassVar[str] = "one for each task"
     role: ClassVar[Role] = "broadcast"
     stream: str
     task: str
@@ -49,10 +50,6 @@ class Broadcast(PassThroughSpec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return Flow(context.operator, (self.task,), TASK_NUMBER)
-
-    def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge:
-        by, count_from = (self.task,), "one for each task"
-        return StreamEdge(self.stream, self.role, partitions, by, TASK_NUMBER, count_from, context.operator)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         return copy_for_each_task(frames[0], self.task, batch.tasks)
@@ -67,13 +64,8 @@ def add_task_column(operator: str, what: str, columns: Columns, task: str, metho
     return columns.add({task: ColumnFacts("int")})
 
 
-def build_broadcast(after: str, stream: str, task: str) -> Broadcast:
-    """Return the broadcast for a user's argument, as the stream of this name, after the operator `after`."""
-    _check_task_column(task, f"broadcast after {after} has task={task!r}", argument="task")
-    return Broadcast(stream, task)
-
-
-def _check_task_column(task: str, found: str, **about: Any) -> None:
+def check_task_column(task: str, found: str, **about: Any) -> None:
+    """Raise ConfigurationError unless this can be the name of the column for the task's number."""
     if plain_column(task) != task or task.startswith("__"):
         raise argument_error(found, 'a plain column name, by default "task"', **about)
 
@@ -104,6 +96,7 @@ class Input(Spec):
     """
 
     kind: ClassVar[str] = "input"
+    count_from: ClassVar[str] = "input"
     stream: str
     default_offset: DefaultOffset | None = None
     reset_offset: bool = False
@@ -150,31 +143,6 @@ class Input(Spec):
         facts = require_facts(context.catalog, self.stream, context.operator)
         return facts.partitions if self.broadcast is None else None
 
-    def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge:
-        if self.broadcast is None:
-            by, partitioner = flow.partitioned_by, flow.partitioner
-        else:
-            facts = require_facts(context.catalog, self.stream, context.operator)
-            partitions, by, partitioner = facts.partitions, facts.key, facts.partitioner
-        return StreamEdge(self.stream, self.role, partitions, by, partitioner, "input", context.operator)
-
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         records = batch.read(self.stream)
         return records if self.broadcast is None else copy_for_each_task(records, self.broadcast, batch.tasks)
-
-
-def build_input(
-    stream: str,
-    default_offset: DefaultOffset | None,
-    reset_offset: bool,
-    on_lost: OnLost,
-    broadcast: bool | str,
-    event_time: EventTime | None = None,
-) -> Input:
-    """Return the input for a user's arguments."""
-    split_stream_name(stream)
-    task = None if broadcast is False else "task" if broadcast is True else broadcast
-    if task is not None:
-        found = f"input stream {stream!r} has broadcast={broadcast!r}"
-        _check_task_column(task, found, argument="broadcast", stream=stream)
-    return Input(stream, default_offset, bool(reset_offset), on_lost, task, event_time)

@@ -26,12 +26,11 @@ from dagster_adjunct.orchestration.operators.functions import (
 )
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
-    Declarations,
-    ExternalCall,
     KeyedTable,
     Match,
     PassThroughSpec,
     PlanContext,
+    PlannedCall,
     Requirement,
     check_equal_types,
 )
@@ -52,6 +51,7 @@ from dagster_adjunct.resources.schemas.schema import Field, Schema
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
@@ -175,7 +175,7 @@ class Join(PassThroughSpec):
     def summary(self) -> str:
         return f"{self.how} join {self.dataset} on {describe_on(self.on)}"
 
-    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+    def requirements(self, app: Application) -> Sequence[Requirement | None]:
         dataset = app.dataset(self.dataset)
         if dataset.partitions is None:  # every task reads all of it
             return ()
@@ -347,10 +347,10 @@ class LookupJoin(PassThroughSpec):
     def summary(self) -> str:
         return f"{self.how} lookup in table {self.table} on {describe_on(self.on)}"
 
-    def call(self, app: Declarations) -> ExternalCall:
+    def call(self, operator: str, app: Application) -> PlannedCall:
         cached = "" if getattr(app.tables[self.table], "cache", None) is None else ", unless the table's cache has it"
         guarantee = f"each key once a batch{cached}; a repeated batch has the same answers"
-        return ExternalCall("lookup", self.table, guarantee, recorded=True)
+        return PlannedCall(operator, "lookup", self.table, guarantee, recorded=True)
 
     def lookup(self, operator: str, table: KeyedTable) -> TableLookup:
         """Return the lookup, with the types of its columns.

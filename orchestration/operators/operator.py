@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.operators.stream_facts import (
     UNKNOWN,
     Catalog,
@@ -28,6 +27,7 @@ from dagster_adjunct.resources.sql.types import types_differ
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.remote_tables import ChangedColumns, TableSend
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
@@ -40,38 +40,6 @@ class KeyedTable(Protocol):
 
     @property
     def key(self) -> tuple[str, ...]: ...
-
-
-class DeclaredOutput(Protocol):
-    """An output stream: "system.stream", its partition count, and the columns that choose the partition."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def partitions(self) -> int: ...
-
-    @property
-    def key(self) -> tuple[str, ...]: ...
-
-
-class Declarations(Protocol):
-    """The declarations of an application, by name."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def outputs(self) -> Mapping[str, DeclaredOutput]: ...
-
-    @property
-    def tables(self) -> Mapping[str, KeyedTable]: ...
-
-    def dataset(self, name: str) -> AdjunctDataset:
-        """Return the declared dataset of this name."""
-
-    def table_key(self, name: str) -> tuple[str, ...]:
-        """Return the key columns of a declared remote table."""
 
 
 def find_schemas_in_fields(spec: object) -> Iterator[Schema]:
@@ -169,6 +137,14 @@ class Spec(ABC):
     def role(self) -> Role | None:
         """The role of the stream that begins here; None where records stay in their partitions."""
         return None
+
+    stream: str
+    """The name of the stream that begins here; only of operators with a role."""
+
+    @property
+    def count_from(self) -> str:
+        """Where the partition count of the stream that begins here comes from; "" where it is inferred."""
+        return ""
 
     @property
     def sql(self) -> Sequence[str]:
@@ -276,28 +252,24 @@ class Spec(ABC):
         """Whether records are written and also continue, in their partitions."""
         return self.writes is not None and self.role is None
 
-    def call(self, app: Declarations) -> ExternalCall | None:
+    def call(self, operator: str, app: Application) -> PlannedCall | None:
         """Return its call of a table or function outside the batch, or None."""
         return None
 
-    def target(self, app: Declarations) -> LineageNode | None:
+    def target(self, app: Application) -> LineageNode | None:
         """Return the asset that the records are sent to."""
         return None
 
-    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+    def requirements(self, app: Application) -> Sequence[Requirement | None]:
         """Return the required partitioning of each input, None for any; () if there is none at all."""
         return ()
 
-    def changed(self, app: Declarations, arriving: Columns) -> ChangedColumns | None:
+    def changed(self, app: Application, arriving: Columns) -> ChangedColumns | None:
         """Return the table's columns that it changes, given those of its input; None for all, or if unknown."""
         return None
 
     def declared_partitions(self, context: PlanContext) -> int | None:
         """Return the declared partition count of the stream that begins here, None where it is open."""
-        return None
-
-    def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge | None:
-        """Return the stream that begins here; `flow` describes the records after the operator."""
         return None
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
@@ -308,7 +280,7 @@ class Spec(ABC):
         """Return the columns that are written to the target."""
         return arriving
 
-    def check_frames(self, operator: str, frames: Sequence[DataFrame], app: Declarations) -> Columns:
+    def check_frames(self, operator: str, frames: Sequence[DataFrame], app: Application) -> Columns:
         """Check the records that arrive, whose types Spark knows, as planning does; return the columns that leave."""
         return self.derive_columns(PlanContext(operator, app, {}), [Columns.of_frame(frame) for frame in frames])
 
@@ -363,7 +335,7 @@ class PlanContext:
     """
 
     operator: str
-    app: Declarations
+    app: Application
     catalog: Catalog
     counts: Mapping[str, int] | None = None
     compared: list[ComparedColumn] = field(default_factory=list)
@@ -464,12 +436,13 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class ExternalCall:
-    """A call outside the batch, of the table or function `of`, with its guarantee.
+class PlannedCall:
+    """A call outside the batch: a "lookup" in a table, or a "sink", a user's function.
 
-    If `recorded`, results are stored for the batch before anything that depends on them is written.
+    `guarantee` says how often it is called. `recorded` results are the same when a batch is repeated.
     """
 
+    operator: str
     kind: Literal["lookup", "sink"]
     of: str
     guarantee: str

@@ -27,7 +27,6 @@ from dagster_adjunct.orchestration.operators.operator import (
     PlanContext,
     Role,
     Spec,
-    StreamEdge,
     merge_flows,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import (
@@ -301,11 +300,6 @@ class Merge(Spec):
         return merged.repartition(partitions, *map(named_column, by))
 
 
-def build_merge(after: str, others: Sequence[str]) -> Merge:
-    """Return the merge of the operator `after` and these others."""
-    return Merge((after, *others))
-
-
 _NAMED = re.compile(r"\sas\s", re.IGNORECASE)
 
 
@@ -333,9 +327,9 @@ class PartitionBy(PassThroughSpec):
     def declared_partitions(self, context: PlanContext) -> int | None:
         return self.partitions
 
-    def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge:
-        declared = "" if self.partitions is None else f"partition_by(partitions={self.partitions})"
-        return StreamEdge(self.stream, self.role, partitions, self.columns, SPARK, declared, context.operator)
+    @property
+    def count_from(self) -> str:
+        return "" if self.partitions is None else f"partition_by(partitions={self.partitions})"
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         partitions = batch.partitions_at(operator)

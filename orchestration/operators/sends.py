@@ -16,17 +16,15 @@ from dagster_adjunct.orchestration.operators.columns import (
 from dagster_adjunct.orchestration.operators.functions import flow_after_function
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
-    Declarations,
     Exchange,
-    ExternalCall,
     Flow,
     PassThroughSpec,
     PlanContext,
+    PlannedCall,
     Reason,
     Requirement,
     Role,
     Spec,
-    StreamEdge,
 )
 from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction
 from dagster_adjunct.orchestration.operators.stream_facts import (
@@ -49,6 +47,7 @@ from dagster_adjunct.resources.user_code import check_plain_function
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
@@ -98,13 +97,13 @@ class OutputStreamSpec(Spec):
 
     __slots__ = ()
     role: ClassVar[Role] = "output"
-    stream: str
+    count_from: ClassVar[str] = "output"
 
     @property
     def writes(self) -> str:
         return self.stream
 
-    def target(self, app: Declarations) -> LineageNode:
+    def target(self, app: Application) -> LineageNode:
         return LineageNode("stream", self.stream)
 
     def check_output(self, context: PlanContext, columns: Columns, what: str, why: str) -> None:
@@ -136,10 +135,6 @@ class OutputStreamSpec(Spec):
 
     def declared_partitions(self, context: PlanContext) -> int:
         return context.app.outputs[self.stream].partitions
-
-    def edge(self, context: PlanContext, flow: Flow, partitions: int) -> StreamEdge:
-        by, partitioner = flow.partitioned_by, flow.partitioner
-        return StreamEdge(self.stream, self.role, partitions, by, partitioner, "output", context.operator)
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         output = context.app.outputs[self.stream]
@@ -204,14 +199,14 @@ class SendToLocal(PassThroughSpec):
     def feeds(self) -> str:
         return self.table
 
-    def target(self, app: Declarations) -> LineageNode:
+    def target(self, app: Application) -> LineageNode:
         return LineageNode("dataset", self.table)
 
     def summary(self) -> str:
         deleted = f", deleted where {self.deleted}" if self.deleted is not None else ""
         return f"local table {self.table} ({', '.join(self.schema.names)}){deleted}"
 
-    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+    def requirements(self, app: Application) -> Sequence[Requirement | None]:
         return (Requirement(self.table, app.dataset(self.table).partitions, None, feeds=True),)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
@@ -337,16 +332,16 @@ class Sink(Spec):
     def writes(self) -> str:
         return function_label(self.function)
 
-    def target(self, app: Declarations) -> LineageNode:
+    def target(self, app: Application) -> LineageNode:
         return LineageNode("sink", f"{app.name}/{self.writes.removesuffix('()')}")
 
     def summary(self) -> str:
         return self.writes if self.returns is None else f"the results of {self.writes}"
 
-    def call(self, app: Declarations) -> ExternalCall:
+    def call(self, operator: str, app: Application) -> PlannedCall:
         recorded = self.returns is not None
         again = "; not again once its results are recorded" if recorded else ", and again if the batch is repeated"
-        return ExternalCall("sink", self.writes, f"at least once for each record of a batch{again}", recorded)
+        return PlannedCall(operator, "sink", self.writes, f"at least once for each record of a batch{again}", recorded)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         return arriving[0] if self.returns is None else Columns.of_schema(self.returns)

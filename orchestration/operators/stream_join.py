@@ -41,7 +41,6 @@ from dagster_adjunct.orchestration.operators.joins import (
 )
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
-    Declarations,
     Flow,
     PlanContext,
     Requirement,
@@ -58,6 +57,7 @@ from dagster_adjunct.resources.streams.system import TOMBSTONE
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
@@ -291,7 +291,7 @@ class StreamJoin(Spec):
     def summary(self) -> str:
         return f"{self.how} join on {describe_on(self.on)}, from {self.before} before to {self.after} after"
 
-    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+    def requirements(self, app: Application) -> Sequence[Requirement | None]:
         return [Requirement(None, None, partition_columns) for partition_columns in self._partition_columns]
 
     @property

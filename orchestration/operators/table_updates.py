@@ -16,7 +16,6 @@ from dagster_adjunct.orchestration.operators.columns import (
 )
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
-    Declarations,
     Exchange,
     Flow,
     KeyedTable,
@@ -55,6 +54,7 @@ from dagster_adjunct.resources.tables.operation import UpdateContract
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
@@ -489,7 +489,7 @@ class SendToTable(PassThroughSpec):
     def adds(self) -> bool:
         return bool(self._update.add or self._update.append)
 
-    def target(self, app: Declarations) -> LineageNode:
+    def target(self, app: Application) -> LineageNode:
         return LineageNode("table", self.send.table)
 
     def summary(self) -> str:
@@ -518,7 +518,7 @@ class SendToTable(PassThroughSpec):
         check_sink_columns(context.operator, sink, types)
         return columns
 
-    def changed(self, app: Declarations, arriving: Columns) -> ChangedColumns | None:
+    def changed(self, app: Application, arriving: Columns) -> ChangedColumns | None:
         update = self.send.update
         if update is None:
             return None
@@ -531,7 +531,7 @@ class SendToTable(PassThroughSpec):
             frozenset(name for name, _ in update.if_missing or ()) - frozenset(app.table_key(self.send.table)),
         )
 
-    def _sink(self, app: Declarations) -> TableSink:
+    def _sink(self, app: Application) -> TableSink:
         return TableSink(app.tables[self.send.table], self.send)
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
@@ -594,10 +594,10 @@ class SendToDataset(PassThroughSpec):
     def feeds(self) -> str:
         return self.table
 
-    def target(self, app: Declarations) -> LineageNode:
+    def target(self, app: Application) -> LineageNode:
         return LineageNode("stream", self._fed(app))
 
-    def _fed(self, app: Declarations) -> str:
+    def _fed(self, app: Application) -> str:
         stream = app.dataset(self.table).stream
         assert stream is not None  # MessageStream.send_to refuses others
         return stream
@@ -605,7 +605,7 @@ class SendToDataset(PassThroughSpec):
     def summary(self) -> str:
         return f"dataset {self.table}"
 
-    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+    def requirements(self, app: Application) -> Sequence[Requirement | None]:
         dataset = app.dataset(self.table)
         if dataset.partitions is None:
             return ()

@@ -337,11 +337,15 @@ def build_stream_edges(draft: Draft, default_from: str) -> dict[str, StreamEdge]
                     name, "intermediate", counts.partitions[item.node], item.columns, SPARK, "auto_repartition",
                     operator.id,
                 )  # fmt: skip
-        flow = draft.flows.after[operator.id]
-        context = PlanContext(operator.id, app, catalog)
-        edge = operator.spec.edge(context, flow, counts.partitions[flow.stream])
-        if edge is not None:
-            edges[operator.id] = edge
+        spec, flow = operator.spec, draft.flows.after[operator.id]
+        if spec.role is not None:
+            count, by, partitioner = counts.partitions[flow.stream], flow.partitioned_by, flow.partitioner
+            if spec.role == "broadcast-input":  # the flow describes the copies that tasks get of it
+                facts = require_facts(catalog, spec.stream, operator.id)
+                count, by, partitioner = facts.partitions, facts.key, facts.partitioner
+            edges[operator.id] = StreamEdge(
+                spec.stream, spec.role, count, by, partitioner, spec.count_from, operator.id
+            )
     for dataset in app.datasets:
         if dataset.stream is not None:
             require_facts(catalog, dataset.stream, f"dataset {dataset.name!r}")

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from dagster_adjunct.orchestration.operators.operator import Exchange, StreamEdge
+from dagster_adjunct.orchestration.operators.operator import Exchange, PlannedCall, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.orchestration.planner.render import describe_differences, render_mermaid, render_text
 from dagster_adjunct.resources.common import first_validation_problem
@@ -132,20 +132,6 @@ class PlannedState:
     table: str
     sends: tuple[str, ...]
     replay: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedCall:
-    """A call outside the batch: a "lookup" in a table, or a "sink", a user's function.
-
-    `guarantee` says how often it is called. `recorded` results are the same when a batch is repeated.
-    """
-
-    operator: str
-    kind: str
-    of: str
-    guarantee: str
-    recorded: bool
 
 
 @dataclass(frozen=True, slots=True)

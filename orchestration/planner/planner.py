@@ -62,7 +62,6 @@ from dagster_adjunct.orchestration.planner.plan import (
     ExecutionPlan,
     FedDataset,
     JoinGroup,
-    PlannedCall,
     PlannedOperator,
 )
 from dagster_adjunct.resources.common import split_stream_name
@@ -159,7 +158,7 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         draft = replace(draft, flows=flows)
     streams = tuple(draft.edges.values())
     tables = plan_tables(app, catalog, columns)
-    calls = ((operator.id, operator.spec.call(app)) for operator in app.operators)
+    calls = (operator.spec.call(operator.id, app) for operator in app.operators)
     return ExecutionPlan(
         application=app.name,
         operators=tuple(_iter_operators(draft, columns)),
@@ -180,7 +179,7 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         ),
         tables=tables,
         fed=_plan_fed_datasets(draft),
-        calls=tuple(PlannedCall(id_, call.kind, call.of, call.guarantee, call.recorded) for id_, call in calls if call),
+        calls=tuple(call for call in calls if call is not None),
         state=plan_state(app),
         fed_joins=plan_fed_joins(app),
         by_time=plan_joins_by_time(app),

@@ -385,7 +385,7 @@ def _close_batch(
     context.check()
     logged = step.log.close(run.logged, done, outputs.times)
     step.startpoints.remove_applied(step.tasks, intent.startpoints)
-    if any((asked := operator.spec.call(context.app)) and asked.recorded for operator in context.app.operators):
+    if any(call.recorded for call in context.plan.calls):
         purge_answers(context.lake, context.app.name, intent.batch)
     state, after = logged.state, logged.state.offsets
     texts = [f"{after.applied[ssp].describe(ssp)} applied in batch {intent.batch}" for ssp in intent.startpoints]

@@ -50,7 +50,7 @@ from tests.orchestration.step_world import StepWorld
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.operator import Declarations
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
@@ -325,7 +325,7 @@ class Alike(Union):
 
     moved: list[list[bool]] = field(default_factory=list, compare=False)
 
-    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+    def requirements(self, app: Application) -> Sequence[Requirement | None]:
         return [Requirement(None, None, ("tailnum",))] * 2
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:

@@ -27,7 +27,7 @@ from tests.orchestration.step_world import batch_inputs
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.operator import Declarations
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
@@ -66,7 +66,7 @@ class Written(PassThroughSpec):
     def writes(self) -> str:
         return "somewhere"
 
-    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+    def requirements(self, app: Application) -> Sequence[Requirement | None]:
         return [Requirement(None, 4, ("k",))]
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
@@ -82,7 +82,7 @@ class LeftOver(Written):
     def reads_late_records(self) -> bool:
         return True
 
-    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+    def requirements(self, app: Application) -> Sequence[Requirement | None]:
         return ()
 
 

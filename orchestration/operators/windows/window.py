@@ -28,7 +28,7 @@ from dagster_adjunct.orchestration.operators.event_time import (
     to_json_object,
     to_late_records,
 )
-from dagster_adjunct.orchestration.operators.operator import Declarations, PassThroughSpec, PlanContext, Requirement
+from dagster_adjunct.orchestration.operators.operator import PassThroughSpec, PlanContext, Requirement
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns
 from dagster_adjunct.orchestration.operators.windows import functions
 from dagster_adjunct.orchestration.operators.windows import rows as records
@@ -62,6 +62,7 @@ from dagster_adjunct.resources.user_code import MASKED, MAX_VALUE_CHARS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
@@ -239,7 +240,7 @@ class Window(PassThroughSpec):
     def _has_functions(self) -> bool:
         return any(isinstance(made, Aggregate) for _, made in self.aggregates)
 
-    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+    def requirements(self, app: Application) -> Sequence[Requirement | None]:
         return (Requirement(None, None, self.partition_by),)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:

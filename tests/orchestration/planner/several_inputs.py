@@ -20,7 +20,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Co
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.operator import Declarations
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
@@ -43,7 +43,7 @@ class StreamJoin(Planned):
     def summary(self) -> str:
         return " = ".join(map(", ".join, self.columns))
 
-    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+    def requirements(self, app: Application) -> Sequence[Requirement | None]:
         return [Requirement(None, None, columns) for columns in self.columns]
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
@@ -69,7 +69,7 @@ class Window(Planned):
     def summary(self) -> str:
         return f"counts by {', '.join(self.columns)}"
 
-    def requirements(self, app: Declarations) -> Sequence[Requirement | None]:
+    def requirements(self, app: Application) -> Sequence[Requirement | None]:
         return [Requirement(None, None, self.columns)]
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
