@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.columns import (
@@ -16,6 +18,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     EVENT_TIME,
     ORDINAL,
     ORIGIN,
+    REPLAYED,
     Names,
     Types,
     check_duration,
@@ -203,6 +206,26 @@ def position_key(frame: DataFrame) -> Column:
     numbers = [F.lpad(F.col(name).cast("string"), _WIDTH, "0") for name in (PARTITION, OFFSET)]
     names = (*tie_breakers(frame), *((ORIGIN,) if ORIGIN in frame.columns else ()))
     return F.concat_ws(":", *numbers, *[F.coalesce(F.col(name).cast("string"), F.lit("")) for name in names])
+
+
+EXCLUSION = "__why"
+"""Why an operator over time leaves a record out, one of the reasons below; null where it does not."""
+REPLAYED_REASON, DELETED, LATE, NULL_TIME, NULL_KEY = "again", "tombstone", "late", "null time", "null key"
+_COUNTERS = {"late": LATE, "null_times": NULL_TIME, "null_keys": NULL_KEY, "again": REPLAYED_REASON}
+_COUNTERS |= {"tombstones": DELETED}
+
+
+def exclusion_column(frame: DataFrame, keys: Sequence[str], null_time: Column, late: Column) -> Column:
+    """Return the first reason for which each record is left out, null for none."""
+    reasons = [(F.col(REPLAYED), REPLAYED_REASON)] if REPLAYED in frame.columns else []
+    null_key = reduce(or_, [named_column(name).isNull() for name in keys])
+    reasons += [(F.col(TOMBSTONE), DELETED), (null_time, NULL_TIME), (null_key, NULL_KEY), (late, LATE)]
+    return F.coalesce(*[F.when(condition, F.lit(why)) for condition, why in reasons])
+
+
+def exclusion_conditions() -> dict[str, Column]:
+    """Return the conditions of records that are left out, by the names of their counters."""
+    return {name: F.col(EXCLUSION) == why for name, why in _COUNTERS.items()}
 
 
 # The record's input ("left", "right"; "" for an operator with one), why it was rejected ("late", "null time", "null

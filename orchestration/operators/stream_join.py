@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import reduce
-from operator import and_, or_
+from operator import and_
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.local_table import StateSpec
@@ -14,7 +14,6 @@ from dagster_adjunct.orchestration.operators.columns import (
     BEHIND,
     EVENT_TIME,
     MAX_DURATION,
-    REPLAYED,
     check_added_names,
     check_duration,
     check_state_columns,
@@ -23,8 +22,14 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_partition_by,
 )
 from dagster_adjunct.orchestration.operators.event_time import (
+    EXCLUSION,
+    LATE,
     MAX_MICROS,
+    NULL_KEY,
+    NULL_TIME,
     Watermarks,
+    exclusion_column,
+    exclusion_conditions,
     hold_back_watermark,
     make_records,
     position_key,
@@ -52,7 +57,6 @@ from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Co
 from dagster_adjunct.resources.common import argument_error, check_name, to_microseconds
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.streams.system import TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -61,9 +65,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
-EXCLUSION = "__why"
-"""Why a record is not stored, one of the reasons below; null where it is stored."""
-REPLAYED_REASON, DELETED, LATE, NULL_TIME, NULL_KEY = "again", "tombstone", "late", "null time", "null key"
 UNMATCHABLE = (NULL_TIME, NULL_KEY)
 """The reasons of records that can't match anything."""
 RECORD, AT, EXPIRES = "record$", "at$", "expires$"
@@ -124,11 +125,8 @@ def classify_join_records(frame: DataFrame, side: Side, watermarks: Watermarks, 
     late = F.col(BEHIND).isNotNull()
     if watermarks.before is not None:
         late = late | (time < F.lit(to_microseconds(watermarks.before)))
-    no_key = reduce(or_, [named_column(name).isNull() for name in side.keys])
-    reasons = [(F.col(REPLAYED), REPLAYED_REASON)] if REPLAYED in frame.columns else []
-    reasons += [(F.col(TOMBSTONE), DELETED), (time.isNull() | (time > MAX_MICROS - retention), NULL_TIME)]
-    reasons += [(no_key, NULL_KEY), (late, LATE)]
-    return frame.withColumn(EXCLUSION, F.coalesce(*[F.when(condition, F.lit(why)) for condition, why in reasons]))
+    null_time = time.isNull() | (time > MAX_MICROS - retention)
+    return frame.withColumn(EXCLUSION, exclusion_column(frame, side.keys, null_time, late))
 
 
 def unmatchable_results(frame: DataFrame, side: Side) -> DataFrame:
@@ -398,10 +396,8 @@ class StreamJoin(Spec):
 
     def _store(self, operator: str, frame: DataFrame, side: Side, batch: BatchContext) -> DataFrame:
         """Store the records of one side; return all its stored rows."""
-        counts = {NULL_TIME: "null_times", NULL_KEY: "null_keys", DELETED: "tombstones"}
-        counts |= {LATE: LATE, REPLAYED_REASON: REPLAYED_REASON}
-        conditions = {name: F.col(EXCLUSION) == why for why, name in counts.items()}
-        counted = batch.count_records(operator, frame, conditions | {side.name: F.col(EXCLUSION).isNull()})
+        conditions = exclusion_conditions() | {side.name: F.col(EXCLUSION).isNull()}
+        counted = batch.count_records(operator, frame, conditions)
         # A row is needed while matches may arrive, and while an outer join decides about rows of the other side.
         is_outer = self._is_outer("right" if side.name == "left" else "left")
         needed = (self.bound.before + self.bound.after if is_outer else side.ahead) + 1

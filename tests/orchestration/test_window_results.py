@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
-from dagster_adjunct.orchestration.operators.event_time import Watermarks
-from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, Sliding, Tumbling
-from dagster_adjunct.orchestration.operators.windows.rows import (
+from dagster_adjunct.orchestration.operators.event_time import (
     DELETED,
     EXCLUSION,
     LATE,
     NULL_KEY,
     NULL_TIME,
-    PARTLY_LATE,
     REPLAYED_REASON,
+    Watermarks,
+)
+from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, Sliding, Tumbling
+from dagster_adjunct.orchestration.operators.windows.rows import (
+    PARTLY_LATE,
     Windows,
     classify_window_records,
     union_sessions,

@@ -23,6 +23,8 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_partition_by,
 )
 from dagster_adjunct.orchestration.operators.event_time import (
+    EXCLUSION,
+    exclusion_conditions,
     make_records,
     stored_position_key,
     to_json_object,
@@ -30,24 +32,31 @@ from dagster_adjunct.orchestration.operators.event_time import (
 )
 from dagster_adjunct.orchestration.operators.operator import PassThroughSpec, PlanContext, Requirement
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns
-from dagster_adjunct.orchestration.operators.windows import functions
-from dagster_adjunct.orchestration.operators.windows import rows as records
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Aggregation
 from dagster_adjunct.orchestration.operators.windows.exact_sums import WIDEST, ExactSum
-from dagster_adjunct.orchestration.operators.windows.functions import LIMIT, RECORD_TIME
 from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, max_duration_after
 from dagster_adjunct.orchestration.operators.windows.rows import (
     ABSORBED,
     CLOSING,
     END,
     EXPIRES,
+    LEFT_OUT,
+    PARTLY_LATE,
     POSITION,
+    RECORD_COLUMNS,
     RECORDS,
     START,
     TOUCHED,
     Windows,
+    assign_sessions,
     build_session_runs,
+    call_window_functions,
+    classify_window_records,
+    merge_records,
     merge_sessions,
+    prepare_records,
+    select_window_records,
+    stored_record_schema,
     union_sessions,
     update_fixed_windows,
 )
@@ -66,7 +75,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
-_OF_RECORDS = (POSITION, RECORD_TIME, LIMIT, EXPIRES)
 _OF_WINDOWS = (START, END, RECORDS)
 
 
@@ -80,10 +88,10 @@ def check_reserved_names(
     partials = [
         partial.name for name, made in aggregates for kind in ("", WIDEST) for partial in made.partials(name, kind)
     ]
-    taken = [("by=", tuple(by), {*_OF_RECORDS, *_OF_WINDOWS, *partials})]
+    taken = [("by=", tuple(by), {*RECORD_COLUMNS, *_OF_WINDOWS, *partials})]
     for name, made in aggregates:
         columns = made.columns or (tuple(names) if isinstance(made, Aggregate) else ())
-        taken.append((f"the aggregate {name!r}", columns, {*_OF_RECORDS}))
+        taken.append((f"the aggregate {name!r}", columns, {*RECORD_COLUMNS}))
     for what, columns, reserved in taken:
         clash = next((name for name in columns if name.lower() in map(str.lower, reserved)), None)
         if clash is not None:
@@ -318,15 +326,15 @@ class Window(PassThroughSpec):
 
     def _count(self, operator: str, frame: DataFrame, windows: Windows, batch: BatchContext) -> DataFrame:
         """Return the records that are counted in windows; the others are passed to an operator that reads them."""
-        conditions = {name: F.expr(condition) for name, condition in _COUNTS.items()}
+        conditions = {"records": F.lit(True), "partly_late": F.col(PARTLY_LATE)} | exclusion_conditions()
         before = batch.watermarks(self.name).before
-        classified = batch.count_records(operator, records.classify_window_records(frame, windows, before), conditions)
+        classified = batch.count_records(operator, classify_window_records(frame, windows, before), conditions)
         has_late_consumer = batch.has_late_consumer(operator)
         if has_late_consumer or windows.functions:
             classified = batch.materialize(operator, classified)
-        why = F.col(records.EXCLUSION)
+        why = F.col(EXCLUSION)
         if has_late_consumer:
-            late = classified.filter(why.isin(*records.LEFT_OUT))
+            late = classified.filter(why.isin(*LEFT_OUT))
             batch.divert_late_records(operator, to_late_records(late, why, self.watermark_delay))
         return classified.filter(why.isNull()).withColumn(POSITION, stored_position_key(classified, batch))
 
@@ -334,36 +342,25 @@ class Window(PassThroughSpec):
         self, operator: str, rows: DataFrame, counted: DataFrame, windows: Windows, batch: BatchContext
     ) -> DataFrame:
         """Return the rows that have results, with the values of users' functions; store the records of open windows."""
-        schema, partitions = functions.stored_record_schema(windows), batch.partitions_at(operator)
+        schema, partitions = stored_record_schema(windows), batch.partitions_at(operator)
         is_session, final = isinstance(self.windows, Session), self.results == "final"
         key = (*self.by, POSITION)
         spec = StateSpec(schema, key, self.partition_by, partitions, EXPIRES, not is_session, self.summary())
         state = batch.state(f"{self.name}-records", spec, of=self.name)
-        new = functions.prepare_records(counted, windows)
+        new = prepare_records(counted, windows)
         asked = rows.filter(CLOSING) if final else rows
         if is_session:
-            every = self._repartition(functions.merge_records(state.frame(), new, windows), partitions)
-            assigned = _keep_single_partition(functions.assign_sessions(every, rows, windows), partitions)
+            every = self._repartition(merge_records(state.frame(), new, windows), partitions)
+            assigned = _keep_single_partition(assign_sessions(every, rows, windows), partitions)
             grown = assigned.filter(TOUCHED).filter(f"not {CLOSING}")
             state.write(grown.select(*map(named_column, schema.names)), partitioned=True)
             assigned = assigned.filter(CLOSING) if final else assigned
         else:
             state.write(new, partitioned=True)
-            assigned = functions.select_window_records(state.with_written(), asked, windows)
-        values = functions.call_window_functions(operator, assigned, windows, batch.sensitive(operator))
+            assigned = select_window_records(state.with_written(), asked, windows)
+        values = call_window_functions(operator, assigned, windows, batch.sensitive(operator))
         values = self._repartition(values, partitions).hint("merge")
         return _keep_single_partition(asked.join(values, [*self.by, START], "left"), partitions)
-
-
-_COUNTS = {
-    "records": "true",
-    "late": f"{records.EXCLUSION} = '{records.LATE}'",
-    "partly_late": records.PARTLY_LATE,
-    "null_times": f"{records.EXCLUSION} = '{records.NULL_TIME}'",
-    "null_keys": f"{records.EXCLUSION} = '{records.NULL_KEY}'",
-    "again": f"{records.EXCLUSION} = '{records.REPLAYED_REASON}'",
-    "tombstones": f"{records.EXCLUSION} = '{records.DELETED}'",
-}
 
 
 def _keep_single_partition(joined: DataFrame, partitions: int) -> DataFrame:
