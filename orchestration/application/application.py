@@ -17,6 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar, Unpack, overload
 
+from pydantic import SkipValidation
+
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTableOptions, local_table
 from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
@@ -32,10 +34,12 @@ from dagster_adjunct.orchestration.operators.columns import (
 )
 from dagster_adjunct.orchestration.operators.event_time import build_event_time
 from dagster_adjunct.orchestration.operators.inputs import DefaultOffset, Input, OnLost, check_task_column
-from dagster_adjunct.orchestration.operators.operator import KeyedTable, Operator
+from dagster_adjunct.orchestration.operators.operator import Operator
+from dagster_adjunct.orchestration.operators.remote_tables import AnyTable
 from dagster_adjunct.resources.common import argument_error, check_name, find_calling_line, split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.resources.validation import validated_methods
 
 T = TypeVar("T")
@@ -110,8 +114,7 @@ class Application:
         self._outputs: dict[str, OutputStream] = {}
         self._datasets: dict[str, DatasetHandle] = {}
         self._followed: dict[str, list[AdjunctDataset]] = {}  # datasets by their source stream
-        self._remote_tables: dict[str, RemoteTableHandle] = {}
-        self._tables: dict[str, KeyedTable] = {}
+        self._tables: dict[str, AnyTable] = {}
 
     def __repr__(self) -> str:
         return f"Application({self.name!r}, {len(self._graph.operators)} operators)"
@@ -183,27 +186,24 @@ class Application:
     if TYPE_CHECKING:
 
         @overload
-        def table(  # type: ignore[overload-overlap]
-            self, table: AdjunctDataset, *, max_staleness: timedelta | None = None
-        ) -> DatasetHandle: ...
+        def table(self, table: AdjunctDataset, *, max_staleness: timedelta | None = None) -> DatasetHandle: ...
         @overload
-        def table(self, table: KeyedTable) -> RemoteTableHandle: ...
+        def table(self, table: AnyTable) -> RemoteTableHandle: ...
 
     def table(
-        self, table: AdjunctDataset | KeyedTable, *, max_staleness: timedelta | None = None
+        self, table: SkipValidation[AdjunctDataset | AnyTable], *, max_staleness: timedelta | None = None
     ) -> DatasetHandle | RemoteTableHandle:
         """Declare a table: a dataset to join, or a remote table to send to or look up in.
 
         With `max_staleness`, on an unbounded dataset, the step fails with StaleDatasetError instead of starting a batch
         while the table lacks a change older than that.
         """
-        name = getattr(table, "name", None)
-        if name is None or not hasattr(table, "key"):
+        if not isinstance(table, AdjunctDataset | RemoteTable):
             problem = f"application {self.name!r}: {table!r} is not a table."
             step = "Pass a dataset (bounded_dataset, unbounded_dataset) or a RemoteTable."
             raise ConfigurationError(problem, step, application=self.name)
-        check_name("table", name)
-        if name in self._datasets or name in self._remote_tables:
+        name = table.name
+        if name in self._datasets or name in self._tables:
             raise self._twice(name)
         self._check_staleness(table, name, max_staleness)
         if isinstance(table, AdjunctDataset):
@@ -213,13 +213,9 @@ class Application:
                 self._followed.setdefault(table.stream, []).append(table)
             self._refuse_two_ways(table.stream)
             return dataset
-        remote = RemoteTableHandle(self._graph, table, validate_column_names(f"remote table {name!r}: key", table.key))
-        if not remote.key:
-            raise ConfigurationError(
-                f"remote table {name!r} has no key.", "Name its key columns.", argument="key", table=name
-            )
-        self._remote_tables[name], self._tables[name] = remote, table
-        return remote
+        validate_column_names(f"remote table {name!r}: key", table.key)
+        self._tables[name] = table
+        return RemoteTableHandle(self._graph, table)
 
     def local_table(
         self,
@@ -238,7 +234,7 @@ class Application:
         once. A join defined before a `send_to` sees its records in the next batch, a join defined after it in the same
         batch.
         """
-        if name in self._datasets or name in self._remote_tables:
+        if name in self._datasets or name in self._tables:
             raise self._twice(name)
         validate_partition_count(f"local table {name!r}: partitions", partitions)
         keys = validate_column_names(f"local table {name!r}: key", key)
@@ -283,26 +279,24 @@ class Application:
         return {name: limit for name, limit in limits.items() if limit is not None}
 
     @property
-    def tables(self) -> Mapping[str, KeyedTable]:
+    def tables(self) -> Mapping[str, AnyTable]:
         """The remote tables by name, as they were declared."""
         return MappingProxyType(self._tables)
 
     def table_key(self, name: str) -> tuple[str, ...]:
         """Return the key columns of a declared remote table."""
-        return self._declared(self._remote_tables, "remote table", name).key
+        return self._declared(self._tables, "remote table", name).key
 
     def _twice(self, name: str) -> PlanningError:
         problem = f"application {self.name!r} declares the table {name!r} twice."
         step = "Keep what the first table() returned; two different tables need different names."
         return PlanningError(problem, step, application=self.name)
 
-    def _with_tables(self, datasets: Mapping[str, AdjunctDataset], tables: Mapping[str, KeyedTable]) -> Application:
+    def _with_tables(self, datasets: Mapping[str, AdjunctDataset], tables: Mapping[str, AnyTable]) -> Application:
         """Return a copy whose datasets and remote tables are replaced by these, by name."""
         twin = copy(self)
         twin._datasets = {name: replace(handle, dataset=datasets[name]) for name, handle in self._datasets.items()}
         twin._tables = {name: tables.get(name, table) for name, table in self._tables.items()}
-        handles = self._remote_tables.items()
-        twin._remote_tables = {name: replace(handle, table=twin._tables[name]) for name, handle in handles}
         return twin
 
     def _declared(self, declared: Mapping[str, T], kind: str, name: str) -> T:

@@ -9,7 +9,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
-from dagster_adjunct.orchestration.operators.operator import KeyedTable, Operator, Spec
+from dagster_adjunct.orchestration.operators.operator import Operator, Spec
+from dagster_adjunct.orchestration.operators.remote_tables import AnyTable
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.common import check_name, find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
@@ -88,15 +89,18 @@ class DatasetHandle:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteTableHandle:
-    """A remote table of one application, with its key columns."""
+    """A remote table of one application."""
 
     graph: OperatorGraph = field(repr=False)
-    table: KeyedTable
-    key: tuple[str, ...]
+    table: AnyTable
 
     @property
     def name(self) -> str:
         return self.table.name
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.table.key
 
 
 @dataclass(frozen=True, slots=True, eq=False)

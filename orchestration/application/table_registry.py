@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.remote_tables import AnyTable
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.errors import (
@@ -50,9 +51,7 @@ def _register_all(lake: Lake, app: Application, *, by: str) -> None:
         _register(lake, table, by=by, check=False)
 
 
-def _register(lake: Lake, table: object, *, by: str, check: bool) -> None:
-    if not isinstance(table, RemoteTable):
-        return
+def _register(lake: Lake, table: AnyTable, *, by: str, check: bool) -> None:
     function = table.read_function or table.write_function
     try:
         description = describe_function(function)
@@ -100,7 +99,7 @@ def reset_table(lake: Lake, name: str, *, by: str) -> None:
     _log(lake, name).transact(decide, by=by)
 
 
-def open_registered_table(lake: Lake, name: str) -> RemoteTable[Any, Any, Any]:
+def open_registered_table(lake: Lake, name: str) -> AnyTable:
     """Return the table of this name, for reading; it connects when first used."""
     commit = _log(lake, name).current()
     if commit is None:

@@ -20,7 +20,7 @@ from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import OutputStream, dataset_source
-from dagster_adjunct.orchestration.operators.operator import KeyedTable
+from dagster_adjunct.orchestration.operators.remote_tables import AnyTable
 from dagster_adjunct.orchestration.operators.stream_facts import (
     ColumnSources,
     LineageNode,
@@ -191,7 +191,7 @@ def output_stream_metadata(output: OutputStream) -> dict[str, Any]:
     return {"adjunct/key": dg.MetadataValue.json(list(output.key)), "adjunct/partitions": output.partitions}
 
 
-def table_metadata(table: KeyedTable, descriptions: Mapping[str, str] | None = None) -> dict[str, Any]:
+def table_metadata(table: AnyTable, descriptions: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the declared key, location and columns of a remote table."""
     declared = _describe_table(table)
     columns, name = declared.get("columns"), declared.get("table")
@@ -205,7 +205,7 @@ def table_metadata(table: KeyedTable, descriptions: Mapping[str, str] | None = N
     )
 
 
-def backend_name(table: KeyedTable) -> str:
+def backend_name(table: AnyTable) -> str:
     """Return the registered name of a remote table's backend ("sqlite"), "" if it is not registered."""
     return str(_describe_table(table).get("backend", ""))
 
@@ -285,8 +285,8 @@ def lookup_metadata(report: StepReport, tables: Iterable[str]) -> dict[str, Any]
     }
 
 
-def _describe_table(table: KeyedTable) -> dict[str, Any]:
-    function = getattr(table, "write_function", None) or getattr(table, "read_function", None)
+def _describe_table(table: AnyTable) -> dict[str, Any]:
+    function = table.write_function or table.read_function
     try:
         return describe_function(function)
     except ConfigurationError:

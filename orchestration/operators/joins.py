@@ -26,7 +26,6 @@ from dagster_adjunct.orchestration.operators.functions import (
 )
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
-    KeyedTable,
     Match,
     PassThroughSpec,
     PlanContext,
@@ -35,6 +34,7 @@ from dagster_adjunct.orchestration.operators.operator import (
     check_equal_types,
 )
 from dagster_adjunct.orchestration.operators.remote_tables import (
+    AnyTable,
     LookupColumn,
     TableLookup,
     check_lookup,
@@ -348,11 +348,11 @@ class LookupJoin(PassThroughSpec):
         return f"{self.how} lookup in table {self.table} on {describe_on(self.on)}"
 
     def call(self, operator: str, app: Application) -> PlannedCall:
-        cached = "" if getattr(app.tables[self.table], "cache", None) is None else ", unless the table's cache has it"
+        cached = "" if app.tables[self.table].cache is None else ", unless the table's cache has it"
         guarantee = f"each key once a batch{cached}; a repeated batch has the same answers"
         return PlannedCall(operator, "lookup", self.table, guarantee, recorded=True)
 
-    def lookup(self, operator: str, table: KeyedTable) -> TableLookup:
+    def lookup(self, operator: str, table: AnyTable) -> TableLookup:
         """Return the lookup, with the types of its columns.
 
         Raises PlanningError for a column that the table does not have, or whose type is unknown.
@@ -382,7 +382,7 @@ class LookupJoin(PassThroughSpec):
         )
         return self._join_columns(context.operator, stream, table, self.lookup(context.operator, table))
 
-    def _join_columns(self, operator: str, stream: Columns, table: KeyedTable, lookup: TableLookup) -> Columns:
+    def _join_columns(self, operator: str, stream: Columns, table: AnyTable, lookup: TableLookup) -> Columns:
         """Return the columns of joined records; raises PlanningError for missing and duplicate ones, and for keys of
         other types."""
         require_columns(

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dagster_adjunct.orchestration.operators.stream_facts import (
     UNKNOWN,
@@ -30,16 +30,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.remote_tables import ChangedColumns, TableSend
     from dagster_adjunct.orchestration.step.batch import BatchContext
-
-
-class KeyedTable(Protocol):
-    """A remote table as planning sees it: its name and its key columns."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def key(self) -> tuple[str, ...]: ...
 
 
 def find_schemas_in_fields(spec: object) -> Iterator[Schema]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from dagster_adjunct.orchestration.operators.columns import OnNullKey, Types
-from dagster_adjunct.orchestration.operators.operator import KeyedTable
 from dagster_adjunct.resources.backends.columns import parse_column, to_spark_type
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.tables.operation import UpdateContract
+from dagster_adjunct.resources.tables.table import RemoteTable
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.table_updates import Update
@@ -31,6 +31,7 @@ class SinkContext:
     attempt: int
 
 
+AnyTable: TypeAlias = RemoteTable[Any, Any, Any]
 SinkFunction: TypeAlias = Callable[[Any, SinkContext], Any]
 
 
@@ -59,22 +60,18 @@ class TableLookup:
     args: tuple[object, ...] = ()
 
 
-def get_read_function(table: KeyedTable) -> Any:
-    return getattr(table, "read_function", None)
-
-
 def function_column_types(function: Any) -> dict[str, str] | None:
     """Return the columns and types that a table's function declares, or None."""
     column_types: Callable[[], dict[str, str] | None] | None = getattr(function, "column_types", None)
     return None if column_types is None else column_types()
 
 
-def declared_column_types(table: KeyedTable) -> dict[str, str] | None:
+def declared_column_types(table: AnyTable) -> dict[str, str] | None:
     """Return the columns and types that a table's read function declares, or None."""
-    return function_column_types(get_read_function(table))
+    return function_column_types(table.read_function)
 
 
-def function_problems(table: KeyedTable, function: Any, args: tuple[object, ...]) -> Iterator[tuple[str, str]]:
+def function_problems(table: AnyTable, function: Any, args: tuple[object, ...]) -> Iterator[tuple[str, str]]:
     """Yield how a table and its function do not fit, each with the next step: other keys, and unsupported `args`."""
     name, key = type(function).__name__, getattr(function, "key", None)
     stored = () if key is None else (key,) if isinstance(key, str) else tuple(key)
@@ -91,15 +88,15 @@ def function_problems(table: KeyedTable, function: Any, args: tuple[object, ...]
         )
 
 
-def check_lookup(operator: str, table: KeyedTable, args: tuple[object, ...]) -> None:
+def check_lookup(operator: str, table: AnyTable, args: tuple[object, ...]) -> None:
     """Raise PlanningError if the table does not support lookups, or lookups with these arguments."""
-    function = get_read_function(table)
+    function = table.read_function
     missing = (" has no read function, and records are looked up in it.", "Declare it with read_function=….")
     for problem, step in [missing] if function is None else function_problems(table, function, args):
         raise PlanningError(f"{operator}: table {table.name}{problem}", step, operator=operator)
 
 
-def check_lookup_key_types(operator: str, table: KeyedTable, on: tuple[tuple[str, str], ...], types: Types) -> None:
+def check_lookup_key_types(operator: str, table: AnyTable, on: tuple[tuple[str, str], ...], types: Types) -> None:
     """Raise PlanningError if a column of the stream can't be compared with the table's key column."""
     declared = declared_column_types(table) or {}
     for stream, entry in on:
@@ -124,7 +121,7 @@ def check_lookup_key_types(operator: str, table: KeyedTable, on: tuple[tuple[str
             )
 
 
-def check_stored_columns(operator: str, table: KeyedTable, lookup: TableLookup, stored: dict[str, str] | None) -> None:
+def check_stored_columns(operator: str, table: AnyTable, lookup: TableLookup, stored: dict[str, str] | None) -> None:
     """Raise PlanningError if the columns in the store are known and differ from those of the lookup."""
     if stored is None:
         return
@@ -142,7 +139,7 @@ def check_stored_columns(operator: str, table: KeyedTable, lookup: TableLookup, 
 
 
 def lookup_column_types(
-    operator: str, table: KeyedTable, columns: tuple[str, ...], given: dict[str, str]
+    operator: str, table: AnyTable, columns: tuple[str, ...], given: dict[str, str]
 ) -> dict[str, str]:
     """Return the Spark types of these columns of the table: from `given`, else from its function."""
     declared = declared_column_types(table)
@@ -169,7 +166,7 @@ def lookup_column_types(
     return types
 
 
-def _no_column(operator: str, table: KeyedTable, column: str, there: dict[str, str]) -> PlanningError:
+def _no_column(operator: str, table: AnyTable, column: str, there: dict[str, str]) -> PlanningError:
     problem = f"{operator}: table {table.name} has no column {column!r}; it has {', '.join(there)}."
     return PlanningError(problem, "Correct select=, or add the column to the table.", column=column, operator=operator)
 

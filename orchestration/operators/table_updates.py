@@ -18,12 +18,12 @@ from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
     Exchange,
     Flow,
-    KeyedTable,
     PassThroughSpec,
     PlanContext,
     Requirement,
 )
 from dagster_adjunct.orchestration.operators.remote_tables import (
+    AnyTable,
     ChangedColumns,
     TableSend,
     function_column_types,
@@ -186,9 +186,9 @@ _APPENDABLE = (Kind.LIST, Kind.OTHER)
 
 @dataclass(frozen=True, slots=True)
 class TableSink:
-    """A table and a send to it. Properties that another kind of table does not have are not checked."""
+    """A table and a send to it."""
 
-    table: KeyedTable
+    table: AnyTable
     send: TableSend
 
     @property
@@ -198,7 +198,7 @@ class TableSink:
 
     @property
     def function(self) -> Any:
-        return getattr(self.table, "write_function", None)
+        return self.table.write_function
 
     @property
     def columns(self) -> dict[str, str] | None:
@@ -214,14 +214,13 @@ def check_sink(operator: str, sink: TableSink) -> None:
 
 def _sink_problems(sink: TableSink) -> Problems:
     function = sink.function
-    if hasattr(sink.table, "write_function") and function is None:
-        yield " has no write function, and records are sent to it.", "Declare it with write_function=…."
     if function is None:
+        yield " has no write function, and records are sent to it.", "Declare it with write_function=…."
         return
     yield from function_problems(sink.table, function, sink.send.args)
     can, name = getattr(function, "capabilities", None), type(function).__name__
     for condition in () if can is None else ("newest_by", "idempotent"):
-        if getattr(sink.table, condition, None) and not getattr(can, condition):
+        if getattr(sink.table, condition) and not getattr(can, condition):
             yield (
                 f" is declared with {condition}, and {name} can't make a write conditional.",
                 "Leave it out, or choose a store that can: PostgreSQL, SQLite, DynamoDB or Redis.",
@@ -232,12 +231,12 @@ def _sink_problems(sink: TableSink) -> Problems:
 
 def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
     table, update = sink.table, sink.update
-    if getattr(table, "cache", None) is not None:
+    if table.cache is not None:
         yield (
             " has a cache, and updates would leave outdated records in it.",
             "Declare another RemoteTable without cache= for the updates.",
         )
-    if getattr(getattr(table, "batches", None), "compact", False):
+    if table.batches.compact:
         yield (
             " has a batch that compacts: it keeps one update of a key, and all of them have to be applied.",
             "Declare it with a complete batch.",
@@ -254,9 +253,7 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
             f": {name} can't {' or '.join(lacking)} columns; it can {', '.join(sorted(can.changes))}.",
             "Set the columns to their new values, or choose a store that can.",
         )
-    has_safe_defaults = (
-        can.puts_if_absent or can.updates_with_defaults or getattr(table, "defaults_may_overwrite", False)
-    )
+    has_safe_defaults = can.puts_if_absent or can.updates_with_defaults or table.defaults_may_overwrite
     if sink.send.contract is UpdateContract.UPDATE_WITH_DEFAULTS and not has_safe_defaults:
         yield (
             f": {name} can't put a record only where there is none, so a default could replace the record of another "
@@ -264,8 +261,8 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
             "Give the function put_if_absent(), or accept that with RemoteTable(…, defaults_may_overwrite=True), or "
             "use UPDATE_ONLY.",
         )
-    newest_by = getattr(table, "newest_by", None)
-    if newest_by is not None and not getattr(table, "idempotent", False) and changes & {"add", "append"}:
+    newest_by = table.newest_by
+    if newest_by is not None and not table.idempotent and changes & {"add", "append"}:
         yield (
             f" keeps the newest record by {newest_by!r}, and applies an update of the same time again: after a crash "
             "it would add or append twice.",
@@ -375,7 +372,7 @@ def _addition_problems(sink: TableSink, types: Types, columns: dict[str, str]) -
 
 def _newest_by_problems(sink: TableSink, sent: dict[str, str | None], columns: dict[str, str] | None) -> Problems:
     """Yield the problems of newest_by: a column that is not sent or not set, and values that have no order."""
-    name = getattr(sink.table, "newest_by", None)
+    name = sink.table.newest_by
     if name is None:
         return
     what, is_update = f" keeps the newest record by {name!r}", sink.send.update is not None

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.operator import Flow, KeyedTable, Operator, PlanContext
-from dagster_adjunct.orchestration.operators.remote_tables import ChangedColumns
+from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlanContext
+from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, ChangedColumns
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, watermark_inputs
 from dagster_adjunct.orchestration.planner.columns import add_location, note_unless_strict
 from dagster_adjunct.orchestration.planner.plan import FedJoin, JoinByTime, PlannedState, PlannedTable
@@ -171,11 +171,11 @@ def name_writers(app: Application, writer: str) -> dict[str, str]:
 
 def store_key(app: Application, table: str) -> str:
     """Return a key that is equal for tables over the same table of a store."""
-    return repr(getattr(app.tables[table], "write_function", None) or table)
+    return repr(app.tables[table].write_function or table)
 
 
-def has_marks(table: object) -> bool:
-    return bool(getattr(table, "idempotent", False)) or getattr(table, "newest_by", None) is not None
+def has_marks(table: AnyTable) -> bool:
+    return table.idempotent or table.newest_by is not None
 
 
 def note_marks(app: Application) -> list[str]:
@@ -184,7 +184,7 @@ def note_marks(app: Application) -> list[str]:
     names: dict[str, str] = {}
     for operator in app.operators:
         send = operator.spec.send
-        if send is not None and send.marks_as is None and getattr(app.tables[send.table], "idempotent", False):
+        if send is not None and send.marks_as is None and app.tables[send.table].idempotent:
             store = store_key(app, send.table)
             names.setdefault(store, send.table)
             sends.setdefault(store, []).append(operator.id)
@@ -254,7 +254,7 @@ def plan_tables(app: Application, catalog: Catalog, columns: Mapping[str, Column
                     "batch then adds again.",
                     operator=operator.id,
                 )
-        if before.renumbered and getattr(table, "on_replay", "apply") == "skip":  # a replay can't be recognised
+        if before.renumbered and table.on_replay == "skip":  # a replay can't be recognised
             raise PlanningError(
                 f'{operator.id}: table {send.table} has on_replay="skip", but after {before.renumbered}, which '
                 f"combines {' and '.join(sorted(before.streams))}, replayed records have new positions.",
@@ -324,9 +324,9 @@ def _trace_origin(operator: Operator, app: Application, catalog: Catalog, read: 
     return replace(one, flow=flow, lost_at=operator.id if lost else one.lost_at)
 
 
-def _plan_table(operator: Operator, table: KeyedTable, before: _Origin, sent: _SendConflicts) -> PlannedTable:
-    newest_by, idempotent = getattr(table, "newest_by", None), bool(getattr(table, "idempotent", False))
-    skips = idempotent and getattr(table, "on_replay", "apply") == "skip"
+def _plan_table(operator: Operator, table: AnyTable, before: _Origin, sent: _SendConflicts) -> PlannedTable:
+    newest_by, idempotent = table.newest_by, table.idempotent
+    skips = idempotent and table.on_replay == "skip"
     by, changed, why = before.flow.partitioned_by, sent.changed, before.why
     if not why and before.partitions != 1 and (before.lost_at or not set(by) <= set(table.key)):
         streams, lost = " and ".join(sorted(before.streams)), before.lost_at

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -469,7 +469,7 @@ class BatchContext:
     # -- remote tables
 
     def _table(self, name: str) -> RemoteTable[Any, Any, Any]:
-        return cast("RemoteTable[Any, Any, Any]", self.app.tables[name])
+        return self.app.tables[name]
 
     def _measure(self, table: str, metrics: TableMetrics, counters: Mapping[str, int]) -> None:
         self._measured[table] = self._measured.get(table, TableMetrics()) + metrics

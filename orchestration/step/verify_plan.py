@@ -30,7 +30,6 @@ from dagster_adjunct.orchestration.operators.remote_tables import (
     TableLookup,
     TableSend,
     check_stored_columns,
-    get_read_function,
 )
 from dagster_adjunct.orchestration.operators.table_updates import TableSink, check_sink_columns
 from dagster_adjunct.orchestration.planner.columns import check_fed_datasets
@@ -394,7 +393,7 @@ class DryRun(BatchContext):
     def look_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
         """Compare what is taken of the table's records with its columns, as its store has them; nothing is read."""
         table = self.app.tables[lookup.table]
-        check_stored_columns(operator, table, lookup, self._read_stored(lookup.table, get_read_function(table)))
+        check_stored_columns(operator, table, lookup, self._read_stored(lookup.table, table.read_function))
         return add_unknown_answers(self.materialize(operator, frame), lookup)
 
     def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateTable:

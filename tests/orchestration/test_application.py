@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,10 @@ from dagster_adjunct.orchestration.operators.remote_tables import TableSend
 from dagster_adjunct.orchestration.operators.table_updates import SendToDataset, SendToTable
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate
 from dagster_adjunct.orchestration.planner.plan import traverse
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.tables.table import RemoteTable
 
 planes = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8)
 weather = unbounded_dataset(
@@ -26,13 +29,11 @@ weather = unbounded_dataset(
 airports = bounded_dataset("airports", input="lake.airports", key="faa", broadcast=True)
 
 
-@dataclass(frozen=True)
-class FakeTable:
-    name: str
-    key: tuple[str, ...]
+def remote(name: str, *key: str) -> RemoteTable[Any, Any, Any]:
+    return RemoteTable(name, key=key, write_function=MemoryTable(name))
 
 
-aircraft = FakeTable("aircraft-state", ("tailnum",))
+aircraft = remote("aircraft-state", "tailnum")
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_unsafe_names_are_refused(app):
     refused(lambda: Application("a/b"), InvalidNameError, "a/b")
     refused(lambda: app.input_stream("flights"), InvalidNameError, "names no system")
     refused(lambda: app.output_stream("lake.a.b", partitions=1), InvalidNameError, "a.b")
-    refused(lambda: app.table(FakeTable("../x", ("a",))), InvalidNameError, "../x")
+    refused(lambda: app.table(remote("../x", "a")), InvalidNameError, "../x")
 
 
 def test_a_stream_or_table_is_declared_once(app):
@@ -131,7 +132,7 @@ def test_a_stream_or_table_is_declared_once(app):
     refused(lambda: app.input_stream("lake.flights"), PlanningError, "lake.flights", "twice")
     refused(lambda: app.output_stream("lake.out", partitions=8), PlanningError, "lake.out", "twice")
     refused(lambda: app.table(planes), PlanningError, "'planes' twice")
-    refused(lambda: app.table(FakeTable("planes", ("a",))), PlanningError, "'planes' twice")
+    refused(lambda: app.table(remote("planes", "a")), PlanningError, "'planes' twice")
 
 
 def test_a_stream_is_not_read_and_written_by_one_application(app):

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner.planner import build_plan
+from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.planner.planning import application, catalog, dataset, exchanges_before
 
 
-@dataclass(frozen=True)
-class FakeTable:
-    name: str
-    key: tuple[str, ...] | str
+def remote(key: str | tuple[str, ...]) -> RemoteTable[Any, Any, Any]:
+    return RemoteTable("state", key=key, write_function=MemoryTable("state"))
 
 
 def to_output(partitions: int, key, prepare=lambda s: s, name: str = "lake.out", facts=()):
@@ -55,7 +55,7 @@ def test_a_system_that_spreads_records_itself_only_needs_a_key_in_one_task():
 
 def to_table(key, prepare=lambda s: s, facts=()):
     app = application()
-    stream = prepare(app.input_stream("lake.s")).send_to(app.table(FakeTable("state", key)))
+    stream = prepare(app.input_stream("lake.s")).send_to(app.table(remote(key)))
     stream.filter("true")
     planned = build_plan(app, catalog(*facts, s=8) if not facts else catalog(*facts))
     return exchanges_before(planned, app.operators[-2].id), planned.operators[-1]
@@ -91,7 +91,7 @@ def full():
     stream.join(app.table(dataset("b")), on="k", select=[]).send_to(
         app.output_stream("lake.out", partitions=4, key="k")
     )
-    app.input_stream("lake.r").partition_by("x", partitions=10).send_to(app.table(FakeTable("state", "x")))
+    app.input_stream("lake.r").partition_by("x", partitions=10).send_to(app.table(remote("x")))
     return app, catalog(s=8, t=1, b=1, r=3)
 
 
@@ -126,7 +126,7 @@ def test_what_is_declared_and_not_used_is_noted():
     app.input_stream("lake.s").filter("true")
     app.table(dataset("t", 8))
     app.output_stream("lake.out", partitions=4)
-    app.table(FakeTable("state", "k"))
+    app.table(remote("k"))
     notes = build_plan(app, catalog(s=8, t=1)).notes
     assert [note.split()[0] for note in notes] == ["Nothing", "Output", "Dataset", "Table", "Unproven;"]
 
