@@ -12,8 +12,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from uuid import uuid4
 
@@ -43,6 +41,7 @@ from dagster_adjunct.resources.spark.errors import (
     raise_error_column,
     translate_spark_errors,
 )
+from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.user_code import format_record
 
 if TYPE_CHECKING:
@@ -444,15 +443,12 @@ def write_arrow_buckets(
         numbers = assign_buckets([table.column(name) for name in layout.bucket_by], layout.partitions)
     else:
         numbers = np.zeros(table.num_rows, dtype=np.int32)
-    files: list[BucketFile | None] = []
+    files = []
     for bucket in np.unique(numbers).tolist():
         rows = table.take(np.nonzero(numbers == bucket)[0])
         parts = (rows.slice(start, ROWS_PER_GROUP) for start in range(0, rows.num_rows, ROWS_PER_GROUP))
         files.append(write_bucket_file(BucketFileWriter(store, folder, bucket, layout, options), parts))
-    return sorted((file for file in files if file), key=lambda file: file.bucket)
-
-
-_BUCKET = "__bucket"
+    return [file for file in files if file]
 
 
 def write_buckets(
@@ -472,42 +468,37 @@ def write_buckets(
     `folder` belongs to the attempt, whose id is its last segment. `df` has the layout's columns (without `__row`, which
     the writer adds) and may have more for `order_by`. `partitioned=True` claims that partition i of `df` already holds
     exactly bucket i, so that no exchange is needed; each row is checked, so a wrong claim raises an error. With
-    `one_task`, a single task writes all buckets, for frames of few rows. The rows' digest covers the schema's columns
+    `one_task`, this process writes all buckets, for frames of few rows. The rows' digest covers the schema's columns
     and `digest_also`, of which the last may be left out where it is null. With `drop_tombstones`, `df` has
     `__tombstone`, and a bucket whose keys were all deleted is returned with stats but without a name.
     """
     digest = row_hash((*layout.schema.names, *digest_also))
     if layout.bucket_by:
         keys = [F.col(quote_name(name)) for name in layout.bucket_by]
-        bucket = F.pmod(F.hash(*keys), F.lit(layout.partitions))
         if not partitioned and not one_task:
             df = df.repartition(layout.partitions, *keys)
         if partitioned or not one_task:
             # Within the digest column, because one more column would have to be sent to Python.
+            bucket = F.pmod(F.hash(*keys), F.lit(layout.partitions))
             digest = F.when(bucket == F.spark_partition_id(), digest).otherwise(
                 _misplaced_row_column(options.what, layout)
             )
-        if one_task:
-            # Computed before the rows are brought together.
-            df = df.withColumns({_BUCKET: bucket, DIGEST: digest}).coalesce(1)
-    elif not partitioned:
+    elif not partitioned and not one_task:
         df = df.coalesce(1)
-    one_task = one_task and bool(layout.bucket_by)
-    by = [*([_BUCKET] if one_task else []), *map(quote_name, order_by)]
-    if by:
-        df = df.sortWithinPartitions(*by)
+    if one_task:
+        df = df.withColumn(DIGEST, digest).coalesce(1)  # before the rows are brought together
+    if order_by:
+        df = df.sortWithinPartitions(*map(quote_name, order_by))
+    if not one_task:
+        df = df.withColumn(DIGEST, digest)
     marks = [TOMBSTONE] if options.drop_tombstones and TOMBSTONE not in layout.columns else []
     marks += [] if options.completion is None else options.completion.marks
     there = set(df.columns)
-    stored = [name for name in (*layout.columns, *marks) if name in there]
-    # By position, because mapInArrow looks up columns by name and fails on dots and backticks.
-    numbered = [f"{quote_name(name)} AS c{index}" for index, name in enumerate(stored)]
-    last = [f"{DIGEST} AS digest", *([f"{_BUCKET} AS bucket"] if one_task else [])]
-    df = (df if one_task else df.withColumn(DIGEST, digest)).selectExpr(*numbered, *last)
-    wanted = [*stored, DIGEST, *([_BUCKET] if one_task else [])]
-    task = _task(store.descriptor, folder, layout, options, wanted)
+    df = df.select(*[quote_name(name) for name in (*layout.columns, *marks, DIGEST) if name in there])
     with translate_spark_errors():
-        rows = df.mapInArrow(task, "facts string").collect()
+        if one_task:
+            return write_arrow_buckets(df.toArrow(), store, folder, layout, options)
+        rows = map_in_arrow(df, _task(store.descriptor, folder, layout, options), "facts string").collect()
     facts = [json.loads(row.facts) for row in rows]
     for file_facts in facts:
         if "error" in file_facts:
@@ -532,7 +523,7 @@ def _misplaced_row_column(what: str, layout: BucketLayout) -> Column:
 
 
 def _task(
-    descriptor: StoreDescriptor, folder: str, layout: BucketLayout, options: WriteOptions, columns: list[str]
+    descriptor: StoreDescriptor, folder: str, layout: BucketLayout, options: WriteOptions
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         yield from encode_task_errors(written(batches))  # transient errors are raised, so that Spark retries the task
@@ -542,14 +533,10 @@ def _task(
 
         context = TaskContext.get()
         bucket = context.partitionId() if context is not None else 0
-        store = descriptor.open()
-        rows = (pa.Table.from_batches([batch]).rename_columns(columns) for batch in batches)
-        parts = _split_by_bucket(rows) if _BUCKET in columns else iter([(bucket, rows)])
-        facts = []
+        tables = (pa.Table.from_batches([batch]) for batch in batches)
         try:
-            for number, tables in parts:
-                file = write_bucket_file(BucketFileWriter(store, folder, number, layout, options), tables)
-                facts += [json.dumps(file.to_json())] if file else []
+            file = write_bucket_file(BucketFileWriter(descriptor.open(), folder, bucket, layout, options), tables)
+            facts = [json.dumps(file.to_json())] if file else []
         except PermanentError as error:
             # Returned instead of raised: Spark would retry the task, and wrap the error.
             facts = [json.dumps(error_to_json(error))]
@@ -568,21 +555,3 @@ def write_bucket_file(writer: BucketFileWriter, tables: Iterable[pa.Table]) -> B
         return writer.finish()
     finally:
         writer.discard()
-
-
-def _split_by_bucket(tables: Iterator[pa.Table]) -> Iterator[tuple[int, Iterator[pa.Table]]]:
-    """Yield each bucket with its rows, which must be consumed before the next; the rows are sorted by bucket."""
-    for bucket, parts in groupby(_runs(tables), key=itemgetter(0)):
-        yield bucket, (part for _, part in parts)
-
-
-def _runs(tables: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
-    """Yield (bucket, rows) for consecutive rows of one bucket, without the bucket column."""
-    for table in tables:
-        buckets, rows = table.column(_BUCKET), table.drop_columns([_BUCKET])
-        start = 0
-        while start < len(buckets):
-            bucket = buckets[start].as_py()
-            end = start + pc.sum(pc.equal(buckets.slice(start), bucket)).as_py()
-            yield bucket, rows.slice(start, end - start)
-            start = end
