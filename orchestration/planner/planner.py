@@ -290,7 +290,7 @@ def check_syntax(app: Application) -> None:
             to_parse.append((text, whole, what, facts))
     if not to_parse:
         return
-    from dagster_adjunct.resources.spark.parser import syntax_errors
+    from dagster_adjunct.resources.spark.session import syntax_errors
 
     mistakes: list[str] = []
     with suppress(ConfigurationError):  # no Java

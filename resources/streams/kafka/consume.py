@@ -34,6 +34,7 @@ from dagster_adjunct.resources.streams.kafka.client import (
     translate_kafka_error,
 )
 from dagster_adjunct.resources.streams.kafka.formats import Raw
+from dagster_adjunct.resources.streams.kafka.produce import END_OF_DATASET, RESERVED
 from dagster_adjunct.resources.streams.kafka.record_formats import (
     HEADERS,
     KEY,
@@ -42,7 +43,6 @@ from dagster_adjunct.resources.streams.kafka.record_formats import (
     create_decoder,
     records_schema,
 )
-from dagster_adjunct.resources.streams.kafka.task_producer import END_OF_DATASET, RESERVED
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     OFFSET,

@@ -40,6 +40,9 @@ from dagster_adjunct.resources.streams.kafka.consume import (
 from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopics
 from dagster_adjunct.resources.streams.kafka.produce import (
     SendResult,
+    SentSpan,
+    Target,
+    TaskAppend,
     TopicFacts,
     read_marks,
     result_from_spans,
@@ -48,7 +51,6 @@ from dagster_adjunct.resources.streams.kafka.produce import (
     spans_from_marks,
 )
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, encode_table
-from dagster_adjunct.resources.streams.kafka.task_producer import SentSpan, Target, TaskAppend
 from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
     AppendResult,

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from dagster_adjunct import Lake, LakeStreams, Schema, open_lake
 from dagster_adjunct.errors import ConfigurationError, PlanningError
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-from dagster_adjunct.resources.spark.parser import syntax_errors
+from dagster_adjunct.resources.spark.session import syntax_errors
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.orchestration.cli.commands import document, invoke, printed, refused
 

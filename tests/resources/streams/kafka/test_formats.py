@@ -28,11 +28,11 @@ from dagster_adjunct.resources.streams.kafka.avro import Avro, avro_converter
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
 from dagster_adjunct.resources.streams.kafka.consume import _timestamps
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText, Raw, Text, Unfit
+from dagster_adjunct.resources.streams.kafka.produce import Target
+from dagster_adjunct.resources.streams.kafka.produce import _record_times as sent_times
 from dagster_adjunct.resources.streams.kafka.protobuf import Protobuf
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, create_decoder, encode_table
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
-from dagster_adjunct.resources.streams.kafka.task_producer import Target
-from dagster_adjunct.resources.streams.kafka.task_producer import _record_times as sent_times
 from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.resources.streams.kafka.messages import (
     FIRST,

@@ -17,9 +17,8 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
-from dagster_adjunct.resources.streams.kafka.produce import send_without_transaction
+from dagster_adjunct.resources.streams.kafka.produce import Target, TaskAppend, send_without_transaction
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
-from dagster_adjunct.resources.streams.kafka.task_producer import Target, TaskAppend
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from tests.resources.streams.kafka.producing import raw, seen, system_with
 from tests.servers.kafka import KafkaServer

@@ -110,7 +110,7 @@ def test_a_wrong_password_is_a_permanent_error_at_once(
 
 
 def _sent(settings: KafkaSettings, topic: str, identity: str) -> object:
-    from dagster_adjunct.resources.streams.kafka.task_producer import Sender, Target
+    from dagster_adjunct.resources.streams.kafka.produce import Sender, Target
 
     sender = Sender(Target(settings, topic, topic, identity, 1, 1_000_000))
     sender.send([(b"k", b"v", 0, [])])

@@ -15,10 +15,9 @@ import pytest
 
 from dagster_adjunct.resources.errors import CommitConflictError, PermanentError, ProducerConflictError
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
-from dagster_adjunct.resources.streams.kafka.produce import read_marks, send_in_transaction
+from dagster_adjunct.resources.streams.kafka.produce import Target, TaskAppend, read_marks, send_in_transaction
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
-from dagster_adjunct.resources.streams.kafka.task_producer import Target, TaskAppend
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.resources.streams.kafka.producing import committed, raw, seen, system_with
 from tests.servers.kafka import KafkaServer
@@ -188,7 +187,7 @@ def test_a_process_killed_in_a_transaction_leaves_nothing_in_the_way_of_the_next
     script = f"""
         import sys, time
         from tests.resources.streams.kafka.test_transactions import _encoded
-        from dagster_adjunct.resources.streams.kafka.task_producer import TaskAppend, Target
+        from dagster_adjunct.resources.streams.kafka.produce import TaskAppend, Target
         from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
         from dagster_adjunct.resources.streams.kafka.produce import read_marks, send_in_transaction
 
