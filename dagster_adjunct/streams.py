@@ -9,9 +9,11 @@ from dagster_adjunct.resources.streams.system import RECORD_META as RECORD_META
 from dagster_adjunct.resources.streams.system import AppendResult as AppendResult
 from dagster_adjunct.resources.streams.system import Marker as Marker
 from dagster_adjunct.resources.streams.system import NewStreams as NewStreams
+from dagster_adjunct.resources.streams.system import NumberedOffsets as NumberedOffsets
 from dagster_adjunct.resources.streams.system import OffsetRange as OffsetRange
 from dagster_adjunct.resources.streams.system import SourceRange as SourceRange
 from dagster_adjunct.resources.streams.system import Sources as Sources
 from dagster_adjunct.resources.streams.system import StreamInfo as StreamInfo
 from dagster_adjunct.resources.streams.system import StreamSystem as StreamSystem
+from dagster_adjunct.resources.streams.system import StreamWriter as StreamWriter
 from dagster_adjunct.resources.streams.system import register_system as register_system

@@ -45,7 +45,7 @@ from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.common import sum_counters
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, StreamNotFoundError
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem, require_writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -170,7 +170,8 @@ def send_dead_letters(
     policy = spec.following.on_bad_change
     assert isinstance(policy, DeadLetters)
     what = f"dataset {spec.name!r} sends bad changes to {policy.stream}"
-    system, stream = resolve_stream(systems, policy.stream, what, dataset=spec.name)
+    found, stream = resolve_stream(systems, policy.stream, what, dataset=spec.name)
+    system = require_writer(found)
     try:
         columns = system.info(stream).schema
     except StreamNotFoundError:

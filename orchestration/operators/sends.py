@@ -41,7 +41,7 @@ from dagster_adjunct.resources.common import argument_error, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.checking import check_condition
-from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition, require_writer
 from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ class SendToStream(OutputStreamSpec):
         """Append to the output stream and return what was appended, read back if the system allows it."""
         (frame,) = frames
         output = batch.app.outputs[self.stream]
-        system = batch.system_of(self.stream)
+        system = require_writer(batch.system_of(self.stream))
         goes_on = batch.has_consumers(operator)
         if goes_on and not system.appends_alone:
             # Others may write between these records: continue with the records that were sent, computed once.
@@ -315,7 +315,7 @@ class SendToStream(OutputStreamSpec):
             for partition, start in result.first.items()
         }
         # Records keep their positions in the input instead of the new ones.
-        more: dict[str, Any] = {"positions": True} if system.keeps_positions else {}
+        more: dict[str, Any] = {"positions": True} if system.accepts("sources") else {}
         return system.read(frame.sparkSession, ranges, **more)
 
 

@@ -69,7 +69,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, 
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.sql.parser import parse_expression
 from dagster_adjunct.resources.streams.registry import open_systems
-from dagster_adjunct.resources.streams.system import StreamSystem
+from dagster_adjunct.resources.streams.system import NumberedOffsets, StreamSystem, StreamWriter
 from dagster_adjunct.resources.tables.shared_rate import check_budgets, list_budgets
 from dagster_adjunct.resources.validation import validated
 
@@ -110,15 +110,15 @@ def plan_application(
         except StreamNotFoundError as error:
             missing[name] = error.problem
             continue
-        facts[name] = StreamFacts(
-            name, info.partitions, info.key, info.partitioner, info.schema, system.evolves, system.numbered_offsets
-        )
+        evolves = isinstance(system, StreamWriter) and system.evolves
+        numbered = isinstance(system, NumberedOffsets)
+        facts[name] = StreamFacts(name, info.partitions, info.key, info.partitioner, info.schema, evolves, numbered)
 
     def size_of(stream: str) -> int | None:
         system, name = split_stream_name(stream)
         return systems[system].stored_bytes(name)
 
-    new_streams = {name: system.new_streams for name, system in systems.items()}
+    new_streams = {name: system.new_streams for name, system in systems.items() if isinstance(system, StreamWriter)}
     return build_plan(app, StreamCatalog(facts, missing, size_of, new_streams))
 
 

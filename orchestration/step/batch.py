@@ -76,7 +76,7 @@ from dagster_adjunct.resources.errors import AdjunctError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, use_interpreted_plans
-from dagster_adjunct.resources.streams.system import POSITION, AppendResult, Sources, StreamSystem
+from dagster_adjunct.resources.streams.system import POSITION, AppendResult, Sources, StreamSystem, require_writer
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark import TableWrite, write_table
 from dagster_adjunct.resources.tables.table import RemoteTable
@@ -407,7 +407,7 @@ class BatchContext:
         Returns None in a dry run.
         """
         self._before_output(stream)
-        system, name = self.system_of(stream), split_stream_name(stream)[1]
+        system, name = require_writer(self.system_of(stream)), split_stream_name(stream)[1]
         create = partial(system.create, name, schema=output_schema(frame), key=key, partitions=partitions)
         cut = self.inputs.intent.cut
         sent = (
@@ -427,10 +427,10 @@ class BatchContext:
         return result
 
     def _append(self, operator: str, frame: DataFrame, stream: str) -> AppendResult:
-        system, producer = self.system_of(stream), self.producers[operator]
-        sources = self._sources(operator) if system.keeps_positions else None
+        system, producer = require_writer(self.system_of(stream)), self.producers[operator]
+        sources = self._sources(operator) if system.accepts("sources") else None
         more: dict[str, Any] = {"sources": sources} if sources else {}
-        if self.inputs.few and system.appends_by_one_task:
+        if self.inputs.few and system.accepts("one_task"):
             more["one_task"] = True
         return system.append(
             split_stream_name(stream)[1],
@@ -454,7 +454,7 @@ class BatchContext:
         """Append rejected records to a stream once per batch; if it has sent them before, check that none is missing
         there.
         """
-        system, name = self.system_of(stream), split_stream_name(stream)[1]
+        system, name = require_writer(self.system_of(stream)), split_stream_name(stream)[1]
         sent = find_previous_append(system, name, self.context.writer, self.number)
         if sent is None:
             self.send(operator, frame, stream, key=key, partitions=partitions)

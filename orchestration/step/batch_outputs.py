@@ -29,6 +29,7 @@ from dagster_adjunct.resources.streams.system import (
     OffsetRange,
     Sources,
     StreamSystem,
+    StreamWriter,
     SystemStreamPartition,
 )
 from dagster_adjunct.resources.tables.arrow import MarkedSource, Marking
@@ -78,7 +79,8 @@ def trace_origins(operators: Iterable[Operator], system_of: Callable[[str], Stre
             streams, made_of, positions = {operator.id: spec.reads}, spec.reads, spec.reads
         elif spec.role == "output" and spec.writes is not None:
             streams = {operator.id: spec.writes}
-            positions = spec.writes if system_of(spec.writes).appends_alone else positions
+            system = system_of(spec.writes)
+            positions = spec.writes if isinstance(system, StreamWriter) and system.appends_alone else positions
         result[operator.id] = Origin(streams, made_of, positions)
     return result
 
@@ -90,7 +92,7 @@ def output_schema(frame: DataFrame) -> Schema:
     )
 
 
-def find_previous_append(system: StreamSystem, stream: str, producer: str, batch: int) -> AppendResult | None:
+def find_previous_append(system: StreamWriter, stream: str, producer: str, batch: int) -> AppendResult | None:
     """Return the result of this batch's earlier append to a stream; None if there was none."""
     try:
         return system.appended(stream, producer, batch)

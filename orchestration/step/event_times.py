@@ -36,6 +36,7 @@ from dagster_adjunct.resources.streams.system import (
     OFFSET,
     PARTITION,
     TIMESTAMP,
+    NumberedOffsets,
     OffsetRange,
     SystemStreamPartition,
 )
@@ -340,7 +341,7 @@ class BatchTimes:
             numbered = {
                 ssp: (int(span.start), int(span.end))
                 for ssp, span in self._inputs.intent.ranges.items()
-                if self._context.systems[ssp.system].numbered_offsets
+                if isinstance(self._context.systems[ssp.system], NumberedOffsets)
             }
             inputs = self._inputs
             self._after = times_after_batch(self._context.app, inputs.times, measured, inputs.intent.clock, numbered)
@@ -366,7 +367,12 @@ class BatchTimes:
             ranges = {ssp: OffsetRange(end, end) for ssp, end in first.items()}
         epochs = {ssp.partition: epoch for ssp, epoch in self._inputs.intent.epochs.items() if ssp in ranges}
         records = _add_epochs(streams.read(self._context.spark(), ranges), epochs)
-        if stream in self._declared and not streams.reads_columns and self._offsets(stream) and not self._is_replay:
+        if (
+            stream in self._declared
+            and not streams.implements("task_reads")
+            and self._offsets(stream)
+            and not self._is_replay
+        ):
             records = self._read[stream] = self._kept.keep(records)
         return records
 
@@ -409,7 +415,7 @@ class BatchTimes:
         latest = MAX_MICROS - _to_micros(required_retention(self._context.app.operators).get(stream, timedelta(0)))
         in_tasks = None
         name, system = declared.column_name(dict(records.dtypes)), self._context.systems[split_stream_name(stream)[0]]
-        if name is not None and system.numbered_offsets:
+        if name is not None and isinstance(system, NumberedOffsets):
             unread, columns = self._unread(stream), [] if name == TIMESTAMP else [name]
             if unread is not None and not unread:
                 return Measured()

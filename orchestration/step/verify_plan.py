@@ -45,7 +45,7 @@ from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.system import AppendResult, OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import AppendResult, OffsetRange, SystemStreamPartition, require_writer
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.functions import TableFunction
 from dagster_adjunct.resources.tables.operation import run_blocking
@@ -302,7 +302,11 @@ class DryRun(BatchContext):
         spec = operator.spec
         if spec.reads is not None or not self.has_consumers(operator.id):
             return frame
-        if spec.role == "output" and spec.writes is not None and self.system_of(spec.writes).appends_alone:
+        if (
+            spec.role == "output"
+            and spec.writes is not None
+            and require_writer(self.system_of(spec.writes)).appends_alone
+        ):
             # The next operators read them from the output, partitioned as it is.
             by = map(named_column, self.required_partitioning(operator.id))
             stored = frame.drop(*tie_breakers(frame), *BATCH_ONLY).repartition(self.partitions_at(operator.id), *by)
@@ -404,7 +408,7 @@ class DryRun(BatchContext):
     def send(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> AppendResult | None:
-        system, name = self.system_of(stream), split_stream_name(stream)[1]
+        system, name = require_writer(self.system_of(stream)), split_stream_name(stream)[1]
         sent = output_schema(frame)
         system.check_create(name, schema=sent, key=key, partitions=partitions)
         if system.evolves and any(dataset.stream == stream for dataset in self.app.datasets):
@@ -421,7 +425,9 @@ class DryRun(BatchContext):
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
         name = split_stream_name(stream)[1]
-        self.system_of(stream).check_create(name, schema=output_schema(frame), key=key, partitions=partitions)
+        require_writer(self.system_of(stream)).check_create(
+            name, schema=output_schema(frame), key=key, partitions=partitions
+        )
 
     def write_local(
         self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey

@@ -170,16 +170,15 @@ def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartitio
     A specific offset must lie in [oldest, upcoming]. A time gives the first record at or after it, else upcoming. To
     resolve many startpoints of one stream, pass `system.snapshot(stream)`, which asks once.
 
-    Raises ConfigurationError for a value that is not a startpoint, for a kind in the system's
-    `unsupported_startpoints` (as in `{"timestamp"}`), and for a system that does not return an offset. Raises
-    OffsetOutOfRangeError for an offset outside the partition.
+    Raises ConfigurationError for a value that is not a startpoint, for a time if the system does not implement
+    `offset_for_timestamp`, and for a system that does not return an offset. Raises OffsetOutOfRangeError for an offset
+    outside the partition.
     """
     check_startpoint(startpoint, f"the startpoint of {ssp}")
-    unsupported = system.unsupported_startpoints
-    if startpoint.kind in unsupported:
-        able = [kind for kind in KINDS if kind not in unsupported]
+    if isinstance(startpoint, StartpointTimestamp) and not system.implements("offset_for_timestamp"):
+        able = ", ".join(kind for kind in KINDS if kind != startpoint.kind)
         problem = f"{ssp}: stream system {system.name!r} can't start at a startpoint of kind {startpoint.kind!r}."
-        step = f"Use a startpoint of a supported kind: {', '.join(able) or 'none'}."
+        step = f"Use a startpoint of a supported kind: {able}."
         raise ConfigurationError(problem, step, system=system.name, stream=ssp.qualified_stream)
     if isinstance(startpoint, StartpointTimestamp):
         offset = system.offset_for_timestamp(ssp, startpoint.timestamp_ms)

@@ -5,9 +5,10 @@ Offsets are strings that only their system can order: compare them with `StreamS
 
 from __future__ import annotations
 
+import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -385,33 +386,18 @@ class AppendResult:
 
 @validated
 class StreamSystem(ABC):
-    """A system of streams: admin and consumer in one (Samza's SystemAdmin and SystemConsumer).
+    """A system of streams that can be read: admin and consumer in one (Samza's SystemAdmin and SystemConsumer).
 
     Reads are of exact, bounded ranges, so that a batch can be read again as it was. All methods raise
-    StreamNotFoundError for a missing stream. Optional are creating, appending, markers, and positions by time (without
-    these, `unsupported_startpoints` contains "timestamp").
+    StreamNotFoundError for a missing stream. Optional are markers, positions by time, and reading without Spark; a
+    system whose streams can be written is a `StreamWriter`, and one whose offsets are growing numbers has
+    `NumberedOffsets`.
     """
 
     name: str
     default_offset: Literal["oldest", "upcoming"] | None = None
-    # Whether the offsets of an append contain only its records, so that reading them returns the append.
-    appends_alone: bool = False
-    # Whether `create` can add or widen columns of an existing stream.
-    evolves: bool = False
-    # What a plan may assume of a stream that `create` has yet to create.
-    new_streams: NewStreams = NewStreams()
-    # Whether offsets are growing numbers, which others may compare.
-    numbered_offsets: bool = False
-    # Whether `append` accepts the columns of POSITION and `sources`.
-    keeps_positions = False
-    # Whether `append` accepts `one_task`, by which one task writes few records to all partitions.
-    appends_by_one_task: bool = False
     # Whether `records_between` needs not read the records.
     counts_unread: bool = False
-    # Whether reading few columns costs less than reading all, so that records may be read more than once.
-    reads_columns: bool = False
-    # The kinds of startpoints ("oldest", "upcoming", "timestamp", "specific") that the system can't resolve.
-    unsupported_startpoints: Collection[str] = ()
 
     @validated
     def implements(self, method: str) -> bool:
@@ -421,21 +407,6 @@ class StreamSystem(ABC):
     @abstractmethod
     def list_streams(self) -> list[str]:
         """Return the names of all streams, sorted."""
-
-    def create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> StreamInfo:
-        """Create a stream, or do nothing if it exists with this declaration. Raises StreamExistsError.
-
-        A system that `evolves` adds and widens columns of an existing stream.
-        """
-        raise self._unable("create streams", "Create it with the system's own tools, or send to another system.")
-
-    def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
-        """Raise what `create` would raise for this declaration, without changing anything.
-
-        A system that can't create streams raises here too, before a batch that sends to it begins.
-        """
-        if not self.implements("create"):
-            StreamSystem.create(self, name, schema=schema, key=key, partitions=partitions)
 
     @abstractmethod
     def info(self, stream: str) -> StreamInfo: ...
@@ -494,33 +465,6 @@ class StreamSystem(ABC):
         """Return a picklable function from a partition to its records in order: these columns, then RECORD_META."""
         raise self._unable("be read by tasks", "Pass a Spark session.")
 
-    def append(
-        self,
-        stream: str,
-        data: DataFrame | pa.Table,
-        *,
-        producer: str,
-        sequence: int,
-        end_of_dataset: str | None = None,
-        order_by: Sequence[str] = (),
-        partitioned: bool = False,
-        consumed: Mapping[SystemStreamPartition, str] | None = None,
-    ) -> AppendResult:
-        """Append records, all or none, once per producer and sequence.
-
-        `consumed` are the input's offsets after this batch: a system that can commits them with the records, for its
-        own tools; Adjunct does not read them. A system that `keeps_positions` also accepts `sources`, the ranges
-        that the records were made of (`Sources`).
-        """
-        raise self._unable("append", "Send to a stream of another system.")
-
-    def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
-        """Return the result of an earlier append, or None if there was none.
-
-        Raises ProducerConflictError for a sequence that is so old that it is no longer known.
-        """
-        raise self._unable("look up appends", "Append again with the same producer and sequence.")
-
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
         """Return the end-of-dataset markers at or after these offsets (of all partitions when None), in order.
 
@@ -554,14 +498,74 @@ class StreamSystem(ABC):
         return ConfigurationError(f"stream system {self.name!r} can't {what}.", next_step, system=self.name)
 
 
+class StreamWriter(StreamSystem):
+    """A system whose streams can be created and appended to."""
+
+    # Whether the offsets of an append contain only its records, so that reading them returns the append.
+    appends_alone: bool = False
+    # Whether `create` can add or widen columns of an existing stream.
+    evolves: bool = False
+    # What a plan may assume of a stream that `create` has yet to create.
+    new_streams: NewStreams = NewStreams()
+
+    @abstractmethod
+    def create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> StreamInfo:
+        """Create a stream, or do nothing if it exists with this declaration. Raises StreamExistsError.
+
+        A system that `evolves` adds and widens columns of an existing stream.
+        """
+
+    def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
+        """Raise what `create` would raise for this declaration, without changing anything."""
+        return
+
+    @abstractmethod
+    def append(
+        self,
+        stream: str,
+        data: DataFrame | pa.Table,
+        *,
+        producer: str,
+        sequence: int,
+        end_of_dataset: str | None = None,
+        order_by: Sequence[str] = (),
+        partitioned: bool = False,
+        consumed: Mapping[SystemStreamPartition, str] | None = None,
+    ) -> AppendResult:
+        """Append records, all or none, once per producer and sequence.
+
+        `consumed` are the input's offsets after this batch: a system that can commits them with the records, for its
+        own tools; Adjunct does not read them. A method with a parameter `sources` also gets the ranges that the records
+        were made of (`Sources`), and the columns of POSITION; one with `one_task` is told that few records need no
+        task for each partition.
+        """
+
+    def accepts(self, option: str) -> bool:
+        """Return whether `append` has a parameter of this name."""
+        return option in inspect.signature(self.append).parameters
+
+    def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
+        """Return the result of an earlier append, or None if there was none.
+
+        Raises ProducerConflictError for a sequence that is so old that it is no longer known.
+        """
+        raise self._unable("look up appends", "Append again with the same producer and sequence.")
+
+
+def require_writer(system: StreamSystem) -> StreamWriter:
+    """Return the system if its streams can be written. Raises ConfigurationError."""
+    if isinstance(system, StreamWriter):
+        return system
+    problem = f"stream system {system.name!r} can't create streams or append: it is not a StreamWriter."
+    raise ConfigurationError(problem, "Send to a stream of another system.", system=system.name)
+
+
 # One form for each number, within 64 bits: "0003" is not an offset.
 _OFFSET = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class NumberedOffsets(StreamSystem):
-    """A stream system whose offsets are numbers, written in decimal digits."""
-
-    numbered_offsets = True
+    """A stream system whose offsets are growing numbers, written in decimal digits; others may compare them."""
 
     def compare(self, left: str, right: str) -> int:
         a, b = parse_offset(left, self.name), parse_offset(right, self.name)

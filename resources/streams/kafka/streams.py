@@ -62,6 +62,7 @@ from dagster_adjunct.resources.streams.system import (
     Sources,
     StreamInfo,
     StreamSystem,
+    StreamWriter,
     SystemStreamPartition,
     check_marker_partitions,
     check_producer,
@@ -87,14 +88,13 @@ OffsetBounds = tuple[dict[int, int], dict[int, int]]
 _TOMBSTONES_KEPT_MS = "86400000"  # the broker's own default
 
 
-class KafkaStreams(NumberedOffsets):
+class KafkaStreams(NumberedOffsets, StreamWriter):
     """The streams of one Kafka cluster, under the name of its settings. Safe to use from threads.
 
     The lake stores the declarations of streams that were created here. Methods raise StreamUnavailableError, which is
     transient, if brokers do not answer.
     """
 
-    keeps_positions = True
     new_streams = NewStreams(needs_key=True, typed=True)
 
     def __init__(self, lake: Lake, settings: KafkaSettings) -> None:

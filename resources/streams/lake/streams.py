@@ -44,6 +44,7 @@ from dagster_adjunct.resources.streams.system import (
     Repartitioning,
     StreamInfo,
     StreamSystem,
+    StreamWriter,
     SystemStreamPartition,
     build_declaration,
     missing_partition_error,
@@ -139,16 +140,13 @@ def describe_state(name: str, commit: Commit, state: StreamState) -> StreamDescr
 
 
 @validated_methods
-class LakeStreams(LakeReads, LakeAppends):
+class LakeStreams(LakeReads, LakeAppends, StreamWriter):
     """The streams of one lake, as the system `lake`. Safe to use from several threads and processes."""
 
     evolves = True
     new_streams = NEW_STREAMS
     appends_alone = True
     counts_unread = True
-    reads_columns = True
-    keeps_positions = True
-    appends_by_one_task = True
 
     def create(
         self,

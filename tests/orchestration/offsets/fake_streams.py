@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError, StreamNotFoundError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.system import OffsetRange, StreamInfo, StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    AppendResult,
+    OffsetRange,
+    StreamInfo,
+    StreamSystem,
+    StreamWriter,
+    SystemStreamPartition,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +44,6 @@ class FakeStreams(StreamSystem):
 
     def __init__(self) -> None:
         self.streams: dict[str, FakeStream] = {}
-        self.unsupported_startpoints: frozenset[str] = frozenset()
         self.questions: list[str] = []
 
     # -- what tests do to a stream
@@ -120,6 +126,22 @@ class FakeStreams(StreamSystem):
 
     def read(self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> DataFrame:
         raise NotImplementedError
+
+
+class WritableStreams(FakeStreams, StreamWriter):
+    """The same, as plans for outputs see them."""
+
+    def create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> StreamInfo:
+        raise NotImplementedError
+
+    def append(self, stream: str, data: object, **options: object) -> AppendResult:
+        raise NotImplementedError
+
+
+class TimelessStreams(FakeStreams):
+    """The same, without positions by time."""
+
+    offset_for_timestamp = StreamSystem.offset_for_timestamp  # type: ignore[assignment]
 
 
 def _offset(number: int) -> str:

@@ -27,6 +27,7 @@ from dagster_adjunct.resources.streams.startpoint import (
 )
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from tests.faulty_store import Crash
+from tests.orchestration.offsets.fake_streams import TimelessStreams
 from tests.orchestration.offsets.offsets_world import Batch, OffsetsWorld
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
@@ -257,7 +258,7 @@ def test_a_preview_writes_nothing_and_looks_once_at_a_stream(world: OffsetsWorld
 
 
 def test_what_can_not_be_resolved_is_told_and_not_raised(world: OffsetsWorld, app: Application) -> None:
-    world.fake.unsupported_startpoints = frozenset({"timestamp"})
+    world.fake.__class__ = TimelessStreams
     beyond, unable = preview(
         world.lake,
         world.systems(),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.system import require_writer
 from tests.orchestration.offsets.fake_streams import FakeStreams
 
 
 def test_a_system_that_can_not_create_streams_says_so_beforehand() -> None:
-    with pytest.raises(ConfigurationError, match="can't create streams"):
-        FakeStreams().check_create("out", schema=Schema.of(k="string"), key=["k"], partitions=2)
+    with pytest.raises(ConfigurationError, match="can't create streams") as failure:
+        require_writer(FakeStreams())
+    assert failure.value.system == "fake"

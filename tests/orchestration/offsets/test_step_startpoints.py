@@ -22,7 +22,7 @@ from dagster_adjunct.resources.streams.startpoint import (
 )
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.faulty_store import Crash
-from tests.orchestration.offsets.fake_streams import FakeStreams
+from tests.orchestration.offsets.fake_streams import FakeStreams, TimelessStreams
 from tests.orchestration.offsets.offsets_world import OffsetsWorld, reader, two_partitions
 from tests.orchestration.offsets.stored_startpoints import write_startpoint
 
@@ -134,7 +134,7 @@ def test_one_that_may_fall_back_goes_on_from_the_checkpoint_and_counts_once_it_c
 
 
 def test_a_kind_that_the_system_lacks_fails_the_start_and_names_what_it_has(world: OffsetsWorld) -> None:
-    world.fake.unsupported_startpoints = frozenset({"timestamp"})
+    world.fake.__class__ = TimelessStreams
     app = reader()
     world.ask(app, S0, StartpointTimestamp, timestamp_ms=2)
     with pytest.raises(ConfigurationError, match=r"'fake' can't start at .*'timestamp'.*oldest, upcoming, specific"):

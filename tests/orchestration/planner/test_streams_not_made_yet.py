@@ -16,7 +16,7 @@ from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopi
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import NewStreams, StreamSystem
-from tests.orchestration.offsets.fake_streams import FakeStreams
+from tests.orchestration.offsets.fake_streams import WritableStreams
 
 SCHEMA = Schema.of(k="string", v="int")
 
@@ -33,14 +33,14 @@ def streams(lake: Lake) -> LakeStreams:
     return streams
 
 
-def saying(new_streams: NewStreams | None) -> FakeStreams:
-    fake = FakeStreams()
+def saying(new_streams: NewStreams | None) -> WritableStreams:
+    fake = WritableStreams()
     if new_streams is not None:
         fake.new_streams = new_streams
     return fake
 
 
-def planned(streams: LakeStreams, fake: FakeStreams, app: Application) -> ExecutionPlan:
+def planned(streams: LakeStreams, fake: WritableStreams, app: Application) -> ExecutionPlan:
     systems: dict[str, StreamSystem] = {"lake": streams, "fake": fake}
     return plan_application(app, systems=systems)
 

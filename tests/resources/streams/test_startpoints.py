@@ -32,7 +32,7 @@ from dagster_adjunct.resources.streams.startpoint import (
     describe_startpoint,
     resolve_startpoint_to_offset,
 )
-from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
 from tests.clocks import Clock, on_clock
 from tests.resources.streams.stream_helpers import SCHEMA
 
@@ -219,7 +219,7 @@ def test_a_partition_or_stream_that_is_not_there_is_an_error(filled: LakeStreams
 
 def test_a_system_that_lacks_a_kind_says_so(streams: LakeStreams, clock: Clock) -> None:
     class Timeless(LakeStreams):
-        unsupported_startpoints = frozenset({"timestamp"})
+        offset_for_timestamp = StreamSystem.offset_for_timestamp  # type: ignore[assignment]
 
     fill(streams, clock, 1)
     timeless = Timeless(streams.lake)
