@@ -63,9 +63,7 @@ class BucketFile:
         try:
             return cls(**item)
         except TypeError as error:
-            problem = f"a stored file entry reads {str(item)[:200]!r}: {error}."
-            step = "Restore the manifest from a backup, or roll back to the commit before."
-            raise MalformedDocumentError(problem, step, document="a file entry of a manifest") from error
+            raise _malformed_error("a file entry of a manifest", str(item)[:200], str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +106,7 @@ class Generation:
         try:
             return cls(item["id"], item["folder"], tuple(BucketFile.from_json(file) for file in item["files"]))
         except (KeyError, TypeError) as error:
-            problem = f"a stored generation reads {str(item)[:200]!r}: {error!r}."
-            step = "Restore the manifest from a backup, or roll back to the commit before."
-            raise MalformedDocumentError(problem, step, document="a generation of a manifest") from error
+            raise _malformed_error("a generation of a manifest", str(item)[:200], repr(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +193,12 @@ def unpack_footer(text: str) -> bytes:
     try:
         return zlib.decompress(base64.b64decode(text, validate=True))
     except (binascii.Error, zlib.error) as error:
-        problem = f"a stored footer reads {text[:60]!r}: {error}."
-        step = "Restore the manifest from a backup, or roll back to the commit before."
-        raise MalformedDocumentError(problem, step, document="a footer in a manifest") from error
+        raise _malformed_error("a footer of a manifest", text[:60], str(error)) from error
+
+
+def _malformed_error(what: str, found: str, reason: str) -> MalformedDocumentError:
+    step = "Restore the manifest from a backup, or roll back to the commit before."
+    return MalformedDocumentError(f"{what} reads {found!r}: {reason}.", step, document=what)
 
 
 GENERATION_COLUMN = "__gen"

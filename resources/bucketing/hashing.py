@@ -83,17 +83,13 @@ def _hash_array(array: pa.Array, seeds: UInt32) -> UInt32:
         return _hash_bytes(array, seeds)
     if pa.types.is_decimal(kind):
         return _hash_decimal(array, seeds)
-    if pa.types.is_boolean(kind):
-        return _hash_int(pc.fill_null(array.cast(pa.int8()), 0).to_numpy(zero_copy_only=False), seeds)
-    if pa.types.is_date32(kind):
-        return _hash_int(pc.fill_null(array.cast(pa.int32()), 0).to_numpy(zero_copy_only=False), seeds)
     if pa.types.is_timestamp(kind):
-        micros = array.cast(pa.timestamp("us", tz=kind.tz)).cast(pa.int64())
-        return _hash_long(pc.fill_null(micros, 0).to_numpy(zero_copy_only=False), seeds)
-    if pa.types.is_int64(kind):
-        return _hash_long(pc.fill_null(array, 0).to_numpy(zero_copy_only=False), seeds)
-    if pa.types.is_integer(kind):
-        return _hash_int(pc.fill_null(array, 0).to_numpy(zero_copy_only=False).astype(np.int32), seeds)
+        array = array.cast(pa.timestamp("us", tz=kind.tz)).cast(pa.int64())
+    elif pa.types.is_boolean(kind) or pa.types.is_date32(kind):
+        array = array.cast(pa.int32())
+    if pa.types.is_integer(array.type):
+        values = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
+        return _hash_long(values, seeds) if pa.types.is_int64(array.type) else _hash_int(values, seeds)
     raise SchemaMismatchError(
         f"a column of type {kind} can't be hashed into buckets: expected string, integer, boolean, date, "
         "timestamp, decimal or binary.",

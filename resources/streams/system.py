@@ -20,7 +20,6 @@ from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
 from dagster_adjunct.resources.common import (
     StoredDocument,
     argument_error,
-    check_choice,
     check_name,
     check_whole_number,
     first_validation_problem,
@@ -106,12 +105,6 @@ def require_one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> st
 def missing_partition_error(ssp: SystemStreamPartition, count: int) -> OffsetOutOfRangeError:
     problem = f"{ssp} does not exist: the stream has {count} partitions, 0 to {count - 1}."
     return OffsetOutOfRangeError(problem, stream=ssp.qualified_stream, partition=ssp.partition)
-
-
-def wants_latest_epochs(epochs: str) -> bool:
-    """Return whether `epochs` is "latest". Raises ConfigurationError unless it is "all" or "latest"."""
-    check_choice(epochs, f"epochs={epochs!r}", ("all", "latest"), argument="epochs")
-    return epochs == "latest"
 
 
 def check_producer(producer: str, sequence: int) -> None:
@@ -215,21 +208,21 @@ def build_declaration(
         raise ConfigurationError(problem, stream=stream) from None
 
 
-def check_same_declaration(stream: str, stored: StreamDeclaration, wanted: StreamDeclaration) -> None:
-    """Raise StreamExistsError with the differences if two declarations of `stream` differ."""
-    columns = stored.columns.difference(wanted.columns)
-    step = "Declare the stream as it exists, or use another name."
-    raise_if_different(stream, stored, wanted, [f"columns: {columns}"] if columns else [], step)
-
-
-def raise_if_different(
-    stream: str, stored: StreamDeclaration, wanted: StreamDeclaration, columns: list[str], next_step: str
+def check_same_declaration(
+    stream: str,
+    stored: StreamDeclaration,
+    wanted: StreamDeclaration,
+    columns: list[str] | None = None,
+    next_step: str = "Declare the stream as it exists, or use another name.",
 ) -> None:
-    """Raise StreamExistsError if declarations differ; `columns` are the differences of their columns.
+    """Raise StreamExistsError with the differences if two declarations differ; `columns` are those of their columns.
 
     Fields that are None in `wanted` do not differ: an application creates its output without knowing what was
     configured since.
     """
+    if columns is None:
+        difference = stored.columns.difference(wanted.columns)
+        columns = [f"columns: {difference}"] if difference else []
     names = [name for name in type(wanted).model_fields if name != "columns" and getattr(wanted, name) is not None]
     values = [(name, getattr(stored, name), getattr(wanted, name)) for name in names]
     if differences := columns + [f"{name} is {new!r}, expected {old!r}" for name, old, new in values if old != new]:

@@ -30,7 +30,6 @@ from dagster_adjunct.resources.streams.kafka.formats import (
 from dagster_adjunct.resources.streams.kafka.schema_registry import (
     HEADER_BYTES,
     SchemaRegistry,
-    check_subject,
     encode_schema_id,
     read_schema_id,
 )
@@ -275,8 +274,7 @@ class Avro:
 
         schema, head = parse_avro_schema(self.schema), b""
         if self.registry is not None:
-            subject = check_subject(self.subject or subject, what, "Avro")
-            head = encode_schema_id(self.registry.register(subject, self.schema))
+            head = encode_schema_id(self.registry.register(self.subject or subject, self.schema))
         declared = avro_fields(self.schema)
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:

@@ -148,11 +148,6 @@ def marker_from_message(message: Message, ssp: SystemStreamPartition) -> Marker:
     return Marker(ssp, str(message.offset()), **dict(body))
 
 
-def count_topic_records(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> int:
-    """Return the number of records in ranges of one topic, without markers, by reading all of them."""
-    return sum(not is_marker(message.headers()) for _, got in read_ranges(settings, ranges) for message in got)
-
-
 def is_marker(headers: Any) -> bool:
     """Return whether a message with these headers is an end-of-dataset marker."""
     return headers is not None and any(name == END_OF_DATASET for name, _ in headers)

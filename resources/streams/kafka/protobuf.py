@@ -25,7 +25,6 @@ from dagster_adjunct.resources.streams.kafka.formats import (
 from dagster_adjunct.resources.streams.kafka.schema_registry import (
     HEADER_BYTES,
     SchemaRegistry,
-    check_subject,
     encode_message_indexes,
     encode_schema_id,
     parse_message_indexes,
@@ -268,7 +267,7 @@ class Protobuf:
         return write
 
     def _head(self, registry: SchemaRegistry, subject: str, descriptor: Any, what: str) -> bytes:
-        registered = registry.latest(check_subject(subject, what, "Protobuf"))
+        registered = registry.latest(subject)
         if registered.kind != "PROTOBUF":
             problem = f"{what}: the registry's subject {subject!r} is {registered.kind}, not Protobuf."
             raise SchemaMismatchError(problem, "Correct the subject.", url=registry.url)

@@ -226,11 +226,3 @@ def read_schema_id(data: bytes, registry: SchemaRegistry, kind: str, name: str) 
     if registered.kind != kind:
         raise Unfit(f"schema {number} of the registry is {registered.kind}, not {name}")
     return registered
-
-
-def check_subject(subject: str, what: str, name: str) -> str:
-    """Return the subject. Raises ConfigurationError if it is empty; `name` is the format's."""
-    if not subject:
-        problem = f"{what}: the subject of its {name} schema is not known."
-        raise ConfigurationError(problem, f"Give it: {name}(subject=…).", argument="subject")
-    return subject

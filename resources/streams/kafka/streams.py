@@ -15,7 +15,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from dagster_adjunct.resources.common import check_name
+from dagster_adjunct.resources.common import check_choice, check_name
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     InvalidNameError,
@@ -30,7 +30,6 @@ from dagster_adjunct.resources.streams.kafka.client import TOPIC_RANGES, KafkaAd
 from dagster_adjunct.resources.streams.kafka.consume import (
     MarkerHeader,
     TopicRange,
-    count_topic_records,
     find_offsets_at_time,
     is_marker,
     marker_from_message,
@@ -73,7 +72,6 @@ from dagster_adjunct.resources.streams.system import (
     register_system,
     require_one_stream,
     stale_sequence_error,
-    wants_latest_epochs,
 )
 from dagster_adjunct.resources.validation import validated
 
@@ -162,7 +160,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         """Return the number of records in the ranges, by reading them all; `distance` is a cheap upper bound."""
         if not ranges:
             return 0
-        return count_topic_records(self.settings, self._ranges(ranges)[1])
+        got = read_ranges(self.settings, self._ranges(ranges)[1])
+        return sum(not is_marker(message.headers()) for _, messages in got for message in messages)
 
     def read(
         self,
@@ -178,7 +177,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         Offsets may be missing within a range. A task fails with OffsetOutOfRangeError if records have been removed by
         retention, or by recreating the topic, since the ranges were checked.
         """
-        if wants_latest_epochs(epochs):
+        check_choice(epochs, f"epochs={epochs!r}", ("all", "latest"), argument="epochs")
+        if epochs == "latest":
             problem = f'stream system {self.name!r} can\'t read epochs="latest": a topic does not store which ranges '
             problem += "were read again, so replaced records can't be found."
             step = "Send the results to a stream of the lake too, or compare headers (adjunct-source, adjunct-epoch)."

@@ -403,11 +403,6 @@ class StreamState(StoredDocument):
         zeros = (0,) * declaration.partitions
         return cls(declaration=declaration, id=uuid.uuid4().hex, oldest=zeros, next=zeros, marked_until=zeros)
 
-    @classmethod
-    def parse(cls, body: Any, where: str) -> StreamState:
-        """Return the state in a manifest's body. Raises MalformedDocumentError that names `where`."""
-        return decode_body(cls, body, where, "is malformed", _RESTORE)
-
     def body(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
@@ -638,7 +633,8 @@ class StreamStates:
         return commit
 
     def _parse(self, commit: Commit) -> StreamState:
-        return StreamState.parse(commit.body, f"the stream index {commit.manifest_key!r} in {self.lake.url}")
+        where = f"the stream index {commit.manifest_key!r} in {self.lake.url}"
+        return decode_body(StreamState, commit.body, where, "is malformed", _RESTORE)
 
     def files_of(self, stream: str) -> StreamFiles:
         """Return the stored files and pages of the stream (internal)."""

@@ -205,7 +205,14 @@ def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
     for name in sorted(key.split("/")[-2] for key in keys if key.endswith("/CURRENT")):
         commit = _reader_log(lake, stream, name).current()
         if commit is not None:
-            readers.append(_reader_info(name, commit, _follow_repartitions(_parse(commit, lake), state), state))
+            position, behind, lost = _follow_repartitions(_parse(commit, lake), state), 0, 0
+            problem = _find_problem(position, state)
+            if not problem:
+                for offset, oldest, upcoming in zip(position.offsets, state.oldest, state.next, strict=True):
+                    behind += upcoming - max(offset, oldest)
+                    lost += max(oldest - offset, 0)
+            facts = (position.offsets, behind, lost, commit.number, commit.created_at, commit.by, problem)
+            readers.append(ReaderInfo(name, *facts))
     return readers
 
 
@@ -218,16 +225,6 @@ def remove_reader(lake: Lake, stream: str, reader: str) -> bool:
     lake.store.delete(log.pointer_key)  # first: without a pointer there is no reader
     lake.store.delete_many([item.key for item in lake.store.list(f"{log.prefix}/")])
     return there
-
-
-def _reader_info(name: str, commit: Commit, position: ReaderPosition, state: StreamState) -> ReaderInfo:
-    problem = _find_problem(position, state)
-    behind = lost = 0
-    if not problem:
-        for offset, oldest, upcoming in zip(position.offsets, state.oldest, state.next, strict=True):
-            behind += upcoming - max(offset, oldest)
-            lost += max(oldest - offset, 0)
-    return ReaderInfo(name, position.offsets, behind, lost, commit.number, commit.created_at, commit.by, problem)
 
 
 def _follow_repartitions(position: ReaderPosition, state: StreamState) -> ReaderPosition:

@@ -47,8 +47,8 @@ from dagster_adjunct.resources.streams.system import (
     StreamWriter,
     SystemStreamPartition,
     build_declaration,
+    check_same_declaration,
     missing_partition_error,
-    raise_if_different,
     require_one_stream,
 )
 from dagster_adjunct.resources.validation import validated_methods
@@ -98,7 +98,7 @@ def evolve_declaration(
     """
     fixed = [*stored.key, *([stored.timestamp] if stored.timestamp else [])]
     columns = incompatible_changes(stored.columns, wanted.columns, fixed, "the key or the record's time")
-    raise_if_different(
+    check_same_declaration(
         f"lake.{name}",
         stored,
         wanted,
@@ -118,25 +118,6 @@ def stream_info_from_state(name: str, state: StreamState) -> StreamInfo:
         repartitioned = Repartitioning(rewritten.id, ended, went_on)
     facts = (declared.partitions, declared.key, NEW_STREAMS.partitioner, declared.columns)
     return StreamInfo(name, *facts, default_offset="oldest", identity=state.id, repartitioned=repartitioned)
-
-
-def describe_state(name: str, commit: Commit, state: StreamState) -> StreamDescription:
-    """Return the description of a stream from its manifest."""
-    entries, declared = state.entries(), state.declaration
-    return StreamDescription(
-        info=stream_info_from_state(name, state),
-        timestamp=declared.timestamp,
-        retention=declared.retention,
-        compaction=declared.compaction,
-        oldest=state.oldest,
-        upcoming=state.next,
-        segments=sum(entry.segments for entry in entries),
-        rows=sum(entry.rows for entry in entries),
-        size=sum(entry.size for entry in entries),
-        markers=sum(entry.marked for entry in entries),
-        commits=commit.number,
-        changed_at=commit.created_at,
-    )
 
 
 @validated_methods
@@ -193,15 +174,29 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
             evolve_declaration(name, self._parse(commit).declaration, declaration)
 
     def info(self, stream: str) -> StreamInfo:
-        state = self.state(stream)[1]
-        return stream_info_from_state(stream, state)
+        return stream_info_from_state(stream, self.state(stream)[1])
 
     def stored_bytes(self, stream: str) -> int:
         return self.describe(stream).size
 
     def describe(self, stream: str) -> StreamDescription:
         """Return the stream's declaration, offsets and totals."""
-        return describe_state(stream, *self.state(stream))
+        commit, state = self.state(stream)
+        entries, declared = state.entries(), state.declaration
+        return StreamDescription(
+            info=stream_info_from_state(stream, state),
+            timestamp=declared.timestamp,
+            retention=declared.retention,
+            compaction=declared.compaction,
+            oldest=state.oldest,
+            upcoming=state.next,
+            segments=sum(entry.segments for entry in entries),
+            rows=sum(entry.rows for entry in entries),
+            size=sum(entry.size for entry in entries),
+            markers=sum(entry.marked for entry in entries),
+            commits=commit.number,
+            changed_at=commit.created_at,
+        )
 
     def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
         return self._edges(ssps, lambda state: state.oldest)
@@ -211,7 +206,9 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
 
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
         check_timestamp_ms("timestamp_ms", timestamp_ms, str(ssp))
-        state = self._state_of(ssp)
+        _, state = self.state(require_one_stream(self.name, [ssp]))
+        if ssp.partition >= state.declaration.partitions:
+            raise missing_partition_error(ssp, state.declaration.partitions)
         return str(find_offset_at_time(self.files_of(ssp.stream), state, ssp.partition, timestamp_ms * 1000))
 
     def configure(self, stream: str, *, retention: Retention | None, compaction: CompactionPolicy | None) -> None:
@@ -240,12 +237,6 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         view = LakeStreams(self.lake)
         view._snapshot = {}
         return view
-
-    def _state_of(self, ssp: SystemStreamPartition) -> StreamState:
-        _, state = self.state(require_one_stream(self.name, [ssp]))
-        if ssp.partition >= state.declaration.partitions:
-            raise missing_partition_error(ssp, state.declaration.partitions)
-        return state
 
     def _edges(
         self, ssps: Iterable[SystemStreamPartition], edge: Callable[[StreamState], tuple[int, ...]]
