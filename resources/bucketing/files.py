@@ -24,7 +24,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import quote_name, quote_text
-from dagster_adjunct.resources.schemas.schema import Schema, is_widening
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, is_widening
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -145,8 +145,6 @@ class BucketLayout:
         return self.schema.ddl() + hidden
 
     def arrow_schema(self) -> Any:
-        from dagster_adjunct.resources.schemas.schema import arrow_type
-
         schema = self.schema.to_arrow()
         for name, kind in self.hidden:
             schema = schema.append(pa.field(name, arrow_type(kind)))

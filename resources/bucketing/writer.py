@@ -28,6 +28,7 @@ from dagster_adjunct.resources.bucketing.files import (
     encode_key,
     pack_footer,
 )
+from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, Timeline, TimelineOptions
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError, PermanentError
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
@@ -217,8 +218,6 @@ class BucketFileWriter:
                 )
                 raise NullKeyError(problem, "Filter these records out, or give them a key.", column=name)
         if self._layout.bucket_by:
-            from dagster_adjunct.resources.bucketing.hashing import assign_buckets
-
             # Spark checks each row by its own hash; this checks that the hash here, which lookups use, is the same.
             first = [batch.column(name).slice(0, 1) for name in self._layout.bucket_by]
             bucket = int(assign_buckets(first, self._layout.partitions)[0])
@@ -438,8 +437,6 @@ def write_arrow_buckets(
 ) -> list[BucketFile]:
     """Write a table in memory into its buckets without Spark; rows keep their order within a bucket."""
     if layout.bucket_by:
-        from dagster_adjunct.resources.bucketing.hashing import assign_buckets
-
         numbers = assign_buckets([table.column(name) for name in layout.bucket_by], layout.partitions)
     else:
         numbers = np.zeros(table.num_rows, dtype=np.int32)

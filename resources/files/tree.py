@@ -27,7 +27,7 @@ from dagster_adjunct.resources.errors import (
     file_error,
     translate_file_errors,
 )
-from dagster_adjunct.resources.objects.lake import check_store_url
+from dagster_adjunct.resources.objects.lake import LakeSettings, check_store_url
 from dagster_adjunct.resources.objects.store import S3Options
 
 if TYPE_CHECKING:
@@ -84,8 +84,6 @@ def open_tree(url: str) -> FileTree:
     check_store_url(url, "folder", ("s3", "s3a", "file"))
     scheme, _, rest = url.partition("://")
     if scheme in ("s3", "s3a"):
-        from dagster_adjunct.resources.objects.lake import LakeSettings
-
         bucket, _, prefix = rest.rstrip("/").partition("/")
         if not bucket:
             raise ConfigurationError(

@@ -19,9 +19,17 @@ from dagster import ConfigurableResource, InitResourceContext, get_dagster_logge
 from pydantic import Field, PrivateAttr
 
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
+from dagster_adjunct.resources.objects.store import check_endpoint
 from dagster_adjunct.resources.spark.errors import STACK_SIZE, first_message_line
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, has_running_session, is_in_process
-from dagster_adjunct.resources.spark.tuning import cache_jvm_functions, is_quick, quick_jvm_options, wait_for_workers
+from dagster_adjunct.resources.spark.tuning import (
+    cache_jvm_functions,
+    is_quick,
+    quick_jvm_options,
+    stop_jvm,
+    wait_for_workers,
+)
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -249,8 +257,6 @@ def new_session(
 
 def stop_session(session: SparkSession) -> None:
     """Stop a session, and end its JVM if that is to archive its classes."""
-    from dagster_adjunct.resources.spark.tuning import stop_jvm
-
     context = session.sparkContext
     options, gateway = context.getConf().get("spark.driver.extraJavaOptions", None) or "", context._gateway
     wait_for_workers(context)
@@ -285,8 +291,6 @@ def _check_master(master: str) -> None:
 
 def _check_reach(master: str, lake_url: str | None) -> None:
     """Raise ConfigurationError for a lake in a local folder with remote executors, unless all machines share it."""
-    from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
-
     url = lake_url or DEFAULT_LAKE
     if master.startswith("local") or url.startswith(("s3://", "s3a://")) or LakeSettings().shared:
         return
@@ -300,9 +304,6 @@ def _check_reach(master: str, lake_url: str | None) -> None:
 
 def _s3a() -> dict[str, str]:
     """Return the settings for S3A, without credentials, which come from its standard chain."""
-    from dagster_adjunct.resources.objects.lake import LakeSettings
-    from dagster_adjunct.resources.objects.store import check_endpoint
-
     lake = LakeSettings()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagster-adjunct" / "ivy"
     settings = {

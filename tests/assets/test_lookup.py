@@ -401,7 +401,7 @@ def test_a_malformed_footer_in_the_manifest_is_named() -> None:
     made = view.sealed.generations[0]
     broken = replace(made, files=tuple(replace(file, footer="AAAA") for file in made.files))
     sealed = view.sealed.model_copy(update={"generations": (broken,)})
-    with pytest.raises(MalformedDocumentError, match="a stored footer reads 'AAAA'"):
+    with pytest.raises(MalformedDocumentError, match="a footer of a manifest reads 'AAAA'"):
         VersionReader(view.store, "d", sealed).get(7)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from dagster_adjunct.resources.bucketing.files import BucketLayout, conform_to_layout
+from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 from dagster_adjunct.resources.bucketing.writer import ROW, BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -186,8 +187,6 @@ def _write_step(
     streams: LakeStreams, stream: str, old: LakeStreamDeclaration, new: LakeStreamDeclaration, cut: RewriteStep
 ) -> WrittenFiles:
     """Write the rows of a step to the new partitions, ordered by old partition and row."""
-    from dagster_adjunct.resources.bucketing.hashing import assign_buckets
-
     stored = streams.files_of(stream)
     prefix = stored.prefix
     attempt = f"{streams.now_ms():013d}-{uuid.uuid4().hex[:12]}"

@@ -168,9 +168,9 @@ def test_facts_come_back_from_json_or_are_named() -> None:
     (file,) = write_arrow_buckets(table([("a", 1)]), InMemoryStore(), FOLDER, KEYED, WriteOptions("d"))
     generation = Generation(3, FOLDER, (file,))
     assert Generation.from_json(generation.to_json()) == generation
-    with pytest.raises(MalformedDocumentError, match="a stored generation reads"):
+    with pytest.raises(MalformedDocumentError, match="a generation of a manifest reads"):
         Generation.from_json({"id": 1})
-    with pytest.raises(MalformedDocumentError, match="a stored file entry reads"):
+    with pytest.raises(MalformedDocumentError, match="a file entry of a manifest reads"):
         BucketFile.from_json({"bucket": 0, "colour": "red"})
 
 
