@@ -21,7 +21,7 @@ from dagster_adjunct.orchestration.cli import maintenance, options, output
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 from dagster_adjunct.resources.common import utc_now
-from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.objects.lake import Lake
 
 dataset = click.Group("dataset")
@@ -75,7 +75,10 @@ def show_dataset(lake: Lake, name: str, version: str | None, as_of: str | None) 
     manifest = store.require_manifest()
     table = as_follower(manifest)
     if table is not None:
-        facts["lag"] = maintenance.lag_facts(lake, table)
+        try:
+            facts["lag"] = maintenance.lag_facts(lake, table)
+        except AdjunctError as error:  # its stream may be deleted, or registered only by the application's module
+            facts["lag"] = {"unknown": str(error)}
     output.show_json(facts)
     served = facts.get("version") or {}
     schema = served.pop("columns", [])
@@ -92,7 +95,7 @@ def show_dataset(lake: Lake, name: str, version: str | None, as_of: str | None) 
     if facts.get("lag"):
         maintenance.show_lag(facts["lag"])
     if facts.get("versions"):
-        _show_versions(store)
+        _show_versions(name, manifest)
     output.show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
 
 
@@ -207,19 +210,19 @@ dataset.add_command(
 @options.lake_options()
 def list_versions(lake: Lake, name: str) -> None:
     """List the retained versions with their states (served, pinned, rejected, revoked) and reasons."""
-    store = open_stored_versions(lake, name)
-    output.show_json(_list_facts(store.require_manifest()))
-    _show_versions(store)
+    manifest = open_stored_versions(lake, name).require_manifest()
+    output.show_json([_facts(manifest, ref) for ref in manifest.listed])
+    _show_versions(name, manifest)
 
 
-def _show_versions(store: StoredVersions) -> None:
+def _show_versions(name: str, manifest: DatasetManifest) -> None:
     """Print the retained versions as a table, oldest first."""
-    facts = _list_facts(store.require_manifest())
+    facts = [_facts(manifest, ref) for ref in manifest.listed]
     dated = ["valid from"] if any(fact.get("valid_from") for fact in facts) else []
     columns = ["id", "name", *dated, "rows", "bytes", "sealed at", "state", "reason"]
     marked = [fact | {"state": ", ".join([fact["state"], *fact["marks"]])} for fact in facts]
     rows = [[fact.get(column.replace(" ", "_")) for column in columns] for fact in marked]
-    output.show_table(f"versions of {store.name}, sealed in UTC", columns, rows)
+    output.show_table(f"versions of {name}, sealed in UTC", columns, rows)
 
 
 def _show_version(store: StoredVersions, version: str) -> None:
@@ -323,10 +326,6 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
         title = f"{name} {', '.join(texts[0])} over time, in UTC{part_of_all}"
         output.show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
     output.fail_if_missing([every or None])
-
-
-def _list_facts(manifest: DatasetManifest) -> list[dict[str, Any]]:
-    return [_facts(manifest, ref) for ref in manifest.listed]
 
 
 def _facts(manifest: DatasetManifest, ref: VersionRef) -> dict[str, Any]:

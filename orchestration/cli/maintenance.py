@@ -118,7 +118,7 @@ def lag(lake: Lake, name: str) -> None:
     table = as_follower(manifest)
     if table is None:
         raise _no_lag_error(name, manifest.declaration.owner)
-    facts = _lag_to_json(lake, table)
+    facts = lag_facts(lake, table)
     output.show_json({"dataset": name, **facts})
     show_lag(facts)
 
@@ -134,15 +134,7 @@ def _no_lag_error(name: str, owner: str | None) -> ConfigurationError:
 
 
 def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
-    """Return how far a table is behind its stream as JSON-able values, or why that is unknown."""
-    try:
-        return _lag_to_json(lake, manifest)
-    except AdjunctError as error:  # its stream may be deleted, or registered only by the application's module
-        return {"unknown": str(error)}
-
-
-def _lag_to_json(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
-
+    """Return how far a table is behind its stream as JSON-able values."""
     system = split_stream_name(manifest.declaration.input)[0]
     systems, now = {system: open_system(lake, system)}, lake.now()
     lags = StreamPosition.of(systems, manifest).lags(now)

@@ -206,14 +206,6 @@ def join_check_results(
 ACCEPTED = "adjunct_accepted"
 
 
-@dataclass(frozen=True, slots=True)
-class VersionVerdicts:
-    """A version with the verdicts of its validators."""
-
-    ref: VersionRef
-    verdicts: Sequence[Verdict]
-
-
 def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
     """Return the checks of a bounded dataset: whether its newest version was accepted, and one for each validator.
 
@@ -237,8 +229,8 @@ def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.
 
 def newest_verdicts(
     store: StoredVersions, manifest: DatasetManifest, name: str | None = None
-) -> VersionVerdicts | None:
-    """Return the newest delivered version (of this name) with its verdicts, None before the first.
+) -> tuple[VersionRef, Sequence[Verdict]] | None:
+    """Return the newest delivered version (of this name) with the verdicts of its validators, None before the first.
 
     A rejected version is returned until it is accepted, removed or followed by another one. Otherwise the result is
     the served version, or the newest of this name.
@@ -248,21 +240,24 @@ def newest_verdicts(
     if newest is None:
         return None
     if newest.state == "rejected":
-        return VersionVerdicts(newest, newest.verdicts)
+        return newest, newest.verdicts
     if name is None:
         served = manifest.version
         ref = manifest.ref(served.id) if served else None
-        return VersionVerdicts(ref, served.verdicts) if served and ref else None
-    return VersionVerdicts(newest, store.log.read_version(newest).verdicts)
+        return (ref, served.verdicts) if served and ref else None
+    return newest, store.log.read_version(newest).verdicts
 
 
 def validator_check_results(
-    context: dg.AssetExecutionContext, dataset: AdjunctDataset, key: dg.AssetKey, newest: VersionVerdicts | None
+    context: dg.AssetExecutionContext,
+    dataset: AdjunctDataset,
+    key: dg.AssetKey,
+    newest: tuple[VersionRef, Sequence[Verdict]] | None,
 ) -> Iterator[dg.AssetCheckResult]:
     """Yield the results of the selected checks that were evaluated for this version."""
     if newest is None:
         return
-    ref, selected = newest.ref, selected_checks(context, key)
+    (ref, verdicts), selected = newest, selected_checks(context, key)
     version: dict[str, Any] = {"adjunct/version": ref.id, "adjunct/name": ref.name or ""}
     if ACCEPTED in selected:
         passed = ref.state != "rejected"
@@ -270,7 +265,7 @@ def validator_check_results(
             asset_key=key, check_name=ACCEPTED, passed=passed, description=ref.reason or None, metadata=version
         )
     declared = {validator.name: validator for validator in dataset.validators}
-    for verdict in newest.verdicts:
+    for verdict in verdicts:
         if verdict.name in declared and verdict.name in selected:  # its validator may no longer be declared
             yield dg.AssetCheckResult(
                 asset_key=key,

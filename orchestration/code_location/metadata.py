@@ -211,52 +211,43 @@ def backend_name(table: AnyTable) -> str:
 
 
 def step_metadata(report: StepReport) -> dict[str, Any]:
-    """Return the metadata that all outputs of a step share: batches, versions, checkpoint, joins, startpoints."""
+    """Return the metadata that all outputs of a step share: batches, versions, checkpoint, joins, startpoints, times.
+
+    Also the largest lag of an input's watermark in seconds, and the sizes of state.
+    """
+    state, offsets, json = report.state, report.state.offsets, dg.MetadataValue.json
     joins = {name: counts for name, counts in report.counters.items() if "unmatched" in counts}
-    lost = sum(counts.get("lost_offsets", 0) for counts in report.counters.values())
     plotted = ("unmatched", "before_history", "null_times")
-    return {
-        "adjunct/batches": report.batches,
-        "adjunct/few_batches": report.few_batches,
-        "adjunct/last_batch": report.state.batch,
-        "adjunct/caught_up": report.caught_up,
-        "adjunct/versions": dg.MetadataValue.json(report.versions),
-        "adjunct/checkpoint": dg.MetadataValue.json({str(ssp): at for ssp, at in report.state.checkpoint.items()}),
-        "adjunct/joins": dg.MetadataValue.json(joins),
-        **{f"adjunct/{what}/{name}": of[what] for name, of in joins.items() for what in plotted if what in of},
-        **_timing_metadata(report.seconds),
-        **({"adjunct/lost_offsets": lost} if lost else {}),
-        **startpoint_metadata(report),
-        **watermark_metadata(report),
-    }
-
-
-def watermark_metadata(report: StepReport) -> dict[str, Any]:
-    """Return watermarks of inputs and operators, the largest lag of an input in seconds, and state sizes."""
     lags = [times.lag.total_seconds() for times in report.watermarks if times.lag is not None]
     is_known = report.watermarks and len(lags) == len(report.watermarks)
-    operators = {name: mark.isoformat() for name, mark in report.state.times.operators.items()}
-    times = [times.to_json() for times in report.watermarks]
-    metadata = {
-        "adjunct/watermarks": dg.MetadataValue.json(times) if times else None,
-        "adjunct/watermark_lag_seconds": round(max(lags), 1) if is_known else None,
-        "adjunct/operator_watermarks": dg.MetadataValue.json(operators) if operators else None,
-    }
-    for name, size in report.state_sizes.items():
-        metadata |= {f"adjunct/state/{name}/{fact}": value for fact, value in asdict(size).items()}
-    return _known(metadata)
-
-
-def startpoint_metadata(report: StepReport) -> dict[str, Any]:
-    """Return the startpoints applied in this run, the epochs, and the replays in progress."""
-    offsets = report.state.offsets
-    replays = [replay.model_dump(mode="json") for replay in offsets.replays.values()]
-    values: dict[str, list[Any] | dict[str, int]] = {
+    lists: dict[str, Any] = {
         "startpoints": list(report.startpoints),
         "epochs": {str(ssp): epoch for ssp, epoch in offsets.epochs.items()},
-        "replays": replays,
+        "replays": [replay.model_dump(mode="json") for replay in offsets.replays.values()],
+        "watermarks": [times.to_json() for times in report.watermarks],
+        "operator_watermarks": {name: mark.isoformat() for name, mark in state.times.operators.items()},
     }
-    return {f"adjunct/{name}": dg.MetadataValue.json(value) for name, value in values.items() if value}
+    return _known(
+        {
+            "adjunct/batches": report.batches,
+            "adjunct/few_batches": report.few_batches,
+            "adjunct/last_batch": state.batch,
+            "adjunct/caught_up": report.caught_up,
+            "adjunct/versions": json(report.versions),
+            "adjunct/checkpoint": json({str(ssp): at for ssp, at in state.checkpoint.items()}),
+            "adjunct/joins": json(joins),
+            **{f"adjunct/{what}/{name}": of[what] for name, of in joins.items() for what in plotted if what in of},
+            **_timing_metadata(report.seconds),
+            "adjunct/lost_offsets": sum(of.get("lost_offsets", 0) for of in report.counters.values()) or None,
+            **{f"adjunct/{name}": json(value) for name, value in lists.items() if value},
+            "adjunct/watermark_lag_seconds": round(max(lags), 1) if is_known else None,
+            **{
+                f"adjunct/state/{name}/{fact}": value
+                for name, size in report.state_sizes.items()
+                for fact, value in asdict(size).items()
+            },
+        }
+    )
 
 
 def output_metadata(report: StepReport, name: str) -> dict[str, Any]:

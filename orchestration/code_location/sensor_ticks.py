@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import dagster as dg
+from dagster import SkipReason as Skip
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field as Default
 from pydantic import ValidationError
@@ -135,13 +136,6 @@ class LastRequest(StoredDocument):
     about: str = ""
     attempt: int = 0
     asked_at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Skip:
-    """Launch nothing, for this reason."""
-
-    reason: str
 
 
 def request_run(name: str, what: str, about: object, before: LastRequest, now: float) -> tuple[str, LastRequest] | Skip:
@@ -303,8 +297,7 @@ def job_sensor(
         default_status=dg.DefaultSensorStatus.STOPPED,
         description=description,
     )
-    def tick(context: dg.SensorEvaluationContext, adjunct_lake: LakeResource) -> dg.RunRequest | dg.SkipReason:
-        decision = evaluate(Tick(context, job.name, assets, adjunct_lake))
-        return dg.SkipReason(decision.reason) if isinstance(decision, Skip) else decision
+    def tick(context: dg.SensorEvaluationContext, adjunct_lake: LakeResource) -> dg.RunRequest | Skip:
+        return evaluate(Tick(context, job.name, assets, adjunct_lake))
 
     return tick

@@ -12,6 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 import dagster as dg
+from dagster import SkipReason as Skip
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
 from dagster_adjunct.orchestration.application.application import Application
@@ -27,7 +28,6 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Backlog,
     Deadline,
     LaunchedJob,
-    Skip,
     StreamFinding,
     StreamScan,
     Tick,
@@ -154,7 +154,7 @@ def new_records_sensor(
         else:
             decision = what
         if isinstance(decision, Skip) and not lake.exists():  # a mistyped URL looks like an empty lake
-            return Skip(f"{decision.reason} There is no lake at {lake.url}.")
+            return Skip(f"{decision.skip_message} There is no lake at {lake.url}.")
         return decision
 
     return job_sensor(

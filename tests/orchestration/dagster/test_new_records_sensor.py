@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus
+from dagster import SkipReason as Skip
 
 from dagster_adjunct import (
     Application,
@@ -36,7 +37,6 @@ from dagster_adjunct.orchestration.code_location import sensors as new_records
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Backlog,
     Deadline,
-    Skip,
     StreamFinding,
     StreamScan,
     is_run_of,

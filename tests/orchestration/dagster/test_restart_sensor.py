@@ -14,6 +14,7 @@ from dagster import (
     job,
     op,
 )
+from dagster import SkipReason as Skip
 
 from dagster_adjunct import Application, Lake, open_lake
 from dagster_adjunct.errors import (
@@ -30,7 +31,6 @@ from dagster_adjunct.errors import (
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, ClosedBatch, Intent
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.code_location.metadata import translate_errors
-from dagster_adjunct.orchestration.code_location.sensor_ticks import Skip
 from dagster_adjunct.orchestration.code_location.sensors import ApplicationRun, Restart, decide_restart
 from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.clocks import on_clock
@@ -78,7 +78,7 @@ def test_without_runs_there_is_nothing_to_restart() -> None:
 def test_a_newer_run_ends_the_matter_whatever_became_of_it(status: DagsterRunStatus) -> None:
     skip = decided([ApplicationRun("newer-run", status, 2000.0), *failed("a")])
     assert isinstance(skip, Skip)
-    assert skip.reason.startswith("The newest run, newer-ru, ")
+    assert str(skip.skip_message).startswith("The newest run, newer-ru, ")
 
 
 def test_a_run_that_closed_a_batch_is_not_launched_again_unless_it_left_one_open() -> None:
@@ -104,7 +104,7 @@ def test_restarts_wait_ever_longer_and_end_at_the_limit() -> None:
     while len(runs) < 10:
         decision = decided(failed(*runs), now=1000.0)
         assert isinstance(decision, Skip)
-        if "it is no longer restarted" in decision.reason:
+        if "it is no longer restarted" in str(decision.skip_message):
             break
         wait = next(
             seconds
@@ -114,7 +114,7 @@ def test_restarts_wait_ever_longer_and_end_at_the_limit() -> None:
         waits.append(wait)
         runs.insert(0, f"r{len(runs)}")
     assert waits == [60, 120, 240, 480, 960]
-    assert decision.reason == "Run r5 failed, as did the 5 before it: it is no longer restarted. See its run."
+    assert decision.skip_message == "Run r5 failed, as did the 5 before it: it is no longer restarted. See its run."
 
 
 def test_failures_count_in_a_row_whoever_launched_the_runs() -> None:
@@ -129,7 +129,10 @@ def test_a_run_is_left_to_whoever_else_runs_the_application() -> None:
     who = "run cli-1 on host a (pid 7), since 2026-01-02 00:00:00 UTC"
     skip = decide_restart(failed("a"), ApplicationState(), "", limit=5, now=10_000.0, busy=lambda: who)
     assert isinstance(skip, Skip)
-    assert skip.reason == f"Run a failed before its commit, but the application is being run by {who}: not restarted."
+    assert (
+        skip.skip_message
+        == f"Run a failed before its commit, but the application is being run by {who}: not restarted."
+    )
 
 
 # -- runs that really failed
