@@ -66,13 +66,19 @@ def check_choice(value: object, found: str, choices: Sequence[object], *, argume
 
 
 class LazyModule:
-    """A module that is slow to import, imported when one of its attributes is first used."""
+    """A module that is slow to import, imported when one of its attributes is first used; pickled by its name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(importlib.import_module(self._name), attribute)
+        if attribute == "_module":
+            self._module = importlib.import_module(self._name)
+            return self._module
+        return getattr(self._module, attribute)
+
+    def __reduce__(self) -> tuple[type[LazyModule], tuple[str]]:
+        return LazyModule, (self._name,)
 
 
 # The folder that the floors are imported from. The examples below it count as user code.

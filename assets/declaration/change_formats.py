@@ -11,10 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from dagster_adjunct.assets.declaration.change_values import (
     PLACEHOLDER,
     TRUNCATE,
@@ -32,6 +28,7 @@ from dagster_adjunct.assets.declaration.change_values import (
     unknown_operation_reason,
 )
 from dagster_adjunct.assets.declaration.extractors import metadata_columns
+from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema

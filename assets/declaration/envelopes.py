@@ -17,10 +17,9 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, cast
 from uuid import UUID
 
-import pyarrow as pa
-
 from dagster_adjunct.assets.declaration.change_formats import DecodeOptions
 from dagster_adjunct.assets.declaration.change_values import PATH, PLACEHOLDER, check_placeholder
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import F

@@ -23,8 +23,7 @@ from importlib import import_module
 from operator import and_
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 
-import pyarrow as pa
-
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import F, quote_name
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, is_missing, to_exact_array

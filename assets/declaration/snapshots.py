@@ -13,9 +13,8 @@ from decimal import Decimal
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import pyarrow as pa
-
 from dagster_adjunct.assets.declaration.extractors import value_classes
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.backends.postgres_connection import (
     connect_snapshot,
     connection_settings,

@@ -12,9 +12,6 @@ from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.reading.dataset import Dataset
 from dagster_adjunct.assets.reading.history import (
@@ -30,6 +27,7 @@ from dagster_adjunct.assets.reading.history import (
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, datetime_from_micros
+from dagster_adjunct.resources.arrow import pa, pc
 from dagster_adjunct.resources.bucketing.files import attempt_id
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import unqualify_stream_name

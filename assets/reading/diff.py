@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
-from typing import Any
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import Any, TypeAlias
 
 from dagster_adjunct.assets.reading.stored_file import list_stored_files, read_stored_file
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
+from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.bucketing.files import BucketFile, encode_key
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
@@ -330,7 +327,7 @@ def _pool(_: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_WORKERS, thread_name_prefix="adjunct-diff")
 
 
-_BucketDiff = tuple[tuple[int, int, int, int], tuple[pa.Table, ...]]
+_BucketDiff: TypeAlias = "tuple[tuple[int, int, int, int], tuple[pa.Table, ...]]"
 """The counts of added, removed, changed and unchanged keys, and samples of the rows.
 
 These are added and removed rows, and changed ones before and after.

@@ -21,10 +21,8 @@ from decimal import Decimal, InvalidOperation
 from functools import partial
 from typing import Any, TypeVar, cast
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from dagster_adjunct.assets.reading.stored_file import StoredFile
+from dagster_adjunct.resources.arrow import pa, pq
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, conform_to_layout, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
 from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError

@@ -12,12 +12,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.bucketing.files import BucketLayout, columns_problem, encode_key
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 

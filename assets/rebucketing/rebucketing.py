@@ -16,8 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import pyarrow as pa
-
 from dagster_adjunct.assets.declaration.dataset import DatasetKind
 from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.retention.discard import Roots, delete_doomed
@@ -33,6 +31,7 @@ from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import delete_attempt, lease_served, read_lake_clock, record_build
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, has_row_ends, version_id
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, conform_to_layout
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets

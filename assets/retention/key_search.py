@@ -16,15 +16,12 @@ from decimal import Decimal
 from functools import lru_cache, partial
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
 from dagster_adjunct.assets.reading.key_lookup import coerce_key, decode_key
 from dagster_adjunct.assets.retention.discard import RetentionDecision
 from dagster_adjunct.assets.versions.dataset_log import SETS, DatasetLog
 from dagster_adjunct.assets.versions.leases import list_attempts
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.resources.arrow import pa, pc, pq
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, encode_key, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
 from dagster_adjunct.resources.errors import MalformedDocumentError, ObjectNotFoundError

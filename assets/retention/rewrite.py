@@ -19,9 +19,6 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
-import numpy as np
-import pyarrow as pa
-
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
 from dagster_adjunct.assets.retention.key_search import (
     ERASE_ACTION,
@@ -51,6 +48,7 @@ from dagster_adjunct.assets.versions.version import (
     count_current_rows,
     version_id,
 )
+from dagster_adjunct.resources.arrow import np, pa
 from dagster_adjunct.resources.bucketing.files import (
     BucketFile,
     BucketLayout,

@@ -14,10 +14,6 @@ import datetime as dt
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from dagster_adjunct.assets.declaration.change_formats import (
     KEPT,
     ORDER,
@@ -53,6 +49,7 @@ from dagster_adjunct.assets.sources.entries import (
     select_relevant_columns,
 )
 from dagster_adjunct.assets.versions.version import POSITION, datetime_from_micros
+from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name, quote_text

@@ -22,8 +22,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import (
     entries_from_arrow,
@@ -39,6 +37,7 @@ from dagster_adjunct.assets.versions.manifest import (
     resume_bounded_manifest,
 )
 from dagster_adjunct.assets.versions.version import DatasetDeclaration
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS

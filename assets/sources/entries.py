@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from dagster_adjunct.assets.declaration.change_values import (
     PositionType,
     find_path_problem,
@@ -24,6 +22,7 @@ from dagster_adjunct.assets.declaration.change_values import (
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns
 from dagster_adjunct.assets.versions.version import DatasetDeclaration, declaration_from_spec
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import (
     ConfigurationError,

@@ -8,13 +8,12 @@ from datetime import datetime
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Computation, QuerySource
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.version import declaration_from_spec
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_text
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table, to_spark_frame

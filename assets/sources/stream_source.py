@@ -7,8 +7,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
 from dagster_adjunct.assets.sources.deliveries import (
     Awaiting,
@@ -41,6 +39,7 @@ from dagster_adjunct.assets.versions.manifest import (
     follow_repartition,
     resume_bounded_manifest,
 )
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake

@@ -18,9 +18,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from dagster_adjunct.assets.declaration.change_formats import ORDER, PROBLEM
 from dagster_adjunct.assets.declaration.change_values import LOWEST, Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -50,6 +47,7 @@ from dagster_adjunct.assets.versions.manifest import Bootstrap
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.generation import SPARK, Runtime, open_runtime, write_generation
+from dagster_adjunct.resources.arrow import pa, pq
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions

@@ -20,17 +20,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
 from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
 from dagster_adjunct.assets.reading.diff import key_codes
 from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.sources.changes import bad_change_error, late_change_reason
 from dagster_adjunct.assets.versions.version import POSITION
+from dagster_adjunct.resources.arrow import np, pa, pc, pq
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
 from dagster_adjunct.resources.objects.arrow_files import open_object

@@ -16,9 +16,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM, ArrowChangeFormat
 from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -37,6 +34,7 @@ from dagster_adjunct.assets.sources.changes import (
 from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, list_spark_needs, raise_if_spark_needed
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.generation import ARROW, SPARK
+from dagster_adjunct.resources.arrow import pa, pc
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, bucketed_frame
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
 from dagster_adjunct.resources.common import to_microseconds

@@ -18,8 +18,6 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-import pyarrow as pa
-
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy, local_table
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import read_committed_version
@@ -54,6 +52,7 @@ from dagster_adjunct.assets.writing.generation import (
     count_deletions,
     write_generation,
 )
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.common import sum_counters, to_microseconds

@@ -15,11 +15,9 @@ from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, NoReturn
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
+from dagster_adjunct.resources.arrow import pa, pc
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation
 from dagster_adjunct.resources.bucketing.writer import (
     DIGEST,

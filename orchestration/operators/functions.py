@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
-import pyarrow as pa
-
 from dagster_adjunct.orchestration.operators.columns import (
     ORDINAL,
     function_label,
@@ -29,6 +27,7 @@ from dagster_adjunct.orchestration.operators.columns import (
 from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
 from dagster_adjunct.orchestration.operators.records import WithColumns
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -275,7 +274,7 @@ def _build_batch(
         kind = arrow_type(field.type)
         try:
             arrays.append(to_exact_array([result[field.name] for result in results], kind))
-        except _MISFITS as error:
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             at = next((at for at, result in enumerate(results) if not _fits(result[field.name], kind)), 0)
             own = batch.select([name for name in batch.schema.names if not name.startswith("__")])
             (record,) = own.slice(rows[at], 1).to_pylist()
@@ -290,13 +289,10 @@ def _build_batch(
     return pa.RecordBatch.from_arrays(arrays, names)
 
 
-_MISFITS = (pa.ArrowException, OverflowError, TypeError, ValueError)
-
-
 def _fits(value: object, kind: pa.DataType) -> bool:
     try:
         to_exact_array([value], kind)
-    except _MISFITS:
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
         return False
     return True
 

@@ -17,10 +17,6 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from dagster_adjunct.orchestration.batch_log.batch_log import PartitionTimes, TimeState
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
 from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, EventTime, Watermarks
@@ -28,6 +24,7 @@ from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.stream_facts import required_retention
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.progress import Measured, declared_event_times, times_after_batch
+from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.common import split_stream_name, to_microseconds
 from dagster_adjunct.resources.schemas.column_sql import F, bigint_array
 from dagster_adjunct.resources.spark.tuning import PersistedFrames

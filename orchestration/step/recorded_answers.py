@@ -15,11 +15,10 @@ from hashlib import sha256
 from operator import and_
 from typing import TYPE_CHECKING, Any, cast
 
-import pyarrow as pa
-
 from dagster_adjunct.orchestration.operators.columns import list_hidden_columns, tie_breakers
 from dagster_adjunct.orchestration.operators.functions import PickledFunction, check_readable_records
 from dagster_adjunct.orchestration.operators.remote_tables import SinkContext, TableLookup
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.backends.columns import arrow_column_from_records, to_arrow_type
 from dagster_adjunct.resources.errors import (
     CommitConflictError,

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-import pyarrow as pa
-
 from dagster_adjunct.orchestration.operators.columns import validate_column_names
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamFacts
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError

@@ -29,8 +29,7 @@ from decimal import Context, Decimal
 from enum import Enum
 from typing import Any
 
-import pyarrow as pa
-
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import ClassRegistry
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import arrow_type, to_exact_array

@@ -15,10 +15,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.backends.columns import Column, Kind, declared_digits
 from dagster_adjunct.resources.backends.write_plan import RowCodec
 from dagster_adjunct.resources.tables.arrow import ArrowEntries

@@ -14,8 +14,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-import pyarrow as pa
-
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     MalformedDocumentError,

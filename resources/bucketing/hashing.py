@@ -17,15 +17,13 @@ from decimal import Context
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Plain, Schema, decimal_digits, plain_converter
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     UInt32 = npt.NDArray[np.uint32]
 
 SEED = 42

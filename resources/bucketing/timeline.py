@@ -17,9 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+from dagster_adjunct.resources.arrow import np, pa, pc
 
 VALID_FROM = "__valid_from"
 VALID_TO = "__valid_to"

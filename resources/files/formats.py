@@ -33,12 +33,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.json as pj
-import pyarrow.parquet as pq
-
+from dagster_adjunct.resources.arrow import np, pa, pc, pj, pq
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, file_error
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 from dagster_adjunct.resources.objects.arrow_files import ArrowReadableFile, RangedFile, open_bytes

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.key_value.entries import EntryCoder, TableEntry
 from dagster_adjunct.resources.key_value.segment import (

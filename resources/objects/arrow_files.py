@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-import pyarrow as pa
-
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.store import ObjectStore, S3Options
 

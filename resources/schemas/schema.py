@@ -17,9 +17,7 @@ from decimal import Context, Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import pyarrow as pa
-import pyarrow.types as t
-
+from dagster_adjunct.resources.arrow import pa, pt
 from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.schemas.values import YEARS, first_unreadable, unreadable_values
@@ -227,10 +225,10 @@ def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
             raise SchemaMismatchError(problem, f"Cast {name!r} before it becomes a key.", column=name)
 
 
+# The functions of pyarrow that return the Arrow types.
 _ARROW_TYPES = {
-    "string": pa.string(), "boolean": pa.bool_(), "tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(),
-    "bigint": pa.int64(), "float": pa.float32(), "double": pa.float64(), "date": pa.date32(),
-    "timestamp": pa.timestamp("us", tz="UTC"), "binary": pa.binary(),
+    "string": "string", "boolean": "bool_", "tinyint": "int8", "smallint": "int16", "int": "int32", "bigint": "int64",
+    "float": "float32", "double": "float64", "date": "date32", "binary": "binary",
 }  # fmt: skip
 
 
@@ -238,21 +236,23 @@ _ARROW_TYPES = {
 def arrow_type(kind: str) -> Any:
     """Return the Arrow type of a Spark simple type name."""
     digits = decimal_digits(kind)
-    return _ARROW_TYPES[kind] if digits is None else pa.decimal128(*digits)
+    if digits is not None:
+        return pa.decimal128(*digits)
+    return pa.timestamp("us", tz="UTC") if kind == "timestamp" else getattr(pa, _ARROW_TYPES[kind])()
 
 
 def _type_from_arrow(field: pa.Field) -> str:
-    kind = field.type.value_type if t.is_dictionary(field.type) else field.type
-    if t.is_large_string(kind) or t.is_string_view(kind):
+    kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
+    if pt.is_large_string(kind) or pt.is_string_view(kind):
         return "string"
-    if t.is_large_binary(kind) or t.is_binary_view(kind):
+    if pt.is_large_binary(kind) or pt.is_binary_view(kind):
         return "binary"
-    if t.is_timestamp(kind):
+    if pt.is_timestamp(kind):
         if kind.tz is None:
             problem = f"column {field.name!r} is a timestamp without a time zone."
             raise SchemaMismatchError(problem, _time_zone_advice(field.name), column=field.name)
         return "timestamp"
-    if t.is_decimal(kind):
+    if pt.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
     return next((name for name in TYPES if arrow_type(name).equals(kind)), str(kind))
 
@@ -287,9 +287,9 @@ def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = 
         kind = arrow_type(field.type)
         if not is_same_family(column.type, kind):
             step = "Cast the column before you send it."
-            if t.is_timestamp(column.type) and field.type == "timestamp":
+            if pt.is_timestamp(column.type) and field.type == "timestamp":
                 step = _time_zone_advice(field.name)
-            elif t.is_floating(column.type) and t.is_integer(kind):
+            elif pt.is_floating(column.type) and pt.is_integer(kind):
                 step = f"Cast it, as in pandas df[{field.name!r}].astype('Int64'), which keeps missing values."
             problem = f"{what}: column {field.name!r} is {column.type}, but the schema declares {field.type}."
             raise SchemaMismatchError(problem, step, column=field.name)
@@ -313,7 +313,7 @@ def _misfit_error(
     column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel, error: Exception, *, sensitive: bool
 ) -> SchemaMismatchError:
     """Return the error for a column with a value that does not fit its declared type."""
-    if t.is_timestamp(column.type) and (found := first_unreadable(pa.table([column], [name]))) is not None:
+    if pt.is_timestamp(column.type) and (found := first_unreadable(pa.table([column], [name]))) is not None:
         words, about = place(found.row)
         return found.error(what, words, hidden=sensitive, **about)
     start, count = 0, len(column)
@@ -327,7 +327,7 @@ def _misfit_error(
     words, about = place(start)
     reason = "" if sensitive else f" ({str(error).splitlines()[0]})"
     step = "Cast the column, or correct the record."
-    if t.is_timestamp(column.type) and column.type.unit == "ns":
+    if pt.is_timestamp(column.type) and column.type.unit == "ns":
         step = (
             f"Timestamps are stored in microseconds: round first, as in pandas df[{name!r}].dt.floor('us'), or in "
             f"Arrow pyarrow.compute.floor_temporal(table[{name!r}], unit='microsecond'); or keep nanoseconds in a "
@@ -339,20 +339,20 @@ def _misfit_error(
 
 def is_same_family(given: pa.DataType, expected: pa.DataType) -> bool:
     """Whether values of the first type may be cast to the second, as long as each of them fits."""
-    if t.is_dictionary(given):
+    if pt.is_dictionary(given):
         given = given.value_type
-    if t.is_null(given):
+    if pt.is_null(given):
         return True
-    if t.is_timestamp(expected):
-        return bool(t.is_timestamp(given) and given.tz is not None)
-    if t.is_floating(expected):
-        return bool(t.is_floating(given) or t.is_integer(given))
-    if t.is_string(expected):
-        return bool(t.is_string(given) or t.is_large_string(given) or t.is_string_view(given))
-    if t.is_binary(expected):
-        kinds = (t.is_binary, t.is_large_binary, t.is_binary_view, t.is_fixed_size_binary)
+    if pt.is_timestamp(expected):
+        return bool(pt.is_timestamp(given) and given.tz is not None)
+    if pt.is_floating(expected):
+        return bool(pt.is_floating(given) or pt.is_integer(given))
+    if pt.is_string(expected):
+        return bool(pt.is_string(given) or pt.is_large_string(given) or pt.is_string_view(given))
+    if pt.is_binary(expected):
+        kinds = (pt.is_binary, pt.is_large_binary, pt.is_binary_view, pt.is_fixed_size_binary)
         return any(kind(given) for kind in kinds)
-    for family in (t.is_integer, t.is_decimal, t.is_date, t.is_boolean):
+    for family in (pt.is_integer, pt.is_decimal, pt.is_date, pt.is_boolean):
         if family(expected):
             return bool(family(given))
     return False
@@ -444,11 +444,11 @@ def is_missing(value: object) -> bool:
 def _exact(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     array = pa.array(values, kind)
     checks = {
-        t.is_integer: _check_whole,
-        t.is_date: _check_days,
-        t.is_timestamp: _check_times,
-        t.is_float32: _check_float32,
-        t.is_list: _check_items,
+        pt.is_integer: _check_whole,
+        pt.is_date: _check_days,
+        pt.is_timestamp: _check_times,
+        pt.is_float32: _check_float32,
+        pt.is_list: _check_items,
     }
     for is_kind, check in checks.items():
         if is_kind(kind):

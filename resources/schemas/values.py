@@ -10,11 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.types as t
-
+from dagster_adjunct.resources.arrow import np, pa, pc, pt
 from dagster_adjunct.resources.errors import SchemaMismatchError
 
 CHECKED_TYPES = ("string", "date", "timestamp")
@@ -79,8 +75,8 @@ def first_unreadable(records: pa.Table | pa.RecordBatch, names: Iterable[str] | 
         column = records.column(place)
         if _has_unreadable(column):
             row, kind = next(iter(_unreadable_rows(column))), column.type
-            kind = kind.value_type if t.is_dictionary(kind) else kind
-            rule = f"{YEARS}, and {UTF8}" if t.is_nested(kind) else YEARS if t.is_temporal(kind) else UTF8
+            kind = kind.value_type if pt.is_dictionary(kind) else kind
+            rule = f"{YEARS}, and {UTF8}" if pt.is_nested(kind) else YEARS if pt.is_temporal(kind) else UTF8
             return UnreadableValue(name, row, _format_value(readable_value(column[row])), rule)
     return None
 
@@ -98,16 +94,16 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
     if not scalar.is_valid:
         return None
     kind = scalar.type
-    if t.is_dictionary(kind):
+    if pt.is_dictionary(kind):
         return readable_value(scalar.dictionary[scalar.index.as_py()], errors)
-    if t.is_struct(kind):
+    if pt.is_struct(kind):
         return {field.name: readable_value(scalar[place], errors) for place, field in enumerate(kind)}
-    if t.is_nested(kind):
+    if pt.is_nested(kind):
         return [readable_value(item, errors) for item in scalar.values]
-    if (t.is_date(kind) or t.is_timestamp(kind)) and _has_unreadable(pa.array([scalar], kind)):
-        unit: Any = "D" if t.is_date32(kind) else "ms" if t.is_date64(kind) else kind.unit
+    if (pt.is_date(kind) or pt.is_timestamp(kind)) and _has_unreadable(pa.array([scalar], kind)):
+        unit: Any = "D" if pt.is_date32(kind) else "ms" if pt.is_date64(kind) else kind.unit
         return format_spark_date(str(np.datetime64(scalar.value, unit)))
-    if t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind):
+    if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
         return scalar.as_buffer().to_pybytes().decode(errors=errors)
     return scalar.as_py()
 
@@ -135,38 +131,38 @@ def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
     kind = column.type
     if isinstance(column, pa.ChunkedArray):
         return any(map(_has_unreadable, column.chunks))
-    if t.is_date(kind) or t.is_timestamp(kind):
+    if pt.is_date(kind) or pt.is_timestamp(kind):
         ends = pc.min_max(column)
         low, high = ends["min"].value, ends["max"].value
         least, most = _bounds(kind)
         return low is not None and (low < least or high > most)
-    if t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind):
+    if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
         try:
             column.validate(full=True)
         except pa.ArrowInvalid:
             return True
         return False
-    if t.is_dictionary(kind):
+    if pt.is_dictionary(kind):
         return _has_unreadable(column.dictionary_decode())
-    if t.is_struct(kind):
+    if pt.is_struct(kind):
         return any(map(_has_unreadable, column.flatten()))
-    if t.is_map(kind):  # Arrow can't flatten maps
+    if pt.is_map(kind):  # Arrow can't flatten maps
         column = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
         return _has_unreadable(column.flatten())
-    return bool(t.is_nested(kind)) and _has_unreadable(column.flatten())
+    return bool(pt.is_nested(kind)) and _has_unreadable(column.flatten())
 
 
 def _bounds(kind: pa.DataType) -> tuple[int, int]:
-    a_day = 1 if t.is_date32(kind) else _A_DAY["ms" if t.is_date64(kind) else kind.unit]
+    a_day = 1 if pt.is_date32(kind) else _A_DAY["ms" if pt.is_date64(kind) else kind.unit]
     return DAYS[0] * a_day, (DAYS[1] + 1) * a_day - 1
 
 
 def _unreadable_rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
     """Return the rows of a column whose values Python can't hold."""
     kind = column.type
-    if not (t.is_date(kind) or t.is_timestamp(kind)):
+    if not (pt.is_date(kind) or pt.is_timestamp(kind)):
         return _search_by_halves(column, 0, len(column))
-    counts = column.cast("int32").cast("int64") if t.is_date32(kind) else column.cast("int64")
+    counts = column.cast("int32").cast("int64") if pt.is_date32(kind) else column.cast("int64")
     least, most = _bounds(kind)
     outside = pc.fill_null(pc.or_(pc.less(counts, least), pc.greater(counts, most)), False)
     rows: list[int] = np.nonzero(np.asarray(outside))[0].tolist()

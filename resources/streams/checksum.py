@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.bucketing.hashing import row_digests
 from dagster_adjunct.resources.schemas.column_sql import F, row_hash
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -14,9 +14,9 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-import pyarrow as pa
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
 
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import (
     StoredDocument,
     argument_error,

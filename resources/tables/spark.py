@@ -11,10 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     NullKeyError,

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
-import pyarrow as pa
-
 from dagster_adjunct.orchestration.operators.columns import function_label
 from dagster_adjunct.orchestration.operators.windows.exact_sums import ExactSum, Partial
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.schemas.schema import Field, decimal_digits

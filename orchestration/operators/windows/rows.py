@@ -13,8 +13,6 @@ from itertools import chain
 from operator import and_
 from typing import TYPE_CHECKING, Any, cast
 
-import pyarrow as pa
-
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME
 from dagster_adjunct.orchestration.operators.event_time import (
     EXCLUSION,
@@ -38,6 +36,7 @@ from dagster_adjunct.orchestration.operators.windows.kinds import (
     window_end,
     window_start,
 )
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name

@@ -15,13 +15,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 import mmh3
-import numpy as np
-import numpy.typing as npt
 
+from dagster_adjunct.resources.arrow import np
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.key_value.segment import VERSION_BYTES
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 # Blocks: some tens of kilobytes of a run, read and checked as one.
 #

@@ -15,10 +15,9 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
+from dagster_adjunct.resources.arrow import np, pa
 from dagster_adjunct.resources.common import first_validation_problem
 from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError, OffsetOutOfRangeError
 from dagster_adjunct.resources.schemas.values import MICROS

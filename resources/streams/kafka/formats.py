@@ -13,10 +13,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.objects.arrow_files import open_bytes
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type

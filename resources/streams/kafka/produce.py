@@ -26,9 +26,7 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from dagster_adjunct.resources.arrow import pa, pc
 from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.errors import (
     AdjunctError,

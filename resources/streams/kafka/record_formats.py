@@ -12,10 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.bucketing.writer import check_readable, describe_record
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from dagster_adjunct.resources.arrow import pa, pc
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets, write_buckets
 from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.errors import CommitConflictError, ProducerConflictError, SchemaMismatchError

@@ -10,9 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from itertools import count
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from dagster_adjunct.resources.arrow import pa, pq
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
 
 _GROUP = 65_536

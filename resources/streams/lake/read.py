@@ -9,11 +9,7 @@ from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack, cast
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
+from dagster_adjunct.resources.arrow import np, pa, pc, pq
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucket_file_suffix, bucketed_frame
 from dagster_adjunct.resources.bucketing.writer import ROW
 from dagster_adjunct.resources.common import to_microseconds

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Self, Unpack
 
-import pyarrow as pa
 from pydantic import Field
 
+from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import (
     StoredDocument,
     check_name,

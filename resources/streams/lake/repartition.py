@@ -11,9 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import pyarrow as pa
-
+from dagster_adjunct.resources.arrow import np, pa
 from dagster_adjunct.resources.bucketing.files import BucketLayout, conform_to_layout
 from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 from dagster_adjunct.resources.bucketing.writer import ROW, BucketFileWriter, WriteOptions
