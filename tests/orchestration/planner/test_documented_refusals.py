@@ -1,4 +1,4 @@
-"""Whatever planning refuses has an example in `docs/planner.md`, with its message and what mends it."""
+"""Whatever planning refuses has an example in `docs/refusals.md`, with its message and what mends it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ELSEWHERE = {
     "plan.py, ": "a name that is asked of a plan",
     "graph.py, add": "an operator of one's own: docs/contributing/operators.md",
     ".py, compile:": "what only Spark knows, in a run",
-    "batch_context.py, check_stored_columns": "what only the store knows, in a run",
+    "remote_tables.py, check_stored_columns": "what only the store knows, in a run",
     "records.py, _check_columns_unchanged": "what only Spark knows, in a run",
     "checking.py, check_select": "SQL of a dataset or a validator, whose pages have it",
     "planner.py, check_syntax": "what only Spark's parser knows, which the command asks",
@@ -64,7 +64,7 @@ def test_every_refusal_has_an_example(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(PlanningError, "__post_init__", noted)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks_of(ROOT / "docs" / "planner.md"):
+    for block in blocks_of(ROOT / "docs" / "refusals.md"):
         if block.language == "python" and block.run:
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(compile(block.text, block.place, "exec"), names)
