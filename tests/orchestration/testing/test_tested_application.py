@@ -10,7 +10,7 @@ import pytest
 
 from dagster_adjunct import Application, Schema, bounded_dataset, unbounded_dataset
 from dagster_adjunct.errors import ConfigurationError, PlanningError
-from dagster_adjunct.orchestration.testing.fakes import arrow_table
+from dagster_adjunct.orchestration.testing import arrow_table
 from dagster_adjunct.sources import FileSource
 from dagster_adjunct.tables import PostgresTable, RemoteTable, TableWriteFunction
 from dagster_adjunct.testing import TestApplication, TestStream

@@ -1,1 +1,0 @@
-"""Testing of applications, without a lake or a server."""
