@@ -54,35 +54,35 @@ def _parse_partition(stored: object) -> SystemStreamPartition:
 Partition = Annotated[SystemStreamPartition, PlainValidator(_parse_partition), PlainSerializer(str, return_type=str)]
 
 
-class ResolvedStartpoint(StoredDocument):
-    """A startpoint with the `offset` at which it starts, stored before anything is read from there.
-
-    `id` is that of its request, `stream` is the identity of the stream, `position` describes the requested position, as
-    in "timestamp 2026-01-02T00:00:00+00:00".
-    """
+class RequestedPosition(StoredDocument):
+    """A position that somebody requested; `position` describes it, as in "timestamp 2026-01-02T00:00:00+00:00"."""
 
     id: str
-    ssp: Partition
-    stream: str | None
     position: str
-    offset: str
     by: str
     reason: str
+
+
+class ResolvedStartpoint(RequestedPosition):
+    """A startpoint with the `offset` at which it starts, stored before anything is read from there.
+
+    `id` is that of its request, `stream` is the identity of the stream.
+    """
+
+    ssp: Partition
+    stream: str | None
+    offset: str
     resolved_at: datetime
 
 
-class AppliedStartpoint(StoredDocument):
+class AppliedStartpoint(RequestedPosition):
     """The latest startpoint that a commit of offsets applied to a partition, and the epoch that it opened.
 
     `batch` is the first batch that started there; None where there was nothing to read yet.
     """
 
-    id: str
-    position: str
     offset: str
     epoch: int
-    by: str
-    reason: str
     batch: int | None
     applied_at: datetime
 
@@ -91,22 +91,18 @@ class AppliedStartpoint(StoredDocument):
         return f"{ssp}: startpoint {self.position} ({self.by}: {self.reason}), epoch {self.epoch},"
 
 
-class Replay(StoredDocument):
+class Replay(RequestedPosition):
     """A bounded replay of one partition: it reads [`start`, `until`) again, and has reached `next`.
 
     `versions` says which dataset versions its records are joined with; for "recorded" the plan `recorded` lists them.
     """
 
-    id: str
     ssp: Partition
     stream: str | None
     epoch: int
-    position: str
     start: str
     next: str
     until: str
-    by: str
-    reason: str
     began_at: datetime
     versions: JoinVersions
     recorded: str | None = None

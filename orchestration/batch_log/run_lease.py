@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from pydantic import ValidationError
@@ -203,9 +202,7 @@ class RunLease:
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         _held.discard(self._holder.id)
         self._holder = self._holder.model_copy(update={"ended": True})
         # A conditional PUT: on real servers a conditional DELETE may remove the lease of the run that took it over.

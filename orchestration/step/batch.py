@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -18,8 +18,15 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
-from dagster_adjunct.assets.unbounded.local_table import StateSpec
-from dagster_adjunct.assets.versions.version import build_layout
+from dagster_adjunct.assets.unbounded.local_table import (
+    LocalTableWriter,
+    StateSpec,
+    WritingBatch,
+    columns_of_local_table,
+    declare_state_dataset,
+)
+from dagster_adjunct.assets.versions.version import build_layout, datetime_from_micros
+from dagster_adjunct.assets.writing.generation import SPARK, SPARK_ONE_TASK
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters, TimeState, add_counters
 from dagster_adjunct.orchestration.operators.asof_join import TimedRows
 from dagster_adjunct.orchestration.operators.columns import (
@@ -28,9 +35,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     ORIGIN,
     DataFrameFunction,
     OnNullKey,
-    first_duplicate,
     function_label,
-    list_hidden_columns,
     tie_breakers,
 )
 from dagster_adjunct.orchestration.operators.event_time import Watermarks
@@ -42,21 +47,30 @@ from dagster_adjunct.orchestration.operators.remote_tables import (
     TableLookup,
     TableSend,
 )
+from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.planner.notes import name_writers
 from dagster_adjunct.orchestration.step.batch_outputs import (
     Letters,
+    StateTable,
     add_positions,
     build_marking,
     check_letters_sent,
     find_previous_append,
+    locate_null_key,
     name_producers,
     output_schema,
+    prepare_table_rows,
     records_from_letters,
     trace_origins,
 )
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.event_times import BatchTimes
-from dagster_adjunct.orchestration.step.failures import explain_failure, sensitive_columns, sensitive_entries
+from dagster_adjunct.orchestration.step.failures import (
+    analysis_error,
+    call_frame_function,
+    explain_failure,
+    sensitive_columns,
+)
 from dagster_adjunct.orchestration.step.recorded_answers import (
     RecordedAnswers,
     SinkCall,
@@ -69,24 +83,29 @@ from dagster_adjunct.orchestration.step.recorded_answers import (
     hand_to_function,
     join_answers,
 )
-from dagster_adjunct.orchestration.step.state import LocalTables, StateTable
 from dagster_adjunct.resources.bucketing.files import bucketed_frame
-from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import AdjunctError, PlanningError
+from dagster_adjunct.resources.common import split_stream_name, sum_counters
+from dagster_adjunct.resources.errors import NullKeyError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, use_interpreted_plans
-from dagster_adjunct.resources.streams.system import POSITION, AppendResult, Sources, StreamSystem, require_writer
+from dagster_adjunct.resources.streams.system import (
+    OFFSET,
+    PARTITION,
+    POSITION,
+    TOMBSTONE,
+    AppendResult,
+    Sources,
+    StreamSystem,
+    require_writer,
+)
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark import TableWrite, write_table
 from dagster_adjunct.resources.tables.table import RemoteTable
-from dagster_adjunct.resources.user_code import failing_line, function_failed_error
 
 if TYPE_CHECKING:
-    from pyspark.errors import AnalysisException
     from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
 
-_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}
 
 
@@ -103,7 +122,8 @@ def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable
     """Write every output of the application once, in order of definition; return the metrics of the batch.
 
     (application, batch) is the producer and sequence of every append, so repeating a batch adds nothing to streams.
-    `before_output` is called with the output's name before anything is written to it.
+    `before_output` is called with the output's name before anything is written to it, and raises if the run may not
+    continue.
     """
     with use_interpreted_plans(context.spark()) if inputs.interpreted else nullcontext():
         batch = BatchContext(context, inputs, before_output)
@@ -150,10 +170,13 @@ class BatchContext:
         }
         self._before_output = before_output
         self._times = BatchTimes(context, inputs)
-        self._local = LocalTables(context, inputs, self.stream_of)
+        self._state_tables: dict[str, StateTable] = {}
+        self._local: dict[str, LocalTableWriter] = {}
+        self._writers = ExitStack()
         self._late: dict[str, DataFrame] = {}
         self._letters: dict[str, tuple[str, Letters]] = {}
         self._counters: Counters = {}
+        self._table_counters: Counters = {}  # of local tables and state tables
         self._measured: dict[str, TableMetrics] = {}
         self._observed: list[tuple[str, Observation]] = []
         self._kept = PersistedFrames()
@@ -167,7 +190,17 @@ class BatchContext:
 
     def commit(self) -> BatchMetrics:
         """Commit local and state tables, after all other outputs are written; return the metrics of the batch."""
-        counters, observed = self._counters | self._local.commit(self._before_output), Counters()
+        for table, writer in self._local.items() if self.inputs.consumed is not None else ():
+            if table in self._table_counters:
+                self._before_output(table)
+                _, duplicate = writer.commit()
+                self._table_counters[table]["duplicate_batches"] = int(duplicate)
+        for state in self._state_tables.values():
+            if state.kept:
+                self._before_output(state.writes.name)
+                state.commit()
+                self._table_counters[state.writes.name] = state.counted
+        observed: Counters = {}
         for operator, observation in self._observed:
             of_operator = observed.setdefault(operator, {})
             assert observation._jo is not None, "it observes"
@@ -175,11 +208,11 @@ class BatchContext:
             if observation._jo.getRow().length():
                 for name, count in observation.get.items():
                     of_operator[name] = of_operator.get(name, 0) + int(count)
-        return BatchMetrics(counters | observed, self._measured, self._times.after())
+        return BatchMetrics(self._counters | self._table_counters | observed, self._measured, self._times.after)
 
     def close(self) -> None:
         """Discard what is not committed, and release cached records."""
-        self._local.close()
+        self._writers.close()
         self._kept.release()  # before the records that they are made of
         self._times.close()
 
@@ -208,7 +241,7 @@ class BatchContext:
                     raise
                 raise explained  # noqa: B904 - its cause is set unless that could reveal sensitive values
         except AnalysisException as error:
-            raise _analysis_error(operator, error) from error
+            raise analysis_error(operator, error) from error
         return sources[0] if aside else leaving
 
     def hand_on(self, operator: Operator, frame: DataFrame) -> DataFrame:
@@ -284,8 +317,9 @@ class BatchContext:
     def sensitive(self, operator: str) -> frozenset[str]:
         """Return the columns of an operator's input whose values must not appear in errors."""
         compiled = self.app.operator(operator)
-        dataset = None if compiled.spec.match is None else compiled.spec.match.dataset
-        names = frozenset() if dataset is None else sensitive_entries(self.context, dataset)
+        match = compiled.spec.match
+        joined = None if match is None or match.dataset is None else match.node
+        names = frozenset(name for node, name in self.context.sensitive if node == joined)
         for source, frame in zip(compiled.inputs, self.arrived[operator], strict=True):
             own = [name for name in frame.columns if not name.startswith("__")]
             names |= sensitive_columns(self.context, source, own)
@@ -300,7 +334,7 @@ class BatchContext:
     def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
         """Return the result of a user's DataFrame function, which must keep the hidden columns."""
         # Without the barrier Spark pushes later filters below the function, and calls its UDFs twice for a record.
-        return _add_barrier(_call_frame_function(operator, function, frame))
+        return _add_barrier(call_frame_function(operator, function, frame))
 
     def first(self, frame: DataFrame) -> Row | None:
         """Compute the first of these records now; None where there is none, and in a dry run."""
@@ -347,7 +381,7 @@ class BatchContext:
         """
         declared = self.app.dataset(dataset)
         if declared.is_owned_by(self.app.name):
-            reader = self._local.reader(dataset)
+            reader = self._open_local(declared).reader()
             return reader.frame(self.spark), reader.schema
         view = self.inputs.views[dataset]
         if view is None:
@@ -388,14 +422,55 @@ class BatchContext:
 
         Rows expire by the watermark of the stateful operator `of`, by default the one of the table's name.
         """
-        return self._local.state(name, spec, self.watermarks(of or name))
+        marks = self.watermarks(of or name)
+        if name not in self._state_tables:
+            dataset, kept = declare_state_dataset(self.context.writer, name, spec), self.inputs.consumed is not None
+            writer = self._open_writer(dataset, self.inputs.states.get(dataset.name), self.context.writer)
+            self._state_tables[name] = StateTable(self.context, writer, spec, marks, kept, self.number > 0)
+        return self._state_tables[name]
 
     def write_local(
         self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey
     ) -> None:
-        """Keep the last record of each key in a local table; tombstones, and what meets `deleted`, delete theirs."""
-        in_place = operator not in self.exchanges
-        self._local.send(operator, frame, table, deleted=deleted, on_null_key=on_null_key, partitioned=in_place)
+        """Keep the last record of each key in a local table; tombstones, and what meets `deleted`, delete theirs.
+
+        It is committed, and counted, at the end of the batch. A bounded replay commits nothing; in one of recorded
+        versions, joins still read what the batch would write.
+        """
+        replays = self.inputs.consumed is None
+        counted = self._table_counters.setdefault(table, {"rows": 0, "deleted": 0, "duplicate_batches": 0})
+        if replays:
+            counted["replayed_batches"] = 1
+            if self.reading != RECORDED or table not in self.context.plan.tables_met_after_sends():
+                return
+        dataset = self.app.dataset(table)
+        rows, null_keys = prepare_table_rows(frame, dataset.key, deleted, on_null_key)
+        order = (PARTITION, OFFSET, *tie_breakers(frame))
+        names = (*columns_of_local_table(dataset).names, TOMBSTONE, *order)
+        try:
+            done = self._open_local(dataset).send(
+                rows.select(*map(named_column, names)), order_by=order, partitioned=operator not in self.exchanges
+            )
+        except NullKeyError as error:
+            raise locate_null_key(error, operator, rows, dataset.key, self.stream_of(operator)) from error
+        if not replays:
+            skipped = {} if null_keys is None else {"null_keys": null_keys()}
+            self._table_counters[table] = sum_counters(counted, {**done, **skipped})
+
+    def _open_local(self, dataset: AdjunctDataset) -> LocalTableWriter:
+        if dataset.name not in self._local:
+            pinned = self.inputs.views.get(dataset.name)
+            self._local[dataset.name] = self._open_writer(dataset, pinned, self.app.name)
+        return self._local[dataset.name]
+
+    def _open_writer(self, dataset: AdjunctDataset, pinned: object, owner: str) -> LocalTableWriter:
+        """Return a writer of a table at its version in the batch's intent, if it has one; `close` drops what it has
+        not committed.
+        """
+        sealed = pinned.sealed if isinstance(pinned, VersionReader) else None
+        batch = WritingBatch(owner, self.number, self.context.run, self.inputs.intent.cut)
+        tasks = SPARK_ONE_TASK if self.inputs.few else SPARK
+        return self._writers.enter_context(LocalTableWriter(self.context.lake, dataset, sealed, batch, tasks))
 
     # -- output streams
 
@@ -567,57 +642,9 @@ class BatchContext:
 
 
 def _to_time(micros: int | None) -> datetime | None:
-    return None if micros is None else _BEGIN + timedelta(microseconds=micros)
+    return None if micros is None else datetime_from_micros(micros)
 
 
 def _add_barrier(frame: DataFrame) -> DataFrame:
     """Return the same records behind a metric that nobody reads, past which Spark's optimizer moves nothing."""
     return frame.observe(f"here-{uuid4().hex}", F.count(F.lit(1)))
-
-
-def _call_frame_function(operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
-    """Return the DataFrame that a user's function returns for the records.
-
-    Raises OperatorFailedError for what the function raises, and PlanningError for a result that is no DataFrame, lacks
-    the records' hidden columns, or has two columns with one name. Errors of Adjunct and of Spark's analyzer pass
-    unchanged.
-    """
-    from pyspark.errors import AnalysisException
-    from pyspark.sql import DataFrame
-
-    try:
-        result: object = function(frame)
-    except (AdjunctError, AnalysisException):
-        raise
-    except Exception as error:
-        raise function_failed_error(operator, function_label(function), function, error) from error
-    if not isinstance(result, DataFrame):
-        returned = "None" if result is None else type(result).__name__
-        problem = f"{operator}: {function_label(function)} returned {returned}: expected a DataFrame."
-        step = "Return a DataFrame made from the given records, with other columns or fewer rows."
-        raise PlanningError(problem, step, operator=operator)
-    lost = [name for name in list_hidden_columns(frame) if name not in result.columns]
-    if lost:
-        raise PlanningError(
-            f"{operator}: its function returned records without {', '.join(lost)}, which hold each record's "
-            "position and epoch.",
-            'Keep them: add columns with withColumn or select("*", …), and drop only your own; or give '
-            "expressions instead of a function.",
-            operator=operator,
-        )
-    double = first_duplicate(result.columns)
-    if double is not None:
-        problem = f"{operator}: {function_label(function)} returned two columns called {double!r}."
-        step = "Rename or drop one of them; Spark's names ignore case."
-        raise PlanningError(problem, step, column=double, operator=operator)
-    return result
-
-
-def _analysis_error(operator: Operator, error: AnalysisException) -> PlanningError:
-    problem = str(error).strip().partition("SQLSTATE")[0].strip().splitlines()[0].rstrip(" .")
-    place = failing_line(error) or operator.declared_at
-    return PlanningError(
-        f"{operator.id}: {problem}{f' ({place.describe()})' if place else ''}.",
-        "Correct the expression or function; adjunct plan lists the operators by these names.",
-        operator=operator.id,
-    )

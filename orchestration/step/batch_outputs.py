@@ -1,20 +1,33 @@
-"""What outputs record of a batch: the origins and positions of records, producers, marks and dead letters."""
+"""What a batch writes: its local tables and state tables, and what other outputs record of where records come from."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, StateSpec
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.columns import ORIGIN
+from dagster_adjunct.orchestration.operators.columns import ORIGIN, OnNullKey
+from dagster_adjunct.orchestration.operators.event_time import Watermarks
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.sends import DEAD_LETTER_COLUMNS
 from dagster_adjunct.orchestration.step.context import BatchInputs
-from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError, TableError
-from dagster_adjunct.resources.schemas.column_sql import F, bigint_array, named_column
+from dagster_adjunct.orchestration.step.event_times import number_by_partition
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
+from dagster_adjunct.resources.common import sum_counters
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    NullKeyError,
+    SchemaMismatchError,
+    StreamNotFoundError,
+    TableError,
+)
+from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import (
     OFFSET,
@@ -25,6 +38,7 @@ from dagster_adjunct.resources.streams.system import (
     SOURCE,
     SOURCE_EPOCH,
     SOURCE_OFFSET,
+    TOMBSTONE,
     AppendResult,
     OffsetRange,
     Sources,
@@ -35,8 +49,11 @@ from dagster_adjunct.resources.streams.system import (
 from dagster_adjunct.resources.tables.arrow import MarkedSource, Marking
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
+    from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+
+NEW = "__new"
 Letters = Sequence[dict[str, Any]]
 _LETTER_IDENTITY = ("table", "kind", "key", "record")
 
@@ -110,12 +127,11 @@ def add_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
     if SOURCE in records.columns:
         return records
     numbers = {SystemStreamPartition.parse(span.source).partition: span.epoch for span in sources.ranges}
-    epoch = F.get(bigint_array(numbers.get(p, 0) for p in range(max(numbers, default=0) + 1)), F.col(PARTITION))
     return records.withColumns(
         {
             SOURCE: F.concat(F.lit(f"{sources.stream}."), F.col(PARTITION).cast("string")),
             SOURCE_OFFSET: F.col(OFFSET),
-            SOURCE_EPOCH: F.coalesce(epoch, F.lit(0)).cast("int"),
+            SOURCE_EPOCH: number_by_partition(numbers).cast("int"),
             READER: F.lit(sources.reader),
         }
     )
@@ -200,3 +216,107 @@ def name_producers(app: Application, writer: str) -> dict[str, str]:
             number = senders[target.name]
             names[operator.id] = writer if number == 1 else f"{writer}#{number}"
     return names
+
+
+@dataclass(slots=True)
+class StateTable:
+    """A table of state in one batch.
+
+    `kept` says whether writes are committed, `real` whether any records are read (not in a dry run).
+    """
+
+    context: StepContext
+    writes: LocalTableWriter
+    spec: StateSpec
+    watermarks: Watermarks
+    kept: bool
+    real: bool
+    counted: dict[str, int] = field(default_factory=dict)
+
+    def frame(self) -> DataFrame:
+        """Return the unexpired rows as of the start of the batch, in their buckets, so that no exchange is needed."""
+        if self.spec.append_only:
+            return self._scan_appended(sends=False).drop(NEW)
+        return self._keep_unexpired(self.writes.reader(sends=False).frame(self.context.spark))
+
+    def with_written(self) -> DataFrame:
+        """Return the rows of `frame` and those that the batch has written, marked by the boolean `__new`; no exchange
+        is needed. For append-only tables."""
+        return self._scan_appended(sends=True)
+
+    def write(self, rows: DataFrame, *, partitioned: bool = False) -> None:
+        """Write rows of the table's columns, with `__tombstone` if some delete; they are committed with the batch.
+
+        `partitioned` says that they are in the table's partitions already. A bounded replay writes nothing.
+        """
+        if TOMBSTONE not in rows.columns:
+            rows = rows.withColumn(TOMBSTONE, F.lit(False))
+        rows = rows.select(*map(named_column, (*self.spec.schema.names, TOMBSTONE)))
+        if self.kept:
+            done = self.writes.send(rows, order_by=(), partitioned=partitioned)
+            if self.spec.append_only and done.get("superseded"):
+                raise SchemaMismatchError(
+                    f"state {self.writes.name!r}: {done['superseded']} record(s) of the batch have the same position "
+                    "as another one, and only one of them would be kept.",
+                    "An operator before this one makes several unordered records of one, as explode does in map, "
+                    "select or with_columns, or a function: use flat_map there.",
+                    dataset=self.writes.name,
+                )
+            self.counted = sum_counters(self.counted, done)
+        elif self.real:
+            rows.count()  # runs the counts of these records
+
+    def commit(self) -> None:
+        """Commit what was written, and drop rows that expire with this batch."""
+        _, duplicate = self.writes.commit(self.watermarks.after)
+        self.counted["duplicate_batches"] = int(duplicate)
+
+    def _scan_appended(self, *, sends: bool) -> DataFrame:
+        """Return the rows as scanned: each key was written once."""
+        sealed = self.writes.reader(sends=sends).sealed
+        what = f"state {self.writes.name!r}"
+        rows = bucketed_frame(self.context.spark(), self.context.lake.store, what, sealed.layout, sealed.generations)
+        # Not a literal: Spark forgets the partitioning of a relation that it knows to be empty, and adds an exchange.
+        generation, sent = F.col(GENERATION_COLUMN), self.writes.sent
+        new = (generation.isin(*sent) if sent else generation < F.lit(0)).alias(NEW)
+        return self._keep_unexpired(rows.select(*map(named_column, self.spec.schema.names), new))
+
+    def _keep_unexpired(self, rows: DataFrame) -> DataFrame:
+        before = self.watermarks.before
+        return rows if before is None else rows.where(named_column(self.spec.expires) > F.lit(before))
+
+
+def prepare_table_rows(
+    frame: DataFrame, key: tuple[str, ...], deleted: str | None, on_null_key: OnNullKey
+) -> tuple[DataFrame, Callable[[], int] | None]:
+    """Return the records with `__tombstone` set for the table, and a function that returns how many null keys were
+    skipped.
+    """
+    from pyspark.sql import Observation
+
+    if deleted is not None:
+        frame = frame.withColumn(
+            TOMBSTONE, F.coalesce(F.col(TOMBSTONE), F.lit(False)) | F.coalesce(F.expr(deleted), F.lit(False))
+        )
+    if on_null_key == "fail":
+        return frame, None  # the writer rejects them
+    lacks = _lacks_key(key)
+    observed = Observation()
+    watched = frame.observe(observed, F.coalesce(F.sum(lacks.cast("long")), F.lit(0)).alias("null_keys"))
+    return watched.where(~lacks), lambda: int(observed.get["null_keys"])
+
+
+def _lacks_key(key: tuple[str, ...]) -> Column:
+    return reduce(or_, [named_column(name).isNull() for name in key])
+
+
+def locate_null_key(
+    error: NullKeyError, operator: str, rows: DataFrame, key: tuple[str, ...], stream: str | None
+) -> NullKeyError:
+    """Return the error with the operator, the first record without a key, and what to do about such records."""
+    first = rows.where(_lacks_key(key)).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).first()
+    where = f"{stream}." if stream is not None else "partition "
+    place = "" if first is None else f"; the first is {where}{first[0]} at offset {first[1]}"
+    problem = f"{operator}: {error.problem.rstrip('.')}{place}."
+    step = 'Filter them out, or skip and count them: send_to(…, on_null_key="skip").'
+    return NullKeyError(problem, step, dataset=error.dataset, table=error.table, operator=operator)

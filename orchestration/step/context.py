@@ -1,47 +1,50 @@
-"""What a run of the step works with, and how far it has come: frozen values that its stages pass on."""
+"""What a run of the step works with, how far it has come, and the dataset versions that its batches read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.reading.history import VersionsOverTime
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.unbounded.transient import TransientVersion
+from dagster_adjunct.assets.unbounded.local_table import state_dataset_name
+from dagster_adjunct.assets.unbounded.transient import TransientTable, TransientVersion, is_transient
+from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
     BatchLog,
     ClosedBatch,
     Intent,
     LoggedState,
+    Replay,
     TimeState,
     add_counters,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.store import StartpointManager
+from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan, read_plan
+from dagster_adjunct.orchestration.startpoints.store import StartpointManager, open_startpoints
+from dagster_adjunct.orchestration.step.failures import list_sensitive_columns
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, measure_input_times, measure_state_sizes
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables
-from dagster_adjunct.orchestration.step.state import iter_state_names
 from dagster_adjunct.resources.common import split_stream_name, sum_counters
+from dagster_adjunct.resources.errors import ConfigurationError, ObjectNotFoundError, VersionDiscardedError
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.system import (
-    SourceRange,
-    Sources,
-    StreamSystem,
-    SystemStreamPartition,
-)
+from dagster_adjunct.resources.streams.system import SourceRange, Sources, StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_adjunct.orchestration.step.plan_batch import BatchVersions
-    from dagster_adjunct.orchestration.step.step import BatchEngine
+
+View = VersionReader | TransientVersion | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class BatchInputs:
     """
 
     intent: Intent
-    views: Mapping[str, VersionReader | TransientVersion | None]
+    views: Mapping[str, View]
     identities: Mapping[str, str] = field(default_factory=dict)
     records: int = 0
     few: bool = False
@@ -88,16 +91,118 @@ class BatchInputs:
         )
 
 
-@dataclass(frozen=True, slots=True)
+class BatchVersions:
+    """The dataset versions that the batches of one run read, opened once, and a lease for each dataset.
+
+    The leases are on the versions that the current batch reads. Also caches transient tables and replay plans.
+    """
+
+    def __init__(self, runtime: Runtime, app: Application) -> None:
+        self._runtime, self._app = runtime, app
+        self._stored: dict[str, StoredVersions] = {}
+        self._readers: dict[tuple[str, str], VersionReader] = {}
+        self._tables: dict[str, TransientTable] = {}
+        self._plans: dict[str, RecordedPlan] = {}
+        self._leases: dict[str, Lease] = {}
+
+    def stored(self, name: str) -> StoredVersions:
+        """Return the stored versions of a dataset or state table."""
+        if name not in self._stored:
+            declared = next((dataset for dataset in self._app.datasets if dataset.name == name), name)
+            self._stored[name] = StoredVersions(self._runtime.lake, declared)
+        return self._stored[name]
+
+    def table(self, name: str, state: ApplicationState) -> TransientTable:
+        """Return a table that lives for this run; it continues from the version that the last batch read."""
+        if name not in self._tables:
+            last = state.last.intent.versions.get(name) if state.last else None
+            self._tables[name] = TransientTable(self._runtime.systems, self._app.dataset(name), last=last)
+        return self._tables[name]
+
+    def keep(self, readers: Mapping[str, VersionReader | None]) -> None:
+        """Add readers that are open already, by dataset."""
+        self._readers |= {(name, reader.version): reader for name, reader in readers.items() if reader is not None}
+
+    def view(self, name: str, version: str | None, state: ApplicationState) -> View:
+        """Return a version as joins read it; None if there is none yet."""
+        if version is None:
+            return None
+        if is_transient(version):
+            return self.table(name, state).restore(version, self._runtime.spark)
+        return self._reader(name, version)
+
+    def _reader(self, name: str, version: str) -> VersionReader:
+        if (name, version) not in self._readers:
+            self._readers[name, version] = self.stored(name).version_of_batch(version)
+        return self._readers[name, version]
+
+    def over_time(self, name: str, versions: Iterable[str]) -> VersionsOverTime:
+        """Return these versions of a bounded dataset as joins by time read them."""
+        sealed = [self._reader(name, version).sealed for version in versions]
+        return VersionsOverTime(self._runtime.lake.store, name, sealed)
+
+    def plan_of(self, replay: Replay) -> RecordedPlan:
+        """Return the plan of a recorded replay. Raises ConfigurationError if it is gone."""
+        plan, app = replay.recorded or "", self._app.name
+        if plan not in self._plans:
+            try:
+                self._plans[plan] = read_plan(self._runtime.lake, app, plan)
+            except ObjectNotFoundError as error:
+                problem = f"{replay.describe()} can't continue: the plan of its versions is gone ({error.key})."
+                step = f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …) and ask again."
+                raise ConfigurationError(problem, step, application=app) from error
+        return self._plans[plan]
+
+    def lease(
+        self, versions: Mapping[str, str | None], over_time: Mapping[str, Sequence[str]], *, reopened: bool = False
+    ) -> list[str]:
+        """Lease what a batch reads, before its intent names it; from then on the open intent retains it too.
+
+        Raises VersionDiscardedError, except for a `reopened` batch, whose intent alone may retain a version; the
+        datasets of such versions are returned.
+        """
+        left: list[str] = []
+        for name, version in versions.items():
+            if version is None or is_transient(version):
+                continue
+            held, wanted = self._leases.get(name), {version, *over_time.get(name, ())}
+            if held is not None and wanted <= set(held.versions):
+                continue
+            try:
+                self._leases[name] = Lease.acquire(self._runtime.lake, name, sorted(wanted), holder=self._runtime.by)
+            except VersionDiscardedError:
+                if not reopened:  # a reopened version may have been rewritten by an erasure
+                    raise
+                left.append(name)
+                continue
+            if held is not None:
+                held.release()
+        return left
+
+    def check_leases(self) -> None:
+        """Raise LeaseLostError if a lease on a version in use was lost."""
+        for lease in self._leases.values():
+            lease.check()
+
+    def close(self) -> None:
+        """Release the leases, and the tables that live for one run."""
+        try:
+            for lease in self._leases.values():
+                lease.release()
+        finally:
+            for table in self._tables.values():
+                table.release()
+
+
+@dataclass(frozen=True)
 class StepContext:
-    """The settings of a run of the step; `run`, its name in commits, is the runtime's `by`.
+    """What a run of the step works with; `run`, its name in commits, is the runtime's `by`.
 
     `fan_out` holds the startpoints that were handed to this run's tasks. `between_batches` is called before each batch
     but the first. `still_ours` raises where the run may not continue: before each batch, output and commit. It is None
     for a run without a lease: a commit by another run then ends it, even if it has committed nothing. `credits`
-    rate-limit the step's tables. `open_tables` caches lookup tables between batches. `sensitive_of_streams` and
-    `declared_sensitive` cache which columns schemas mark as sensitive. `writes_as` is the application's former name,
-    which outputs and state tables keep after a rename.
+    rate-limit the step's tables. `open_tables` caches lookup tables between batches. `writes_as` is the application's
+    former name, which outputs and state tables keep after a rename.
     """
 
     runtime: Runtime
@@ -110,8 +215,6 @@ class StepContext:
     still_ours: Callable[[], None] | None = None
     credits: RunCredits | None = None
     open_tables: OpenTables = field(default_factory=OpenTables)
-    sensitive_of_streams: dict[str, frozenset[str]] = field(default_factory=dict)
-    declared_sensitive: list[set[tuple[LineageNode, str]]] = field(default_factory=list)
     writes_as: str | None = None
 
     @property
@@ -135,6 +238,35 @@ class StepContext:
         """The name under which outputs and state tables know the application."""
         return self.writes_as or self.app.name
 
+    @cached_property
+    def log(self) -> BatchLog:
+        return BatchLog(self.lake, self.app.name)
+
+    @cached_property
+    def startpoints(self) -> StartpointManager:
+        return open_startpoints(self.lake, self.app)
+
+    @cached_property
+    def versions(self) -> BatchVersions:
+        """The dataset versions that its batches read; to be closed."""
+        return BatchVersions(self.runtime, self.app)
+
+    @cached_property
+    def tasks(self) -> Mapping[str, frozenset[SystemStreamPartition]]:
+        """The input partitions that each task of the plan reads."""
+        return self.plan.partitions_by_task()
+
+    @cached_property
+    def sensitive(self) -> frozenset[tuple[LineageNode, str]]:
+        """The columns that datasets and schemas mark as sensitive, in lower case."""
+        return list_sensitive_columns(self.app, self.systems)
+
+    @cached_property
+    def states(self) -> tuple[str, ...]:
+        """The names of the datasets that hold the state of the application's operators."""
+        names = (name for operator in self.app.operators for name in operator.spec.states)
+        return tuple(state_dataset_name(self.writer, name) for name in names)
+
     @property
     def unit(self) -> str:
         """The unit in which inputs are counted: "offsets" where a system's offsets may have gaps, else "records"."""
@@ -145,22 +277,6 @@ class StepContext:
         """Raise if the run may not continue."""
         if self.still_ours is not None:
             self.still_ours()
-
-
-@dataclass(frozen=True, slots=True)
-class StepResources:
-    """The resources of a run of the step.
-
-    `tasks` maps the plan's tasks to the input partitions that each reads; `states` are the names of the state tables.
-    """
-
-    context: StepContext
-    engine: BatchEngine
-    log: BatchLog
-    startpoints: StartpointManager
-    tasks: Mapping[str, frozenset[SystemStreamPartition]]
-    states: tuple[str, ...]
-    versions: BatchVersions
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,5 +329,5 @@ class StepState:
             caught_up=caught_up,
             state=state,
             watermarks=measure_input_times(context.app, state.times, context.lake.now()),
-            state_sizes=measure_state_sizes(context.lake, iter_state_names(context)),
+            state_sizes=measure_state_sizes(context.lake, context.states),
         )

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batch_log.batch_log import PartitionTimes, TimeState
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
-from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, EventTime, Watermarks
+from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, Watermarks
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.stream_facts import required_retention
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
@@ -293,8 +293,7 @@ class BatchTimes:
         self._context, self._inputs = context, inputs
         self._declared = declared_event_times(context.app)
         self._is_replay, self._is_dry_run = inputs.consumed is None, inputs.intent.batch == 0
-        self._found: dict[str, Measured] = {}
-        self._after: TimeState | None = None
+        self._measured = cache(self._measure)
         self._kept = PersistedFrames()
         self._read: dict[str, DataFrame] = {}
 
@@ -328,21 +327,21 @@ class BatchTimes:
     def watermarks(self, name: str) -> Watermarks:
         """Return the watermarks of the stateful operator of this name, before and after the batch."""
         prior = self._inputs.times.operators.get(name)
-        after = self.after()
-        return Watermarks(prior, prior if after is None else after.operators.get(name))
+        return Watermarks(prior, prior if self.after is None else self.after.operators.get(name))
 
+    @cached_property
     def after(self) -> TimeState | None:
-        """Return the times after the batch; None if no input declares event times, or none change."""
-        if self._after is None and self._declared and not self._is_replay:
-            measured = {stream: self._measured(stream) for stream in self._declared}
-            numbered = {
-                ssp: (int(span.start), int(span.end))
-                for ssp, span in self._inputs.intent.ranges.items()
-                if isinstance(self._context.systems[ssp.system], NumberedOffsets)
-            }
-            inputs = self._inputs
-            self._after = times_after_batch(self._context.app, inputs.times, measured, inputs.intent.clock, numbered)
-        return self._after
+        """The times after the batch; None if no input declares event times, or none change."""
+        if not self._declared or self._is_replay:
+            return None
+        intent = self._inputs.intent
+        measured = {stream: self._measured(stream) for stream in self._declared}
+        numbered = {
+            ssp: (int(span.start), int(span.end))
+            for ssp, span in intent.ranges.items()
+            if isinstance(self._context.systems[ssp.system], NumberedOffsets)
+        }
+        return times_after_batch(self._context.app, self._inputs.times, measured, intent.clock, numbered)
 
     def close(self) -> None:
         """Release cached records."""
@@ -363,7 +362,9 @@ class BatchTimes:
             first = streams.upcoming(streams.partitions(name)[:1])
             ranges = {ssp: OffsetRange(end, end) for ssp, end in first.items()}
         epochs = {ssp.partition: epoch for ssp, epoch in self._inputs.intent.epochs.items() if ssp in ranges}
-        records = _add_epochs(streams.read(self._context.spark(), ranges), epochs)
+        records = streams.read(self._context.spark(), ranges)
+        if epochs:  # the sum also tells readers of an output that an application made from a replayed output
+            records = records.withColumn(EPOCH, (F.col(EPOCH) + number_by_partition(epochs)).cast("int"))
         if (
             stream in self._declared
             and not streams.implements("task_reads")
@@ -384,8 +385,7 @@ class BatchTimes:
         read_to = {ssp.partition: times.read_to for ssp, times in known.items() if times.read_to}
         if not read_to and not self._is_dry_run:
             return F.lit(False)
-        ends = bigint_array(read_to.get(number, 0) for number in range(max(read_to, default=0) + 1))
-        again = F.col(OFFSET) < F.coalesce(F.get(ends, F.col(PARTITION)), F.lit(0))
+        again = F.col(OFFSET) < number_by_partition(read_to)
         for ssp, prior in known.items():
             for low, high in prior.skipped:  # skipped before, so this is the first read
                 here = (F.col(PARTITION) == ssp.partition) & (F.col(OFFSET) >= low) & (F.col(OFFSET) < high)
@@ -396,13 +396,8 @@ class BatchTimes:
         times = self._inputs.times.partitions.items()
         return {ssp: prior for ssp, prior in times if ssp.qualified_stream == stream}
 
-    def _measured(self, stream: str) -> Measured:
-        if stream not in self._found:
-            self._found[stream] = self._measure(stream, self._declared[stream])
-        return self._found[stream]
-
-    def _measure(self, stream: str, declared: EventTime) -> Measured:
-        offsets = self._offsets(stream)
+    def _measure(self, stream: str) -> Measured:
+        declared, offsets = self._declared[stream], self._offsets(stream)
         if self._is_replay or not offsets:
             return Measured()
         records = self._records(stream)
@@ -458,15 +453,10 @@ class BatchTimes:
         return records.join(behind, [PARTITION, OFFSET], "left").select(*records.columns, BEHIND)
 
 
-def _add_epochs(records: DataFrame, epochs: Mapping[int, int]) -> DataFrame:
-    """Return the records with the epoch of their partition's position added to their own.
-
-    The sum also tells readers of an output that an application made from a replayed output.
-    """
-    if not epochs:
-        return records
-    here = F.get(bigint_array(epochs.get(partition, 0) for partition in range(max(epochs) + 1)), F.col(PARTITION))
-    return records.withColumn(EPOCH, (F.col(EPOCH) + F.coalesce(here, F.lit(0))).cast("int"))
+def number_by_partition(numbers: Mapping[int, int]) -> Column:
+    """Return the number of each record's partition; 0 for partitions without one."""
+    by_place = bigint_array(numbers.get(partition, 0) for partition in range(max(numbers, default=0) + 1))
+    return F.coalesce(F.get(by_place, F.col(PARTITION)), F.lit(0))
 
 
 def _to_prior_times(times: PartitionTimes) -> PriorTimes:

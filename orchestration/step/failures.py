@@ -6,34 +6,48 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dagster_adjunct.assets.declaration.dataset import OwnedBy
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.columns import function_label
+from dagster_adjunct.orchestration.operators.columns import (
+    DataFrameFunction,
+    first_duplicate,
+    function_label,
+    list_hidden_columns,
+)
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
-from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.resources.common import CodeLine, split_stream_name
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ManifestMismatchError,
     OperatorFailedError,
+    PlanningError,
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import find_adjunct_error, first_message_line
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
-from dagster_adjunct.resources.user_code import failing_line_in_text, operator_failed_error, truncate_text
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem
+from dagster_adjunct.resources.user_code import (
+    failing_line,
+    failing_line_in_text,
+    function_failed_error,
+    operator_failed_error,
+    truncate_text,
+)
 
 if TYPE_CHECKING:
+    from pyspark.errors import AnalysisException
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.step.batch import BatchContext
+    from dagster_adjunct.orchestration.step.context import StepContext
 
 
 T = TypeVar("T")
@@ -229,9 +243,7 @@ def sensitive_columns(context: StepContext, operator: str, columns: Iterable[str
 
     If anything is sensitive, a column of unknown origin counts as sensitive too.
     """
-    if not context.declared_sensitive:  # looked up once a run, because every operator of a batch asks
-        context.declared_sensitive.append(_find_sensitive_columns(context))
-    (sensitive,) = context.declared_sensitive
+    sensitive = context.sensitive
     if not sensitive:
         return frozenset()
     names = {name for _, name in sensitive}
@@ -245,34 +257,29 @@ def sensitive_columns(context: StepContext, operator: str, columns: Iterable[str
     )
 
 
-def sensitive_entries(context: StepContext, name: str) -> frozenset[str]:
-    """Return the columns of a dataset that it, or the schema of its stream, marks as sensitive."""
-    dataset = context.app.dataset(name)
-    own = frozenset(column.lower() for column in dataset.sensitive)
-    if isinstance(dataset.input, OwnedBy):
-        return own | _sensitive_names(dataset.input.schema)
-    return own | (_sensitive_columns_of_stream(context, dataset.stream) if dataset.stream else frozenset())
+def list_sensitive_columns(app: Application, systems: Mapping[str, StreamSystem]) -> frozenset[tuple[LineageNode, str]]:
+    """Return the columns that datasets and schemas, also those in operators, mark as sensitive, in lower case."""
 
+    @cache
+    def of_stream(stream: str) -> frozenset[str]:
+        system, name = split_stream_name(stream)
+        try:
+            return _sensitive_names(systems[system].info(name).schema)
+        except (StreamNotFoundError, KeyError):  # a dataset of a deleted stream
+            return frozenset()
 
-def _find_sensitive_columns(context: StepContext) -> set[tuple[LineageNode, str]]:
-    app = context.app
-    found = {LineageNode("dataset", dataset.name): sensitive_entries(context, dataset.name) for dataset in app.datasets}
-    found |= {LineageNode("stream", stream): _sensitive_columns_of_stream(context, stream) for stream in app.inputs}
+    found = {LineageNode("stream", stream): of_stream(stream) for stream in app.inputs}
+    for dataset in app.datasets:
+        own = frozenset(column.lower() for column in dataset.sensitive)
+        if isinstance(dataset.input, OwnedBy):
+            own |= _sensitive_names(dataset.input.schema)
+        elif dataset.stream:
+            own |= of_stream(dataset.stream)
+        found[LineageNode("dataset", dataset.name)] = own
     for operator in app.operators:  # results of functions: matched by column name
         names = frozenset[str]().union(*map(_sensitive_names, operator.spec.declared_schemas))
         found[LineageNode("stream", operator.id)] = names
-    return {(node, name) for node, names in found.items() for name in names}
-
-
-def _sensitive_columns_of_stream(context: StepContext, stream: str) -> frozenset[str]:
-    known = context.sensitive_of_streams
-    if stream not in known:
-        system, name = split_stream_name(stream)
-        try:
-            known[stream] = _sensitive_names(context.systems[system].info(name).schema)
-        except (StreamNotFoundError, KeyError):  # a dataset of a deleted stream
-            known[stream] = frozenset()
-    return known[stream]
+    return frozenset((node, name) for node, names in found.items() for name in names)
 
 
 def _sensitive_names(schema: Schema | None) -> frozenset[str]:
@@ -345,24 +352,13 @@ def _find_failing_operator(batch: BatchContext, likely: list[Operator], failure:
     for candidate in batch.app.operators:  # in this order the inputs of an operator do not fail
         spec = candidate.spec
         if candidate.id in wanted and len(candidate.inputs) == 1 and (spec.sql or _functions(spec)):
-            (arriving,), probe = batch.arrived[candidate.id], _probe_operator(batch, candidate)
+            (arriving,), probe = batch.arrived[candidate.id], partial(_Probe(batch).apply, candidate)
             left = ends - time.monotonic()
             if left <= 0:
                 return None
             if _run_with_timeout(arriving, lambda _: _fails(probe(arriving), same), left):  # noqa: B023 - called now
                 return candidate
     return None
-
-
-def _probe_operator(batch: BatchContext, operator: Operator) -> Probe:
-    """Return a function that applies an operator to some of its records."""
-
-    def apply(frame: DataFrame) -> DataFrame:
-        probe: Any = _Probe(batch)
-        leaving = operator.spec.compile(operator.id, [frame], probe)
-        return leaving if probe.sent is None else probe.sent
-
-    return apply
 
 
 def _is_alike(other: Failure | None, failure: Failure) -> bool:
@@ -390,7 +386,7 @@ def _explain_with_sample(
 
     arriving = batch.arrived[failed.id]
     if len(arriving) == 1:
-        probe = _probe_operator(batch, failed)
+        probe = partial(_Probe(batch).apply, failed)
         sample = _run_with_timeout(arriving[0], lambda ends: _bisect_records(arriving[0], probe, same, ends))
     about: dict[str, Any] = {"operator": failed.id}
     if sample is None:
@@ -418,7 +414,13 @@ class _Probe:
 
     def __init__(self, batch: BatchContext) -> None:
         self._batch = batch
-        self.sent: DataFrame | None = None
+        self._sent: DataFrame | None = None
+
+    def apply(self, operator: Operator, frame: DataFrame) -> DataFrame:
+        """Return what an operator makes of some of its records, or sends."""
+        self._sent = None
+        leaving = operator.spec.compile(operator.id, [frame], cast("BatchContext", self))
+        return leaving if self._sent is None else self._sent
 
     def __getattr__(self, name: str) -> Any:
         if name not in _PROBE_ALLOWED:
@@ -435,6 +437,54 @@ class _Probe:
         return frame
 
     def send(self, operator: str, frame: DataFrame, *given: object, **more: object) -> None:
-        self.sent = frame
+        self._sent = frame
 
     write = write_local = send_dead_letters = send
+
+
+def call_frame_function(operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
+    """Return the DataFrame that a user's function returns for the records.
+
+    Raises OperatorFailedError for what the function raises, and PlanningError for a result that is no DataFrame, lacks
+    the records' hidden columns, or has two columns with one name. Errors of Adjunct and of Spark's analyzer pass
+    unchanged.
+    """
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import DataFrame
+
+    try:
+        result: object = function(frame)
+    except (AdjunctError, AnalysisException):
+        raise
+    except Exception as error:
+        raise function_failed_error(operator, function_label(function), function, error) from error
+    if not isinstance(result, DataFrame):
+        returned = "None" if result is None else type(result).__name__
+        problem = f"{operator}: {function_label(function)} returned {returned}: expected a DataFrame."
+        step = "Return a DataFrame made from the given records, with other columns or fewer rows."
+        raise PlanningError(problem, step, operator=operator)
+    lost = [name for name in list_hidden_columns(frame) if name not in result.columns]
+    if lost:
+        raise PlanningError(
+            f"{operator}: its function returned records without {', '.join(lost)}, which hold each record's "
+            "position and epoch.",
+            'Keep them: add columns with withColumn or select("*", …), and drop only your own; or give '
+            "expressions instead of a function.",
+            operator=operator,
+        )
+    double = first_duplicate(result.columns)
+    if double is not None:
+        problem = f"{operator}: {function_label(function)} returned two columns called {double!r}."
+        step = "Rename or drop one of them; Spark's names ignore case."
+        raise PlanningError(problem, step, column=double, operator=operator)
+    return result
+
+
+def analysis_error(operator: Operator, error: AnalysisException) -> PlanningError:
+    problem = str(error).strip().partition("SQLSTATE")[0].strip().splitlines()[0].rstrip(" .")
+    place = failing_line(error) or operator.declared_at
+    return PlanningError(
+        f"{operator.id}: {problem}{f' ({place.describe()})' if place else ''}.",
+        "Correct the expression or function; adjunct plan lists the operators by these names.",
+        operator=operator.id,
+    )

@@ -6,17 +6,13 @@ what a batch that a crash left open was going to read.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
-from dagster_adjunct.assets.reading.history import VersionsOverTime
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions, current_readers
-from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.reading.stored_versions import current_readers
 from dagster_adjunct.assets.unbounded.local_table import maintain_state, require_local_manifest, undo_batch
 from dagster_adjunct.assets.unbounded.progress import raise_if_stale
-from dagster_adjunct.assets.unbounded.transient import TransientTable, TransientVersion, is_transient
-from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded, as_unbounded
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, Replay
 from dagster_adjunct.orchestration.maintenance.discard import expire_versions
@@ -40,14 +36,12 @@ from dagster_adjunct.orchestration.startpoints.recorded_replay import (
     RecordedPlan,
     is_readable,
     load_plans,
-    read_plan,
 )
-from dagster_adjunct.orchestration.step.context import StepContext, StepResources, StepState
+from dagster_adjunct.orchestration.step.context import StepContext, StepState
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
-    ObjectNotFoundError,
     OffsetOutOfRangeError,
     StaleDatasetError,
     VersionDiscardedError,
@@ -55,7 +49,6 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
 
-K = TypeVar("K", bound=Hashable)
 Spans = Mapping[SystemStreamPartition, OffsetRange]
 
 
@@ -95,35 +88,35 @@ class NothingToRead:
     losses: Sequence[str]
 
 
-def maintain_local_tables(step: StepResources, run: StepState) -> None:
+def maintain_local_tables(context: StepContext, run: StepState) -> None:
     """Remove what an abandoned batch wrote to local tables, and keep the state tables small; safe to repeat.
 
     A state table is created before the first batch that writes it: where there is none, no batch has written.
     """
-    app, runtime, abandoned = step.context.app, step.context.runtime, run.logged.state.given_up
+    app, runtime, abandoned = context.app, context.runtime, run.logged.state.given_up
     if abandoned is not None:
         for dataset in app.datasets:
             if dataset.is_owned_by(app.name):
                 undo_batch(runtime, dataset.name, app.name, abandoned, declared=dataset)
-        for name in step.states:
-            undo_batch(runtime, name, step.context.writer, abandoned)
-    maintain_state_tables(step)
+        for name in context.states:
+            undo_batch(runtime, name, context.writer, abandoned)
+    maintain_state_tables(context)
 
 
-def maintain_state_tables(step: StepResources) -> None:
+def maintain_state_tables(context: StepContext) -> None:
     """Merge small generations of state tables where there are many, and delete unused files."""
-    for name in step.states:
-        if maintain_state(step.context.runtime, name):
-            expire_versions(step.context.lake, name, by=step.context.run)
+    for name in context.states:
+        if maintain_state(context.runtime, name):
+            expire_versions(context.lake, name, by=context.run)
 
 
-def snapshot_inputs(step: StepResources, run: StepState) -> BatchSnapshot:
+def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
     """Return the snapshot over which the next batch is planned; versions of a version set come from one snapshot.
 
     Raises NoSealedVersionError for a dataset with `bootstrap` that has no version, and an error for a local table whose
     declaration does not match what is stored.
     """
-    context, app, stored = step.context, step.context.app, step.versions.stored
+    app, stored = context.app, context.versions.stored
     own = [dataset for dataset in app.datasets if dataset.is_owned_by(app.name)]
     others = [dataset.name for dataset in app.datasets if dataset.following.persistent and dataset not in own]
     # Versions first: without a version, no position is stored either.
@@ -137,56 +130,55 @@ def snapshot_inputs(step: StepResources, run: StepState) -> BatchSnapshot:
     for name, reader in readers.items():
         if reader is None and app.dataset(name).bootstrap:
             stored(name).require_current(context.systems)  # raises, saying what the dataset waits for
-    readers |= {name: stored(name).current() for name in step.states}
-    step.versions.keep(readers)
+    readers |= {name: stored(name).current() for name in context.states}
+    context.versions.keep(readers)
     versions = {name: None if reader is None else reader.version for name, reader in readers.items()}
-    handed = context.fan_out.without_taken_back(step.startpoints.get_fan_outs()) if run.held is None else None
+    handed = context.fan_out.without_taken_back(context.startpoints.get_fan_outs()) if run.held is None else None
     return BatchSnapshot(versions, limited, handed, snapshot_streams(context.systems, app.inputs))
 
 
-def store_first_positions(step: StepResources, run: StepState, seen: BatchSnapshot) -> StepState:
+def store_first_positions(context: StepContext, run: StepState, seen: BatchSnapshot) -> StepState:
     """Return the state with a stored position for each partition, before anything is read; unchanged after the run's
     start.
     """
     if seen.handed is None:
         return run
-    context = step.context
     logged = run.logged
     plans = load_plans(context.lake, context.app.name, seen.handed)
-    start = start_run(context.app, seen.streams, step.tasks, seen.handed, logged.state, context.lake.now(), plans)
+    start = start_run(context.app, seen.streams, context.tasks, seen.handed, logged.state, context.lake.now(), plans)
     if start.state != logged.state:
-        logged = step.log.commit(logged, start.state, by=context.run, note="; ".join(start.carried) or None)
+        logged = context.log.commit(logged, start.state, by=context.run, note="; ".join(start.carried) or None)
     if start.done:
-        step.startpoints.remove_fan_outs(start.done)
+        context.startpoints.remove_fan_outs(start.done)
     return replace(run, logged=logged, held=start.held).with_messages(context, start.messages)
 
 
-def plan_batch(step: StepResources, run: StepState, seen: BatchSnapshot) -> PlannedBatch | NothingToRead:
+def plan_batch(context: StepContext, run: StepState, seen: BatchSnapshot) -> PlannedBatch | NothingToRead:
     """Return the plan of the next batch over a snapshot; nothing is committed."""
-    context, state = step.context, run.logged.state
+    state = run.logged.state
     positions = input_positions(context.app, seen.streams, state, run.held or ())
     losses = check_positions(context.app, seen.streams, state.offsets, positions)
     schemas = {name: snapshot.info.schema for name, snapshot in seen.streams.items()}
-    intent = _plan_replay_batch(step, state, positions)
+    intent = _plan_replay_batch(context, state, positions)
     if intent is not None:
         return PlannedBatch(intent, schemas)
     intent = _plan_main_batch(context, state, positions)
     return NothingToRead(positions, losses) if intent is None else PlannedBatch(intent, schemas, losses)
 
 
-def _plan_replay_batch(step: StepResources, state: ApplicationState, positions: InputPositions) -> Intent | None:
+def _plan_replay_batch(context: StepContext, state: ApplicationState, positions: InputPositions) -> Intent | None:
     """Return a batch of bounded replays, or None; never two in a row while the main input has records.
 
     Replays with the same `versions` setting are read together with the one that began first. A batch of recorded
     replays reads what one earlier batch read, with the versions of that batch.
     """
-    context, replays = step.context, positions.replays
+    replays = positions.replays
     has_just_replayed = state.last is not None and state.last.intent.replays and state.last.intent.batch == state.batch
     if not replays or (has_just_replayed and not _are_all_empty(context.systems, positions.unread)):
         return None
     first = min(replays.values(), key=replay_order)
     if first.recorded is not None:
-        return _plan_recorded_batch(context, state, replays, step.versions.plan_of(first))
+        return _plan_recorded_batch(context, state, replays, context.versions.plan_of(first))
     replays = {
         ssp: replay for ssp, replay in replays.items() if replay.recorded is None and replay.versions == first.versions
     }
@@ -258,7 +250,7 @@ def _plan_main_batch(context: StepContext, state: ApplicationState, positions: I
     )
 
 
-def share_by_lag(lags: Mapping[K, int], limit: int) -> dict[K, int]:
+def share_by_lag(lags: Mapping[SystemStreamPartition, int], limit: int) -> dict[SystemStreamPartition, int]:
     """Share `limit` records among partitions in proportion to their lags; the sum is exactly min(limit, all lags).
 
     The largest remainders get what rounding leaves. No share exceeds its lag.
@@ -306,14 +298,13 @@ def _are_all_empty(systems: Mapping[str, StreamSystem], spans: Spans) -> bool:
     return all(systems[ssp.system].compare(span.start, span.end) == 0 for ssp, span in spans.items())
 
 
-def resume_open_batch(step: StepResources, run: StepState, left_open: Intent) -> PlannedBatch:
+def resume_open_batch(context: StepContext, run: StepState, left_open: Intent) -> PlannedBatch:
     """Return the batch that a crash left open, to be repeated by this run, with its versions leased.
 
     Streams that the application no longer reads keep their positions. If retention has deleted records of the batch, it
     reads the rest, provided its inputs declare on_lost="oldest". Raises OffsetOutOfRangeError otherwise, or if a stream
     was recreated.
     """
-    context = step.context
     names = {name: split_stream_name(name) for name in context.app.inputs}
     infos = {name: context.systems[system].info(stream) for name, (system, stream) in names.items()}
     ranges = {ssp: span for ssp, span in left_open.ranges.items() if ssp.qualified_stream in infos}
@@ -336,7 +327,7 @@ def resume_open_batch(step: StepResources, run: StepState, left_open: Intent) ->
         lost = {ssp: span for ssp, span in deleted.items() if ssp not in oldest}  # "oldest" loses nothing
         check_open_batch(context.app, left_open, lost)
         left_open = _truncate_batch(context, left_open, deleted, lost)
-    step.versions.lease(left_open.versions, left_open.over_time, reopened=True)
+    context.versions.lease(left_open.versions, left_open.over_time, reopened=True)
     return PlannedBatch(left_open, {name: info.schema for name, info in infos.items()})
 
 
@@ -372,28 +363,28 @@ def _truncate_batch(context: StepContext, intent: Intent, deleted: Spans, lost: 
     return intent.model_copy(update={"ranges": ranges, "lost": counted, "cut": True})
 
 
-def lease_versions(step: StepResources, run: StepState, planned: PlannedBatch, seen: BatchSnapshot) -> PlannedBatch:
+def lease_versions(context: StepContext, run: StepState, planned: PlannedBatch, seen: BatchSnapshot) -> PlannedBatch:
     """Return the planned batch with the versions that it reads, leased: the served or the recorded ones.
 
     Raises VersionDiscardedError if one was discarded since the snapshot or the recording, StaleDatasetError for a table
     behind its allowed staleness, and ConfigurationError for a dataset that a recorded batch did not read.
     """
     if planned.intent.reading == RECORDED:
-        intent = _lease_recorded(step, planned.intent, seen)
+        intent = _lease_recorded(context, planned.intent, seen)
     else:
-        intent = _lease_served(step, run.logged.state, planned.intent, seen)
+        intent = _lease_served(context, run.logged.state, planned.intent, seen)
     for text in planned.losses:
-        step.context.on_event(StepEvent("lost", intent.batch, {"text": text}))
+        context.on_event(StepEvent("lost", intent.batch, {"text": text}))
     return replace(planned, intent=intent)
 
 
-def _lease_served(step: StepResources, state: ApplicationState, intent: Intent, seen: BatchSnapshot) -> Intent:
+def _lease_served(context: StepContext, state: ApplicationState, intent: Intent, seen: BatchSnapshot) -> Intent:
     """Lease the served versions, and all other versions of bounded datasets that are joined by time.
 
     Tables that live for one run are brought up to date here, before the intent: a change that can't be applied would
     keep an open batch from ever finishing.
     """
-    context, app, ids = step.context, step.context.app, dict(seen.versions)
+    app, ids = context.app, dict(seen.versions)
     for name, manifest in seen.limited.items():
         limit = app.max_staleness[name]
         if manifest is None or manifest.version is None:
@@ -406,30 +397,30 @@ def _lease_served(step: StepResources, state: ApplicationState, intent: Intent, 
     matches = (operator.spec.match for operator in app.operators)
     joined = {match.dataset for match in matches if match and match.dataset and match.as_of}
     bounded = [name for name in sorted(joined) if not app.dataset(name).follows_changes and ids[name] is not None]
-    manifests = {name: as_bounded(step.versions.stored(name).require_manifest()) for name in bounded}
+    manifests = {name: as_bounded(context.versions.stored(name).require_manifest()) for name in bounded}
     retained = {name: manifest.versions_over_time for name, manifest in manifests.items()}
-    step.versions.lease(ids, retained)
+    context.versions.lease(ids, retained)
     # Opened once they are leased. Of several versions with one time only the one sealed last is read.
-    over_time = {name: step.versions.over_time(name, versions).versions for name, versions in retained.items()}
+    over_time = {name: context.versions.over_time(name, versions).versions for name, versions in retained.items()}
     for dataset in app.datasets:
         if not dataset.following.persistent:
-            table = step.versions.table(dataset.name, state)
+            table = context.versions.table(dataset.name, state)
             report = table.advance(context.spark)
             if report.action != "up-to-date":
                 context.on_event(StepEvent("table", state.batch + 1, {"report": report}))
             if dataset.name in app.max_staleness:
                 table.raise_if_stale(app.max_staleness[dataset.name])
             ids[dataset.name] = report.version
-    names = (*(dataset.name for dataset in app.datasets), *step.states)
+    names = (*(dataset.name for dataset in app.datasets), *context.states)
     return intent.model_copy(update={"versions": {name: ids[name] for name in names}, "over_time": over_time})
 
 
-def _lease_recorded(step: StepResources, intent: Intent, seen: BatchSnapshot) -> Intent:
+def _lease_recorded(context: StepContext, intent: Intent, seen: BatchSnapshot) -> Intent:
     """Lease the versions of recorded replays, which the intent names already.
 
     State tables are read as they are served: they leave out records that were read before.
     """
-    names = [dataset.name for dataset in step.context.app.datasets]
+    names = [dataset.name for dataset in context.app.datasets]
     cancel = f"Cancel it (adjunct startpoint clear MODULE:APP {min(intent.ranges)} --reason …) and ask again with "
     lacking = [name for name in names if name not in intent.versions]
     if lacking:
@@ -437,128 +428,21 @@ def _lease_recorded(step: StepResources, intent: Intent, seen: BatchSnapshot) ->
             f"a recorded replay can't continue: the application now has dataset {lacking[0]!r}, which the recorded "
             "batch did not read.",
             f"{cancel}versions=current.",
-            application=step.context.app.name,
+            application=context.app.name,
             dataset=lacking[0],
         )
     versions = {name: intent.versions[name] for name in names}
     # Versions that a discard spared for the plan may be read, although they can't be leased.
-    for name in step.versions.lease(versions, intent.over_time, reopened=True):
-        manifest = step.versions.stored(name).require_manifest()
+    for name in context.versions.lease(versions, intent.over_time, reopened=True):
+        manifest = context.versions.stored(name).require_manifest()
         for version in intent.all_versions[name]:
-            if not is_readable(step.context.lake, manifest, version):
+            if not is_readable(context.lake, manifest, version):
                 raise VersionDiscardedError(
                     f"a recorded replay can't continue: dataset {name!r}: version {version} is gone, maybe erased.",
                     f"{cancel}versions=as-of, or current.",
                     dataset=name,
                     version=version,
                 )
-    states = {name: seen.versions[name] for name in step.states}
-    step.versions.lease(states)
+    states = {name: seen.versions[name] for name in context.states}
+    context.versions.lease(states, {})
     return intent.model_copy(update={"versions": versions | states})
-
-
-class BatchVersions:
-    """The dataset versions that the batches of one run read, opened once, and a lease for each dataset.
-
-    The leases are on the versions that the current batch reads. Also caches transient tables and replay plans.
-    """
-
-    def __init__(self, context: StepContext) -> None:
-        self._context = context
-        self._stored: dict[str, StoredVersions] = {}
-        self._readers: dict[tuple[str, str], VersionReader] = {}
-        self._tables: dict[str, TransientTable] = {}
-        self._plans: dict[str, RecordedPlan] = {}
-        self._leases: dict[str, Lease] = {}
-
-    def stored(self, name: str) -> StoredVersions:
-        """Return the stored versions of a dataset or state table."""
-        if name not in self._stored:
-            declared = next((dataset for dataset in self._context.app.datasets if dataset.name == name), name)
-            self._stored[name] = StoredVersions(self._context.lake, declared)
-        return self._stored[name]
-
-    def table(self, name: str, state: ApplicationState) -> TransientTable:
-        """Return a table that lives for this run; it continues from the version that the last batch read."""
-        if name not in self._tables:
-            last = state.last.intent.versions.get(name) if state.last else None
-            self._tables[name] = TransientTable(self._context.systems, self._context.app.dataset(name), last=last)
-        return self._tables[name]
-
-    def keep(self, readers: Mapping[str, VersionReader | None]) -> None:
-        """Add readers that are open already, by dataset."""
-        self._readers |= {(name, reader.version): reader for name, reader in readers.items() if reader is not None}
-
-    def view(self, name: str, version: str | None, state: ApplicationState) -> VersionReader | TransientVersion | None:
-        """Return a version as joins read it; None if there is none yet."""
-        if version is None:
-            return None
-        if is_transient(version):
-            return self.table(name, state).restore(version, self._context.spark)
-        return self._reader(name, version)
-
-    def _reader(self, name: str, version: str) -> VersionReader:
-        if (name, version) not in self._readers:
-            self._readers[name, version] = self.stored(name).version_of_batch(version)
-        return self._readers[name, version]
-
-    def over_time(self, name: str, versions: Iterable[str]) -> VersionsOverTime:
-        """Return these versions of a bounded dataset as joins by time read them."""
-        sealed = [self._reader(name, version).sealed for version in versions]
-        return VersionsOverTime(self._context.lake.store, name, sealed)
-
-    def plan_of(self, replay: Replay) -> RecordedPlan:
-        """Return the plan of a recorded replay. Raises ConfigurationError if it is gone."""
-        plan, app = replay.recorded or "", self._context.app.name
-        if plan not in self._plans:
-            try:
-                self._plans[plan] = read_plan(self._context.lake, app, plan)
-            except ObjectNotFoundError as error:
-                problem = f"{replay.describe()} can't continue: the plan of its versions is gone ({error.key})."
-                step = f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …) and ask again."
-                raise ConfigurationError(problem, step, application=app) from error
-        return self._plans[plan]
-
-    def lease(
-        self,
-        versions: Mapping[str, str | None],
-        over_time: Mapping[str, Sequence[str]] | None = None,
-        *,
-        reopened: bool = False,
-    ) -> list[str]:
-        """Lease what a batch reads, before its intent names it; from then on the open intent retains it too.
-
-        Raises VersionDiscardedError, except for a `reopened` batch, whose intent alone may retain a version; the
-        datasets of such versions are returned.
-        """
-        left: list[str] = []
-        for name, version in versions.items():
-            if version is None or is_transient(version):
-                continue
-            held, wanted = self._leases.get(name), {version, *(over_time or {}).get(name, ())}
-            if held is not None and wanted <= set(held.versions):
-                continue
-            try:
-                self._leases[name] = Lease.acquire(self._context.lake, name, sorted(wanted), holder=self._context.run)
-            except VersionDiscardedError:
-                if not reopened:  # a reopened version may have been rewritten by an erasure
-                    raise
-                left.append(name)
-                continue
-            if held is not None:
-                held.release()
-        return left
-
-    def check_leases(self) -> None:
-        """Raise LeaseLostError if a lease on a version in use was lost."""
-        for lease in self._leases.values():
-            lease.check()
-
-    def close(self) -> None:
-        """Release the leases, and the tables that live for one run."""
-        try:
-            for lease in self._leases.values():
-                lease.release()
-        finally:
-            for table in self._tables.values():
-                table.release()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -21,6 +21,7 @@ from dagster_adjunct.assets.sources.deliveries import Awaiting
 from dagster_adjunct.assets.sources.stream_source import open_source
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import as_bounded
+from dagster_adjunct.assets.versions.version import datetime_from_micros
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, PartitionTimes, TimeState
 from dagster_adjunct.orchestration.operators.event_time import EventTime
@@ -278,9 +279,6 @@ class StepReport:
         }
 
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 @dataclass(frozen=True, slots=True)
 class Measured:
     """The event times of a batch's records of one stream, by partition number.
@@ -330,24 +328,22 @@ def times_after_batch(
     declared, partitions = declared_event_times(app), dict(times.partitions)
     for ssp, prior in times.partitions.items():
         read = measured.get(ssp.qualified_stream, Measured())
-        if ssp.partition in read.read_to:
-            newest, watermark = prior.newest, prior.watermark
-            if ssp.partition in read.newest:
-                here = EPOCH + timedelta(microseconds=read.newest[ssp.partition])
-                newest = max(here, newest or here)
-            if newest is not None:
-                mark = subtract_span(newest, declared[ssp.qualified_stream].delay)
-                watermark = max(mark, watermark or mark)
-            read_to, span = max(prior.read_to, read.read_to[ssp.partition]), (ranges or {}).get(ssp)
-            update: dict[str, object] = {
-                "active_at": clock,
-                "newest": newest,
-                "watermark": watermark,
-                "read_to": read_to,
-            }
-            if span is not None:
-                update["skipped"] = prior.skipped_after(*span)
-            partitions[ssp] = prior.model_copy(update=update)
+        if ssp.partition not in read.read_to:
+            continue
+        newest, watermark, span = prior.newest, prior.watermark, (ranges or {}).get(ssp)
+        if ssp.partition in read.newest:
+            here = datetime_from_micros(read.newest[ssp.partition])
+            newest = max(here, newest or here)
+        if newest is not None:
+            mark = subtract_span(newest, declared[ssp.qualified_stream].delay)
+            watermark = max(mark, watermark or mark)
+        partitions[ssp] = PartitionTimes(
+            active_at=clock,
+            newest=newest,
+            watermark=watermark,
+            read_to=max(prior.read_to, read.read_to[ssp.partition]),
+            skipped=prior.skipped if span is None else prior.skipped_after(*span),
+        )
     after = times.model_copy(update={"partitions": partitions})
     operators = dict(times.operators)
     for name in watermark_inputs(app.operators):

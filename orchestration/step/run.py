@@ -21,7 +21,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, StageEvent, ignore_stage
 from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.graph import DatasetGroup, group_datasets, is_advanced_by_runs
+from dagster_adjunct.orchestration.application.graph import group_datasets, is_advanced_by_runs
 from dagster_adjunct.orchestration.application.table_registry import register_tables
 from dagster_adjunct.orchestration.batch_log.run_lease import DEFAULT_WAIT, Claim, RunLease, validate_wait
 from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions
@@ -53,50 +53,6 @@ if TYPE_CHECKING:
 
 # More would share the same cores and use more memory.
 _MAX_PARALLEL = 4
-
-
-def advance_units(
-    runtime: Runtime,
-    units: Sequence[DatasetGroup],
-    *,
-    on_report: Callable[[AdvanceReport], None] = lambda report: None,
-    on_stage: OnStage = ignore_stage,
-) -> list[AdvanceReport]:
-    """Advance several datasets or version sets in parallel threads of one Spark session; return their reports in order.
-
-    A failing unit does not stop the others: the first error is raised at the end and names the rest. `on_report` is
-    called in declaration order by the calling thread, `on_stage` by one thread at a time.
-    """
-    lock, stage_lock = threading.Lock(), threading.Lock()
-
-    def session() -> SparkSession:
-        with lock:  # threads may ask at the same time
-            return runtime.spark()
-
-    def forward_stage(event: StageEvent) -> None:
-        with stage_lock:
-            on_stage(event)
-
-    shared = runtime if runtime.spark is IN_PROCESS else replace(runtime, spark=session)
-    reports: list[AdvanceReport] = []
-    errors: list[Exception] = []
-    pool = ThreadPoolExecutor(_MAX_PARALLEL, thread_name_prefix="adjunct-advance")
-    try:
-        futures = [pool.submit(advance_unit, shared, unit, on_stage=forward_stage) for unit in units]
-        for future in futures:
-            try:
-                done = future.result()
-            except Exception as error:  # noqa: BLE001 - raised when the others have ended
-                errors.append(find_adjunct_error(error) or error)
-            else:
-                for report in done:
-                    on_report(report)
-                reports += done
-    finally:
-        # After Ctrl-C do not wait for the others: they end with the session.
-        pool.shutdown(wait=False, cancel_futures=True)
-    raise_first(errors, describe=first_message_line)
-    return reports
 
 
 def advance_followed_datasets(
@@ -203,14 +159,44 @@ def advance_datasets(
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
     on_stage: OnStage = ignore_stage,
 ) -> DatasetOutcome:
-    """Rewind datasets to their startpoints, then advance all of them in parallel; return the reports of both.
+    """Rewind datasets to their startpoints, then advance all of them; return the reports of both, in order.
 
-    A failing dataset does not stop the others; the first error is raised at the end.
+    Datasets and version sets advance in parallel threads of one Spark session. One that fails does not stop the others:
+    the first error is raised at the end and names the rest. `on_report` is called in declaration order by the calling
+    thread, `on_stage` by one thread at a time.
     """
     applied = apply_startpoints(runtime, app, plan, on_report=on_report)
     able = [dataset for dataset in app.datasets if is_advanced_by_runs(dataset) and dataset.name not in applied.failed]
     units = group_datasets(able, f"application {app.name!r}")
-    reports = advance_units(runtime, units, on_report=on_report, on_stage=on_stage)
+    lock, stage_lock = threading.Lock(), threading.Lock()
+
+    def session() -> SparkSession:
+        with lock:  # threads may ask at the same time
+            return runtime.spark()
+
+    def forward_stage(event: StageEvent) -> None:
+        with stage_lock:
+            on_stage(event)
+
+    shared = runtime if runtime.spark is IN_PROCESS else replace(runtime, spark=session)
+    reports: list[AdvanceReport] = []
+    errors: list[Exception] = []
+    pool = ThreadPoolExecutor(_MAX_PARALLEL, thread_name_prefix="adjunct-advance")
+    try:
+        futures = [pool.submit(advance_unit, shared, unit, on_stage=forward_stage) for unit in units]
+        for future in futures:
+            try:
+                done = future.result()
+            except Exception as error:  # noqa: BLE001 - raised when the others have ended
+                errors.append(find_adjunct_error(error) or error)
+            else:
+                for report in done:
+                    on_report(report)
+                reports += done
+    finally:
+        # After Ctrl-C do not wait for the others: they end with the session.
+        pool.shutdown(wait=False, cancel_futures=True)
+    raise_first(errors, describe=first_message_line)
     applied.raise_failed()
     return replace(applied, reports=(*applied.reports, *reports))
 

@@ -19,22 +19,18 @@ leaves them there, and the log knows that they were applied.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any, Final
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import create_state
 from dagster_adjunct.assets.unbounded.transient import TransientVersion
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, ClosedBatch, Counters, add_counters
-from dagster_adjunct.orchestration.startpoints.store import open_startpoints
+from dagster_adjunct.orchestration.batch_log.batch_log import ClosedBatch, Counters, add_counters
 from dagster_adjunct.orchestration.step.batch import BatchMetrics, run_batch
-from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, StepResources, StepState
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, StepState, View
 from dagster_adjunct.orchestration.step.plan_batch import (
-    BatchVersions,
     NothingToRead,
     PlannedBatch,
     Spans,
@@ -53,7 +49,6 @@ from dagster_adjunct.orchestration.step.progress import (
     times_at_batch_start,
 )
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables, purge_answers
-from dagster_adjunct.orchestration.step.state import iter_state_names
 from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof, analyze_batch
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -89,40 +84,28 @@ _APPLICATION_ERRORS = (
     SchemaMismatchError,
     TableError,
 )
-View = VersionReader | TransientVersion | None
 
 
 class BatchEngine:
     """Checks and computes batches with Spark; the step decides and commits what they read. Tests replace it."""
 
     def analyze(
-        self,
-        context: StepContext,
-        views: Mapping[str, View],
-        starts: Mapping[SystemStreamPartition, str],
-        on_state: Callable[[AdjunctDataset], object],
+        self, context: StepContext, views: Mapping[str, View], starts: Mapping[SystemStreamPartition, str]
     ) -> PhysicalProof:
         """Return what is proven of a batch over these versions; raise for one that could not finish.
 
-        Nothing is read or written. `on_state` receives each state table that the batch writes. Also starts the Python
-        workers that the output tasks will need.
+        Nothing is read or written. Also starts the Python workers that the output tasks will need.
         """
         prewarm_workers(resolve_session(context.spark))
-        return analyze_batch(context, views, starts, on_state)
+        return analyze_batch(context, views, starts)
 
-    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
-        """Write every output of a batch and return its counters; streams and local tables ignore a repeated batch.
-
-        `before_output` is called with the output's name before anything is written to it, and raises if the run may not
-        continue.
-        """
-        return run_batch(context, inputs, before_output)
+    run = staticmethod(run_batch)
 
 
 SPARK_ENGINE: Final = BatchEngine()
 
 
-def run_step(context: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepReport:
+def run_step(given: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepReport:
     """Run batches until the inputs are read to the offsets that were upcoming, or the limit is reached.
 
     A batch that a crash left open comes first. Then the startpoints that the tasks were handed are resolved, once a
@@ -134,23 +117,23 @@ def run_step(context: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepRe
     from that commit.
     """
     for attempt in range(1, _MAX_STARTS + 1):
-        with _open_step(context, engine) as (step, begun):
+        with _open_step(given) as (context, begun):
             run = begun
             try:
                 while context.max_batches is None or run.report.batches < context.max_batches:
                     began = time.monotonic()
-                    run, batch = _prepare_batch(step, run)
+                    run, batch = _prepare_batch(context, run)
                     if isinstance(batch, NothingToRead):
-                        return _commit_positions(step, run, batch).finish(context, caught_up=True)
-                    run, inputs = _commit_intent(step, run, batch)
+                        return _commit_positions(context, run, batch).finish(context, caught_up=True)
+                    run, inputs = _commit_intent(context, engine, run, batch)
                     seconds = {"intent": time.monotonic() - began}
                     try:
-                        outputs = _write_outputs(step, run, inputs, seconds)
+                        outputs = _write_outputs(context, engine, run, inputs, seconds)
                     except OffsetOutOfRangeError:
                         if not find_lost_ranges(context, inputs.intent):
                             raise
                         continue  # retention was faster: resume it as a batch that was left open
-                    run = _close_batch(step, run, inputs, outputs, seconds)
+                    run = _close_batch(context, run, inputs, outputs, seconds)
                 return run.finish(context, caught_up=False)
             except CommitConflictError as conflict:
                 if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _MAX_STARTS:
@@ -162,64 +145,51 @@ def run_step(context: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepRe
 
 
 @contextmanager
-def _open_step(context: StepContext, engine: BatchEngine) -> Iterator[tuple[StepResources, StepState]]:
-    """Yield the resources of a run of the step and its initial state; release the resources at the end."""
-    app, log = context.app, BatchLog(context.lake, context.app.name)
-    logged = log.read()
-    run = StepState(logged, StepReport(0, False, {}, {}, {}, logged.state))
-    context = replace(context, writes_as=run.logged.state.writes_as)
+def _open_step(context: StepContext) -> Iterator[tuple[StepContext, StepState]]:
+    """Yield the context of a run of the step with its resources, and its initial state; release them at the end."""
+    logged = context.log.read()
     # Answers of an abandoned batch, or of an operator that was removed.
-    purge_answers(context.lake, app.name, run.logged.state.batch)
-    with (
-        RunCredits(context.lake) as credits,
-        closing(OpenTables()) as tables,
-        closing(BatchVersions(context)) as versions,
-    ):
-        context = replace(context, credits=credits, open_tables=tables)
-        step = StepResources(
-            context=context,
-            engine=engine,
-            log=log,
-            startpoints=open_startpoints(context.lake, app),
-            tasks=context.plan.partitions_by_task(),
-            states=tuple(iter_state_names(context)),
-            versions=versions,
-        )
-        yield step, run
+    purge_answers(context.lake, context.app.name, logged.state.batch)
+    with RunCredits(context.lake) as credits, closing(OpenTables()) as tables:
+        context = replace(context, writes_as=logged.state.writes_as, credits=credits, open_tables=tables)
+        with closing(context.versions):
+            yield context, StepState(logged, StepReport(0, False, {}, {}, {}, logged.state))
 
 
-def _prepare_batch(step: StepResources, run: StepState) -> tuple[StepState, PlannedBatch | NothingToRead]:
+def _prepare_batch(context: StepContext, run: StepState) -> tuple[StepState, PlannedBatch | NothingToRead]:
     """Return the open batch, or plan and lease the next one; nothing of a new batch is committed yet.
 
     Where a version is discarded between the snapshot and its lease, the batch is planned again over a new snapshot.
     """
-    step.context.check()
+    context.check()
     if run.logged.state.open is not None:
-        return run, resume_open_batch(step, run, run.logged.state.open)
+        return run, resume_open_batch(context, run, run.logged.state.open)
     if run.report.batches:
-        step.context.between_batches()
-    maintain_local_tables(step, run)
+        context.between_batches()
+    maintain_local_tables(context, run)
     for attempt in range(1, _MAX_SNAPSHOTS + 1):
-        seen = snapshot_inputs(step, run)
-        run = store_first_positions(step, run, seen)
-        planned = plan_batch(step, run, seen)
+        seen = snapshot_inputs(context, run)
+        run = store_first_positions(context, run, seen)
+        planned = plan_batch(context, run, seen)
         if isinstance(planned, NothingToRead):
             return run, planned
         try:
-            return run, lease_versions(step, run, planned, seen)
+            return run, lease_versions(context, run, planned, seen)
         except VersionDiscardedError:
             if attempt == _MAX_SNAPSHOTS:
                 raise
     raise AssertionError("unreachable")
 
 
-def _commit_intent(step: StepResources, run: StepState, batch: PlannedBatch) -> tuple[StepState, BatchInputs]:
+def _commit_intent(
+    context: StepContext, engine: BatchEngine, run: StepState, batch: PlannedBatch
+) -> tuple[StepState, BatchInputs]:
     """Commit the intent of the batch, after a dry run has shown that its outputs accept it; return what it reads.
 
     Nothing is read before.
     """
-    context, app, intent, state = step.context, step.context.app, batch.intent, run.logged.state
-    opened = {name: step.versions.view(name, version, state) for name, version in intent.versions.items()}
+    app, intent, state = context.app, batch.intent, run.logged.state
+    opened = {name: context.versions.view(name, version, state) for name, version in intent.versions.items()}
     # A resumed batch reads the versions of per-run tables that are left after retention.
     rebuilt = {name: view.version for name, view in opened.items() if isinstance(view, TransientVersion)}
     rebuilt = {name: version for name, version in rebuilt.items() if version != intent.versions[name]}
@@ -228,7 +198,8 @@ def _commit_intent(step: StepResources, run: StepState, batch: PlannedBatch) -> 
         context.on_event(StepEvent("lost", intent.batch, {"text": text}))
     if rebuilt:
         intent = intent.model_copy(update={"versions": {**intent.versions, **rebuilt}, "cut": True})
-    views = {name: view for name, view in opened.items() if name not in step.states}
+    state_tables = context.states
+    views = {name: view for name, view in opened.items() if name not in state_tables}
     states = {name: view for name, view in opened.items() if isinstance(view, VersionReader) and name not in views}
     # Local tables are read with the columns and buckets that they are declared with, whatever is stored. Spark's plans
     # depend on the columns and buckets of all others.
@@ -241,13 +212,15 @@ def _commit_intent(step: StepResources, run: StepState, batch: PlannedBatch) -> 
     if shapes != run.shapes:  # once a run, and when columns or buckets change
         context.on_event(StepEvent("analysis", intent.batch))
         starts = {ssp: span.start for ssp, span in intent.ranges.items()}
-        step.engine.analyze(context, views, starts, partial(create_state, context.runtime)).report_differences()
-    run = replace(run, shapes=shapes, logged=step.log.open(run.logged, intent))
+        proof = engine.analyze(context, views, starts)
+        for dataset in proof.states:
+            create_state(context.runtime, dataset)
+        proof.report_differences()
+    run = replace(run, shapes=shapes, logged=context.log.open(run.logged, intent))
     spans = intent.ranges.items()
     records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)
     broadcast = {dataset.name for dataset in app.datasets if dataset.broadcast}
-    sizes = [measure_version(view, broadcast=name in broadcast) for name, view in opened.items()]
-    few = is_small_batch(records, intent.tasks, app.few_records, sizes)
+    few, interpreted = is_small_batch(records, intent.tasks, app.few_records, opened, broadcast)
     detail = {"records": records, "unit": context.unit, "versions": intent.versions, "few": few}
     context.on_event(StepEvent("intent", intent.batch, detail))
     inputs = BatchInputs(
@@ -256,8 +229,8 @@ def _commit_intent(step: StepResources, run: StepState, batch: PlannedBatch) -> 
         identities=state.offsets.streams,
         records=records,
         few=few,
-        interpreted=few and not intent.over_time and should_interpret(sizes),
-        over_time={name: step.versions.over_time(name, ids) for name, ids in intent.over_time.items()},
+        interpreted=interpreted and not intent.over_time,
+        over_time={name: context.versions.over_time(name, ids) for name, ids in intent.over_time.items()},
         states=states,
         times=times_at_batch_start(app, state, intent),
     )
@@ -269,59 +242,47 @@ MAX_ROWS = 300_000
 _MAX_BYTES = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class VersionSize:
-    """The number of rows in a dataset's version, and of bytes read for them (0 for a table in memory).
-
-    `broadcast`: every task reads all of it, however many there are.
-    """
-
-    rows: int
-    bytes: int = 0
-    broadcast: bool = False
-
-
-def measure_version(view: View, *, broadcast: bool = False) -> VersionSize:
-    """Return the size of a version, from its manifest."""
+def _measure_version(view: View) -> tuple[int, int]:
+    """Return the rows of a version, and the bytes that are read for them (0 for a table in memory); by its manifest."""
     sealed = getattr(view, "sealed", None)
     if sealed is None:
-        return VersionSize(0 if view is None else view.rows or 0, 0, broadcast)
-    generations = sealed.generations
-    return VersionSize(sum(part.rows for part in generations), sum(part.size for part in generations), broadcast)
+        return 0 if view is None else view.rows or 0, 0
+    return sum(part.rows for part in sealed.generations), sum(part.size for part in sealed.generations)
 
 
-def is_small_batch(records: int, tasks: int | None, limit: int, sizes: Iterable[VersionSize]) -> bool:
-    """Return whether a batch of so many records, joined with versions of these sizes, runs best in one task per stage.
+def is_small_batch(
+    records: int, tasks: int | None, limit: int, views: Mapping[str, View], broadcast: Collection[str]
+) -> tuple[bool, bool]:
+    """Return whether a batch of so many records runs best in one task per stage, and with plans that Spark interprets.
 
     `limit` is the largest number of records of a small batch. `tasks` is how many tasks read each record of a broadcast
-    input; None if there is none.
+    input; None if there is none. The datasets in `broadcast` are read whole by every task, however many there are.
     """
-    read = [size for size in sizes if not size.broadcast]
-    rows, size = sum(size.rows for size in read), sum(size.bytes for size in read)
-    return records * (tasks or 1) <= limit and rows <= MAX_ROWS and size <= _MAX_BYTES
+    sizes = {name: _measure_version(view) for name, view in views.items()}
+    read = [size for name, size in sizes.items() if name not in broadcast]
+    rows, size = map(sum, zip((0, 0), *read, strict=True))
+    few = records * (tasks or 1) <= limit and rows <= MAX_ROWS and size <= _MAX_BYTES
+    return few, few and sum(rows for rows, _ in sizes.values()) <= FEW_ROWS
 
 
-def should_interpret(sizes: Iterable[VersionSize]) -> bool:
-    """Return whether Spark should interpret the plans over these versions instead of compiling them."""
-    return sum(size.rows for size in sizes) <= FEW_ROWS
-
-
-def _write_outputs(step: StepResources, run: StepState, inputs: BatchInputs, seconds: dict[str, float]) -> BatchMetrics:
+def _write_outputs(
+    context: StepContext, engine: BatchEngine, run: StepState, inputs: BatchInputs, seconds: dict[str, float]
+) -> BatchMetrics:
     """Write every output; after a store failure start over, keeping what is already written.
 
     Adds the time that it took to `seconds`.
     """
-    began, context, intent = time.monotonic(), step.context, inputs.intent
+    began, intent = time.monotonic(), inputs.intent
 
     def before_output(name: str) -> None:
         context.check()
-        step.log.check_not_superseded(run.logged)
-        step.versions.check_leases()
+        context.log.check_not_superseded(run.logged)
+        context.versions.check_leases()
         context.on_event(StepEvent("output", intent.batch, {"output": name}))
 
     for pause in (*_RETRY_PAUSES, None):
         try:
-            outputs = step.engine.run(context, inputs, before_output)
+            outputs = engine.run(context, inputs, before_output)
         except Exception as error:
             ours = find_adjunct_error(error)
             if isinstance(ours, _APPLICATION_ERRORS):
@@ -369,10 +330,10 @@ def _add_next_steps(error: AdjunctError, app: str, batch: int) -> AdjunctError:
 
 
 def _close_batch(
-    step: StepResources, run: StepState, inputs: BatchInputs, outputs: BatchMetrics, seconds: dict[str, float]
+    context: StepContext, run: StepState, inputs: BatchInputs, outputs: BatchMetrics, seconds: dict[str, float]
 ) -> StepState:
     """Commit the end of the batch, which applies its startpoints; then remove these from the fan-outs."""
-    began, context, intent = time.monotonic(), step.context, inputs.intent
+    began, intent = time.monotonic(), inputs.intent
     before = run.logged.state.offsets
     done = ClosedBatch(
         intent=intent,
@@ -383,8 +344,8 @@ def _close_batch(
     )
     context.on_event(StepEvent("outputs", intent.batch))
     context.check()
-    logged = step.log.close(run.logged, done, outputs.times)
-    step.startpoints.remove_applied(step.tasks, intent.startpoints)
+    logged = context.log.close(run.logged, done, outputs.times)
+    context.startpoints.remove_applied(context.tasks, intent.startpoints)
     if any(call.recorded for call in context.plan.calls):
         purge_answers(context.lake, context.app.name, intent.batch)
     state, after = logged.state, logged.state.offsets
@@ -399,9 +360,9 @@ def _close_batch(
     return run
 
 
-def _commit_positions(step: StepResources, run: StepState, nothing: NothingToRead) -> StepState:
+def _commit_positions(context: StepContext, run: StepState, nothing: NothingToRead) -> StepState:
     """Commit the positions that the inputs have been read up to, with the startpoints there; nothing if none moved."""
-    context, positions = step.context, nothing.positions
+    positions = nothing.positions
     if not (positions.startpoints or positions.lost):
         return run
     applied = {ssp: start.id for ssp, start in positions.startpoints.items()}
@@ -412,8 +373,8 @@ def _commit_positions(step: StepResources, run: StepState, nothing: NothingToRea
         "totals": add_counters(state.totals, lost),
     }
     note = "; ".join(["positions moved, nothing to read there yet", *nothing.losses])
-    logged = step.log.commit(run.logged, state.model_copy(update=update), by=context.run, note=note)
-    step.startpoints.remove_applied(step.tasks, applied)
+    logged = context.log.commit(run.logged, state.model_copy(update=update), by=context.run, note=note)
+    context.startpoints.remove_applied(context.tasks, applied)
     after = logged.state.offsets.applied
     texts = [f"{after[ssp].describe(ssp)} applied; there is nothing to read yet" for ssp in applied]
     report = replace(run.report, counters=add_counters(run.report.counters, lost))

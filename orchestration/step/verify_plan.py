@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -19,7 +19,6 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import StateSpec, declare_state_dataset, validate_state
-from dagster_adjunct.assets.unbounded.transient import TransientVersion
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent
@@ -36,10 +35,9 @@ from dagster_adjunct.orchestration.planner.columns import check_fed_datasets
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, PlannedOperator
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step.batch import BatchContext
-from dagster_adjunct.orchestration.step.batch_outputs import output_schema
-from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.orchestration.step.batch_outputs import StateTable, output_schema, prepare_table_rows
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
 from dagster_adjunct.orchestration.step.recorded_answers import add_unknown_answers, plan_results
-from dagster_adjunct.orchestration.step.state import StateTable, prepare_table_rows
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, BucketLayout, bucketed_frame
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError, PlanningError
@@ -80,12 +78,14 @@ class PhysicalProof:
     """The result of comparing Spark's physical plans with the application's plan.
 
     `differences` are exchanges that the plan does not list, as errors that say what to do. `notes` are what the plan
-    makes no claim about, such as a function that repartitions records, or a promise that Spark can't check.
+    makes no claim about, such as a function that repartitions records, or a promise that Spark can't check. `states`
+    are the state tables that a batch writes.
     """
 
     joins: tuple[JoinProof, ...] = ()
     differences: tuple[PlanningError, ...] = ()
     notes: tuple[str, ...] = ()
+    states: tuple[AdjunctDataset, ...] = ()
 
     def report_differences(self) -> None:
         """Log a warning for each difference; with ADJUNCT_STRICT_PLANS raise PlanningError for the first.
@@ -136,7 +136,7 @@ def _check_write_placement(operator: str, source: PlannedOperator, spark_plan: S
         return None
     if found in ("UnknownPartitioning(0)", f"UnknownPartitioning({source.partitions})"):
         return f"{operator}: that records are partitioned by {expected} is a promise that Spark can't check."
-    moving = dict.fromkeys(exchange.operator for exchange in spark_plan.exchanges if exchange.partitioning in found)
+    moving = [name for name, moved in spark_plan.exchanges.items() if any(to in found for to, _ in moved)]
     raise PlanningError(
         f"{operator}: records are written without a shuffle, which the plan says are partitioned by {expected}; "
         f"after {', '.join(moving) or source.id} their partitioning is {found}.",
@@ -150,17 +150,6 @@ Side = Literal["stream", "dataset"]
 _JOIN_NAMES = {"SortMergeJoin": "sort-merge join", "BroadcastHashJoin": "broadcast join"}
 _MARK = "adjunct "
 _ATTRIBUTE = re.compile(r"#\d+L?")
-
-
-@dataclass(frozen=True, slots=True)
-class SparkExchange:
-    """An exchange that Spark adds for an operator, to `partitioning` ("hashpartitioning(k, 4)"); `side` of a join, if
-    any.
-    """
-
-    operator: str
-    partitioning: str
-    side: Side | None = None
 
 
 @dataclass(slots=True)
@@ -183,11 +172,14 @@ class SparkJoin:
 
 @dataclass(frozen=True, slots=True)
 class SparkPlan:
-    """The joins and exchanges of one physical plan by operator, and the partitioning of its result."""
+    """The joins and exchanges of one physical plan by operator, and the partitioning of its result.
 
-    operators: frozenset[str]
+    An exchange is its partitioning ("hashpartitioning(k, 4)"), and the side of a join that it is on, if any. Operators
+    without one have an empty list.
+    """
+
     joins: Mapping[str, SparkJoin]
-    exchanges: tuple[SparkExchange, ...]
+    exchanges: Mapping[str, list[tuple[str, Side | None]]]
     partitioning: str
 
 
@@ -203,8 +195,7 @@ def inspect_spark_plan(operator: str, frame: DataFrame, joins: Collection[str]) 
     """
     top = frame._jdf.queryExecution().executedPlan()
     found: dict[str, SparkJoin] = {}
-    exchanges: list[SparkExchange] = []
-    operators = {operator}
+    exchanges: dict[str, list[tuple[str, Side | None]]] = {operator: []}
     waiting: list[tuple[Any, str, Side | None]] = [(top, operator, None)]
     while waiting:
         node, owner, side = waiting.pop()
@@ -214,7 +205,7 @@ def inspect_spark_plan(operator: str, frame: DataFrame, joins: Collection[str]) 
         if name.startswith("CollectMetrics"):
             if node.name().startswith(_MARK):
                 owner, sides = node.name().removeprefix(_MARK), (None,)
-                operators.add(owner)
+                exchanges.setdefault(owner, [])
         elif name.startswith("BroadcastExchange") or (
             name.startswith("ReusedExchange") and node.child().nodeName().startswith("Broadcast")
         ):
@@ -222,7 +213,7 @@ def inspect_spark_plan(operator: str, frame: DataFrame, joins: Collection[str]) 
                 join.broadcast = True
             continue
         elif name.startswith(("Exchange", "ShuffleExchange", "ReusedExchange")):
-            exchanges.append(SparkExchange(owner, _partitioning_text(node.outputPartitioning()), side))
+            exchanges[owner].append((_partitioning_text(node.outputPartitioning()), side))
         elif "Join" in name and owner in joins and owner not in found:
             found[owner] = SparkJoin(name.partition("(")[0])
             sides = ("stream", "dataset")
@@ -231,7 +222,7 @@ def inspect_spark_plan(operator: str, frame: DataFrame, joins: Collection[str]) 
         children = node.children()
         for index in range(children.size()):
             waiting.append((children.apply(index), owner, sides[min(index, len(sides) - 1)]))
-    return SparkPlan(frozenset(operators), found, tuple(exchanges), _partitioning_text(top.outputPartitioning()))
+    return SparkPlan(found, exchanges, _partitioning_text(top.outputPartitioning()))
 
 
 def _is_bucketed(name: str, node: Any) -> bool:
@@ -246,25 +237,20 @@ def _partitioning_text(partitioning: Any) -> str:
 
 def analyze_batch(
     context: StepContext,
-    views: Mapping[str, VersionReader | TransientVersion | None],
+    views: Mapping[str, View],
     starts: Mapping[SystemStreamPartition, str] | None = None,
-    on_state: Callable[[AdjunctDataset], object] = lambda dataset: None,
 ) -> PhysicalProof:
     """Return what Spark would do with a batch over these dataset versions; nothing is read and no job runs.
 
     Raises the errors that creating an output stream would raise, and PlanningError for what Spark rejects. Functions of
     the application are called with an empty DataFrame, as may happen in a batch; one that fails on it is rejected.
-    `starts` are existing offsets of the input streams; they are looked up where left out. `on_state` receives each
-    state table that a batch writes.
+    `starts` are existing offsets of the input streams; they are looked up where left out.
     """
     ranges = {ssp: OffsetRange(start, start) for ssp, start in (starts or {}).items()}
     intent = Intent(batch=0, run=context.run, clock=_EPOCH, ranges=ranges, versions={})
-    batch = DryRun(context, BatchInputs(intent, views))
-    with closing(batch):
+    with closing(DryRun(context, BatchInputs(intent, views))) as batch:
         batch.run()
-    for dataset in batch.states:
-        on_state(dataset)
-    return batch.proof()
+        return batch.proof()
 
 
 class DryRun(BatchContext):
@@ -275,7 +261,7 @@ class DryRun(BatchContext):
 
     def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
         super().__init__(context, inputs, lambda name: None)
-        self.states: list[AdjunctDataset] = []
+        self._states: list[AdjunctDataset] = []
         self._inspected: set[str] = set()
         self._joins: list[JoinProof] = []
         self._differences: list[PlanningError] = []
@@ -285,7 +271,7 @@ class DryRun(BatchContext):
 
     def proof(self) -> PhysicalProof:
         """Return what was found so far."""
-        return PhysicalProof(tuple(self._joins), tuple(self._differences), tuple(self._notes))
+        return PhysicalProof(tuple(self._joins), tuple(self._differences), tuple(self._notes), tuple(self._states))
 
     def compile_operator(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
         """Return the operator's records; an error names the operator."""
@@ -321,14 +307,14 @@ class DryRun(BatchContext):
     def _inspect(self, operator: str, frame: DataFrame) -> SparkPlan:
         """Compare Spark's plan for records that arrive at an operator with the application's plan."""
         spark_plan = inspect_spark_plan(operator, frame, self._datasets)
-        for name in sorted(spark_plan.operators - self._inspected):
+        for name in sorted(spark_plan.exchanges.keys() - self._inspected):
             self._inspected.add(name)
             dataset, join = self._datasets.get(name), spark_plan.joins.get(name)
-            moved = [exchange for exchange in spark_plan.exchanges if exchange.operator == name]
-            of_dataset = [exchange.partitioning for exchange in moved if exchange.side == "dataset"]
-            others = [exchange.partitioning for exchange in moved if exchange.side != "dataset"]
+            moved = spark_plan.exchanges[name]
+            of_dataset = [to for to, side in moved if side == "dataset"]
+            others = [to for to, side in moved if side != "dataset"]
             if dataset is not None and join is not None:
-                of_stream = sum(exchange.side == "stream" for exchange in moved)
+                of_stream = sum(side == "stream" for _, side in moved)
                 kind, reads = _JOIN_NAMES.get(join.kind, join.kind), join.describe_scan()
                 self._joins.append(JoinProof(name, dataset, kind, reads, of_stream, len(of_dataset)))
             if of_dataset and dataset is not None:
@@ -401,8 +387,8 @@ class DryRun(BatchContext):
         return add_unknown_answers(self.materialize(operator, frame), lookup)
 
     def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateTable:
-        self.states.append(declare_state_dataset(self.context.writer, name, spec))
-        validate_state(self.context.lake, self.states[-1])
+        self._states.append(declare_state_dataset(self.context.writer, name, spec))
+        validate_state(self.context.lake, self._states[-1])
         return super().state(name, spec, of=of)
 
     def send(

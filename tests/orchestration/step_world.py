@@ -21,7 +21,6 @@ from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
 from dagster_adjunct.orchestration.step.batch import run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
-from dagster_adjunct.orchestration.step.plan_batch import BatchVersions
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
@@ -140,8 +139,7 @@ class StepWorld:
         assert state.last is not None
         intent = state.last.intent
         context = self.context(app)
-        versions = BatchVersions(context)
-        views = {name: versions.view(name, version, state) for name, version in intent.versions.items()}
+        views = {name: context.versions.view(name, version, state) for name, version in intent.versions.items()}
         inputs = BatchInputs(intent, views, state.offsets.streams)
         run_batch(context, inputs, lambda output: None)
 

@@ -39,7 +39,7 @@ from dagster_adjunct.orchestration.operators.windows.aggregates import Count
 from dagster_adjunct.orchestration.operators.windows.kinds import Tumbling
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, choose_versions, find_as_of_joins
-from dagster_adjunct.orchestration.step.failures import sensitive_columns
+from dagster_adjunct.orchestration.step.failures import list_sensitive_columns, sensitive_columns
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointUpcoming
@@ -197,8 +197,7 @@ def test_no_failure_quotes_what_an_operators_own_schema_marks_as_sensitive() -> 
     context: Any = SimpleNamespace(
         app=app,
         plan=build_plan(app, catalog(FACTS[0])),
-        sensitive_of_streams={"lake.old": set()},
-        declared_sensitive=[],
+        sensitive=list_sensitive_columns(app, {"lake": SimpleNamespace(info=lambda stream: FACTS[0])}),
     )
     columns = ["tailnum", "miles", "ssn", "rank"]
     for operator in ("sample-2-who", "filter-3"):

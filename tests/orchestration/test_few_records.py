@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,13 +11,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.step import (
-    MAX_ROWS,
-    VersionSize,
-    is_small_batch,
-    measure_version,
-    should_interpret,
-)
+from dagster_adjunct.orchestration.step.step import MAX_ROWS, is_small_batch
 from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError, OperatorFailedError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tuning import FEW_ROWS
@@ -129,25 +124,29 @@ def test_a_row_that_lies_elsewhere_than_promised_is_found_by_one_task_as_well(wo
     )
 
 
+def small(records: int, tasks: int | None, limit: int, **views: object) -> tuple[bool, bool]:
+    return is_small_batch(records, tasks, limit, views, {"broadcast"})  # type: ignore[arg-type]
+
+
 def test_few_are_bounded_by_records_and_by_the_rows_that_one_task_would_read() -> None:
-    met = [VersionSize(MAX_ROWS), VersionSize(10 * MAX_ROWS, broadcast=True)]
-    assert is_small_batch(10, None, 10, met)
-    assert not is_small_batch(11, None, 10, met)
-    assert not is_small_batch(4, 3, 10, met)  # each of three tasks reads all of them
-    assert not is_small_batch(10, None, 10, [VersionSize(MAX_ROWS + 1)])
-    assert not is_small_batch(10, None, 10, [VersionSize(1, bytes=2**30)])
-    assert is_small_batch(10, None, 10, [measure_version(None)])
-    assert not is_small_batch(1, None, 0, [])
-    assert measure_version(View(7), broadcast=True) == VersionSize(7, 0, broadcast=True)  # type: ignore[arg-type]
+    met = {"planes": View(MAX_ROWS), "broadcast": View(10 * MAX_ROWS)}
+    assert small(10, None, 10, **met)[0]
+    assert not small(11, None, 10, **met)[0]
+    assert not small(4, 3, 10, **met)[0]  # each of three tasks reads all of them
+    assert not small(10, None, 10, planes=View(MAX_ROWS + 1))[0]
+    large = SimpleNamespace(sealed=SimpleNamespace(generations=[SimpleNamespace(rows=1, size=2**30)]))
+    assert not small(10, None, 10, planes=large)[0]
+    assert small(10, None, 10, planes=None)[0]
+    assert not small(1, None, 0)[0]
     with pytest.raises(ConfigurationError) as failure:
         Application("app", few_records=-1)
     assert failure.value.argument == "few_records"
 
 
 def test_few_rows_of_all_datasets_and_states_are_for_interpreted_plans() -> None:
-    half = VersionSize(FEW_ROWS // 2)
-    assert should_interpret([half, half, VersionSize(0)])
-    assert not should_interpret([half, half, VersionSize(1, broadcast=True)])
+    half = View(FEW_ROWS // 2)
+    assert small(1, None, 1, planes=half, state=half, broadcast=View(0)) == (True, True)
+    assert small(1, None, 1, planes=half, state=half, broadcast=View(1)) == (True, False)
 
 
 @pytest.mark.spark

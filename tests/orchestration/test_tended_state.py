@@ -60,9 +60,9 @@ class World:
         return version
 
     def tend(self) -> None:
-        context = SimpleNamespace(lake=self.lake, run="run", runtime=Runtime(self.lake, {}, IN_PROCESS, "run"))
-        step: Any = SimpleNamespace(states=("app-seen",), context=context)
-        maintain_state_tables(step)
+        runtime = Runtime(self.lake, {}, IN_PROCESS, "run")
+        context: Any = SimpleNamespace(lake=self.lake, run="run", runtime=runtime, states=("app-seen",))
+        maintain_state_tables(context)
 
     def held(self, version: str) -> list[Any]:
         return [key for key, _ in StoredVersions(self.lake, "app-seen").version(version).items()]
