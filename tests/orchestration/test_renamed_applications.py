@@ -109,7 +109,8 @@ def test_a_renamed_application_goes_on_as_if_it_had_its_name_of_before(tmp_path:
     module.app = shopping(renamed, "old")  # type: ignore[attr-defined]
     assert [note for note in document(renamed, "plan", "shops:app")["notes"] if "'old' was renamed 'new'" in note]
     del sys.modules["shops"]
-    assert run(renamed, shopping(renamed, "new")).batches == 0
+    report = run(renamed, shopping(renamed, "new"))
+    assert (report.batches, [*report.state_sizes]) == (0, ["old-tens"]), "state tables keep the name"
     for world, name in ((renamed, "new"), (kept, "old")):
         send(world, 4, 5, 9)
         run(world, shopping(world, name))
