@@ -420,12 +420,10 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
         if not asked.issuperset(partitions):
             stream = partitions[0].qualified_stream
             step = (
-                f"If it is the same application, take over its log: adjunct app rename {name} {app.name} "
-                f"--reason …. "
-                f"Otherwise set where it begins (adjunct startpoint set MODULE:APP {stream} --upcoming --reason …), "
-                f"or let "
-                "it add all records to the existing outputs: --adopt (adopt=True; adopt in the config of the Dagster "
-                "op)."
+                f"If it is the same application, take over its log: adjunct app rename {name} {app.name} --reason …. "
+                f"Otherwise set where it begins (adjunct startpoint set MODULE:APP {stream} --upcoming --reason …), or "
+                "let it add all records to the existing outputs: --adopt (adopt=True; adopt in the config of the "
+                "Dagster op)."
             )
             raise ConfigurationError(f"{summary}.", step, application=app.name, stream=stream)
 

@@ -87,12 +87,12 @@ class InputPositions:
     end of their partition (`past_end`: both offsets), and `stuck_replays`, each with the reason.
     """
 
-    unread: Mapping[SystemStreamPartition, OffsetRange]
-    lost: Mapping[SystemStreamPartition, OffsetRange] = field(default_factory=dict)
-    startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
-    replays: Mapping[SystemStreamPartition, Replay] = field(default_factory=dict)
-    past_end: Mapping[SystemStreamPartition, tuple[str, str]] = field(default_factory=dict)
-    stuck_replays: tuple[tuple[Replay, str], ...] = ()
+    unread: dict[SystemStreamPartition, OffsetRange] = field(default_factory=dict)
+    lost: dict[SystemStreamPartition, OffsetRange] = field(default_factory=dict)
+    startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
+    replays: dict[SystemStreamPartition, Replay] = field(default_factory=dict)
+    past_end: dict[SystemStreamPartition, tuple[str, str]] = field(default_factory=dict)
+    stuck_replays: list[tuple[Replay, str]] = field(default_factory=list)
 
 
 def input_positions(
@@ -105,14 +105,12 @@ def input_positions(
 
     Partitions that were added since the start of the run wait for the next run.
     """
-    replays: dict[SystemStreamPartition, Replay] = {}
+    positions = InputPositions()
     for replay in sorted(state.offsets.replays.values(), key=replay_order) if app.startpoints else ():
-        replays.setdefault(replay.ssp, replay)
-    stuck = [(replay, why) for ssp, replay in sorted(replays.items()) if (why := _describe_stuck(replay, streams))]
-    unread: dict[SystemStreamPartition, OffsetRange] = {}
-    lost: dict[SystemStreamPartition, OffsetRange] = {}
-    startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = {}
-    past_end: dict[SystemStreamPartition, tuple[str, str]] = {}
+        positions.replays.setdefault(replay.ssp, replay)
+    for _, replay in sorted(positions.replays.items()):
+        if why := _describe_stuck(replay, streams):
+            positions.stuck_replays.append((replay, why))
     for stream in streams.values():
         if stream.info.was_recreated(state.offsets.streams.get(stream.name)):
             continue  # offsets of the former stream mean nothing in this one
@@ -122,16 +120,16 @@ def input_positions(
             startpoint, oldest, upcoming = state.offsets.resolved.get(ssp), stream.oldest[ssp], stream.upcoming[ssp]
             start = startpoint.offset if startpoint else state.checkpoint[ssp]
             if startpoint is not None:
-                startpoints[ssp] = startpoint
+                positions.startpoints[ssp] = startpoint
             if stream.system.compare(start, upcoming) > 0:
-                past_end[ssp] = (start, upcoming)
+                positions.past_end[ssp] = (start, upcoming)
                 continue
             if stream.system.compare(start, oldest) < 0:
                 if startpoint is None or startpoint.position != "oldest":
-                    lost[ssp] = OffsetRange(start, oldest)
+                    positions.lost[ssp] = OffsetRange(start, oldest)
                 start = oldest
-            unread[ssp] = OffsetRange(start, upcoming)
-    return InputPositions(unread, lost, startpoints, replays, past_end, tuple(stuck))
+            positions.unread[ssp] = OffsetRange(start, upcoming)
+    return positions
 
 
 def replay_order(replay: Replay) -> tuple[datetime, str, int, str]:
@@ -179,9 +177,8 @@ def check_same_streams(
         if without:
             problem = (
                 f"{name} was {info.change_since(before)} (its identity is {info.identity}, and was {before}): the "
-                f"checkpoint of "
-                f"application {app.name!r} is of the former stream, in {', '.join(without[:3])}"
-                f"{', …' if len(without) > 3 else ''}."
+                f"checkpoint of application {app.name!r} is of the former stream, in "
+                f"{', '.join(without[:3])}{', …' if len(without) > 3 else ''}."
             )
             step = _describe_new_start(name, info, before)
             raise OffsetOutOfRangeError(problem, step, application=app.name, stream=name)
@@ -466,17 +463,10 @@ def resolve_request(
     plan = None if plans is None or versions != RECORDED else _find_plan(stream, request, plans)
     position = describe_startpoint(request.startpoint)
     start = resolve_startpoint_to_offset(system, ssp, request.startpoint) if plan is None else plan.spans[ssp].start
+    shared: dict[str, Any] = {"ssp": ssp, "stream": stream.info.identity, "position": position}
+    shared |= {"by": request.by, "reason": request.reason}
     if request.until is None:
-        return ResolvedStartpoint(
-            id=request.id,
-            ssp=ssp,
-            stream=stream.info.identity,
-            position=position,
-            offset=start,
-            by=request.by,
-            reason=request.reason,
-            resolved_at=now,
-        )
+        return ResolvedStartpoint(id=request.id, offset=start, resolved_at=now, **shared)
     end = resolve_startpoint_to_offset(system, ssp, request.until) if plan is None else plan.spans[ssp].end
     order = system.compare(start, end)
     if order > 0:
@@ -489,19 +479,15 @@ def resolve_request(
         )
     return Replay(
         id=replay_id(ssp, request.id),
-        ssp=ssp,
-        stream=stream.info.identity,
         epoch=epoch,
-        position=position,
         start=start,
         next=start,
         # The same text as the start, by which an empty replay is recognized.
         until=start if order == 0 else end,
-        by=request.by,
-        reason=request.reason,
         began_at=now,
         versions=versions,
         recorded=None if plan is None else plan.id,
+        **shared,
     )
 
 

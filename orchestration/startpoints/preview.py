@@ -204,8 +204,7 @@ def check_previews(previews: Sequence[Preview]) -> None:
         first, others = previews[0], "" if len(previews) == 1 else ", nor in the other partitions"
         problem = (
             f"{first.request.ssp}: there are no records between the startpoint (offset {first.start}) and the end of "
-            f"the "
-            f"replay (offset {first.end}){others}; nothing is written."
+            f"the replay (offset {first.end}){others}; nothing is written."
         )
         raise ConfigurationError(problem, "Choose an end after the start.", stream=first.request.ssp.qualified_stream)
 

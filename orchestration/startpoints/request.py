@@ -450,7 +450,10 @@ def _storable(text: str) -> bool:
 
 def malformed_error(where: str, problem: str) -> MalformedDocumentError:
     """Return the error of a stored entry, `where`, that can't be read."""
-    step = "Take it back (adjunct startpoint clear) and request it again, or upgrade if a newer version wrote it."
+    step = (
+        "Take it back (adjunct startpoint clear MODULE:APP, with its partition or --all) and request it again, or "
+        "upgrade if a newer version wrote it."
+    )
     return MalformedDocumentError(f"{where} can't be read: {problem.rstrip('.')}.", step, document=where)
 
 

@@ -361,8 +361,7 @@ class StartpointManager:
             raise ConfigurationError(
                 f"nothing is written: it would replace a request that can't be read. {error.problem}",
                 "Take that back first (adjunct startpoint clear MODULE:APP PARTITION --reason …, or delete_startpoint "
-                "in "
-                "Python), or upgrade if a newer version wrote it.",
+                "in Python), or upgrade if a newer version wrote it.",
                 application=self.application,
             ) from error
 
