@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -232,6 +232,40 @@ class StoredDocument(BaseModel):
     """A stored document, or a part of one: frozen, and rejecting fields that this release does not know."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Report:
+    """A dataclass of what was done, found or planned, which programs read as JSON values."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return _fields_to_plain(self)
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value as JSON values: durations in seconds, and what writes itself as text, such as a partition, so."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    is_text = any("__str__" in vars(cls) for cls in type(value).__mro__[:-1])
+    return _fields_to_plain(value) if is_dataclass(value) and not is_text else str(value)
+
+
+def _fields_to_plain(value: Any) -> dict[str, Any]:
+    return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
 
 
 def validation_problems(error: ValidationError) -> list[str]:

@@ -15,9 +15,8 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
 
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.versions.actions import expire_pin, expire_pins, version_order
@@ -39,7 +38,7 @@ from dagster_adjunct.assets.versions.manifest import (
     as_unbounded,
 )
 from dagster_adjunct.assets.versions.version import VersionRef, version_number
-from dagster_adjunct.resources.common import subtract_span
+from dagster_adjunct.resources.common import Report, subtract_span
 from dagster_adjunct.resources.errors import DatasetError, ObjectNotFoundError
 from dagster_adjunct.resources.objects.commit_log import (
     Commit,
@@ -318,7 +317,7 @@ Roots = Callable[[], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class DiscardReport:
+class DiscardReport(Report):
     """What one discard did, or with `dry_run` would do. `spared` is doomed but still held.
 
     The versions `discarded` and `kept`, and unreferenced `garbage`, are named with the reason. Of an unbounded dataset,
@@ -349,10 +348,6 @@ class DiscardReport:
             self.spared and f"{len(self.spared)} spared",
         )
         return "; ".join(str(part) for part in parts if part)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON-able values."""
-        return asdict(self)
 
 
 def discard(

@@ -33,7 +33,7 @@ from dagster_adjunct.assets.writing.generation import Runtime, count_deletions, 
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, Generation
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
-from dagster_adjunct.resources.common import resolve_user
+from dagster_adjunct.resources.common import Report, resolve_user
 from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
@@ -120,7 +120,7 @@ def _select_newest(deltas: Sequence[Generation], limit: int) -> Sequence[Generat
 
 
 @dataclass(frozen=True, slots=True)
-class CompactionReport:
+class CompactionReport(Report):
     """What one compaction did.
 
     `action` is "compacted" (it made `version`, an id), "nothing" (nothing was due), or "superseded" (another
@@ -157,10 +157,8 @@ class CompactionReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON-able values."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        pairs = {name: list(values[name]) for name in ("generations", "rows", "bytes")}
-        return values | pairs | {"seconds": round(self.seconds, 3)}
+        """Return the report as JSON values."""
+        return Report.to_json(self) | {"seconds": round(self.seconds, 3)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, offsets_by_partition
@@ -31,6 +31,7 @@ from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, Decision, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.writing.generation import Runtime, no_session, open_runtime
+from dagster_adjunct.resources.common import Report
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -120,7 +121,7 @@ class PartitionRewind:
 
 
 @dataclass(frozen=True, slots=True)
-class RewindPlan:
+class RewindPlan(Report):
     """The effect of startpoints on a dataset's stream; the action "applied" says that all were applied before.
 
     `refusal` is the error that a rewind would raise. Late changes of a table that is ordered by a column are found only
@@ -137,16 +138,6 @@ class RewindPlan:
         lines = [f"dataset {self.dataset}: {'refused' if self.refusal else self.action}"]
         lines += [f"  {partition.summary()}" for partition in self.partitions]
         return "\n".join([*lines, *([f"  {self.refusal}"] if self.refusal else [])])
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON-able values."""
-        partitions = [{name: getattr(rewind, name) for name in rewind.__slots__} for rewind in self.partitions]
-        return {
-            "dataset": self.dataset,
-            "action": self.action,
-            "partitions": [values | {"ssp": str(values["ssp"])} for values in partitions],
-            "refusal": None if self.refusal is None else str(self.refusal),
-        }
 
 
 @validated

@@ -23,11 +23,12 @@ from dagster_adjunct.assets.versions.manifest import (
     as_bounded,
 )
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, version_number
+from dagster_adjunct.resources.common import Report
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryEntry:
+class HistoryEntry(Report):
     """One commit of a dataset: the action, its version, who, when and why, and the version served after it.
 
     `readable` tells whether that version is retained.
@@ -41,10 +42,6 @@ class HistoryEntry:
     reason: str
     served: str | None
     readable: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry as JSON-able values."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"at": self.at.isoformat()}
 
 
 def pin_version(

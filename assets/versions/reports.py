@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.version import Verdict
+from dagster_adjunct.resources.common import Report
 from dagster_adjunct.resources.schemas.schema import Schema
 
 REJECT = "reject"
@@ -61,7 +62,7 @@ def ignore_stage(event: StageEvent) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class AdvanceReport:
+class AdvanceReport(Report):
     """The outcome of advancing one dataset.
 
     `version` is the id now served (None before the first), `sealed` the ids sealed by this call, oldest first, and
@@ -112,15 +113,8 @@ class AdvanceReport:
         return "; ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON-able values."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        values["schema"] = None if self.schema is None else self.schema.to_json()
-        values["seconds"] = {stage: round(seconds, 3) for stage, seconds in self.seconds.items()}
-        values["verdicts"] = [verdict.model_dump(mode="json") for verdict in self.verdicts]
-        values["waiting_since"] = None if self.waiting_since is None else self.waiting_since.isoformat()
-        values["decision"] = None if self.decision is None else self.decision.model_dump(mode="json")
-        lists = {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
-        return values | lists | {name: dict(values[name]) for name in ("counters", "offsets", "lag")}
+        """Return the report as JSON values."""
+        return Report.to_json(self) | {"seconds": {stage: round(seconds, 3) for stage, seconds in self.seconds.items()}}
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain, islice, pairwise
 from typing import Any, Literal, TypeVar
@@ -20,7 +20,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_application_known,
     check_not_renamed,
 )
-from dagster_adjunct.resources.common import StoredDocument, argument_error
+from dagster_adjunct.resources.common import Report, argument_error
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -29,16 +29,12 @@ from dagster_adjunct.resources.validation import validated_methods
 T = TypeVar("T")
 
 
-def _dump_by_partition(by_partition: Mapping[SystemStreamPartition, StoredDocument]) -> dict[str, Any]:
-    return {str(ssp): value.model_dump(mode="json") for ssp, value in by_partition.items()}
-
-
 def _sorted(by_partition: Mapping[SystemStreamPartition, T]) -> dict[SystemStreamPartition, T]:
     return dict(sorted(by_partition.items()))
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Report):
     """Where an application continues: the next offset to read of each partition.
 
     It is of commit `number` of the batch log, made `at` this time `by` this run or person; `batch` is the last batch
@@ -62,14 +58,7 @@ class Checkpoint:
 
     def to_json(self) -> dict[str, Any]:
         """Return the checkpoint as JSON values."""
-        return {
-            **{name: getattr(self, name) for name in ("streams", "batch", "number", "at", "by")},
-            "offsets": {str(ssp): offset for ssp, offset in self.offsets.items()},
-            "epochs": {str(ssp): epoch for ssp, epoch in self.epochs.items()},
-            "resolved": _dump_by_partition(self.resolved),
-            "times": self.times.model_dump(mode="json"),
-            "open": None if self.open is None else self.open.model_dump(mode="json"),
-        }
+        return {name: value for name, value in Report.to_json(self).items() if name != "versions"} | {"at": self.at}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +75,7 @@ class ReplayChange:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointChange:
+class CheckpointChange(Report):
     """One commit that changed where an application continues.
 
     `moved` has the offsets before (None for a new partition) and after, including partitions that a startpoint moved
@@ -112,13 +101,8 @@ class CheckpointChange:
 
     def to_json(self) -> dict[str, Any]:
         """Return the change as JSON values."""
-        return {
-            **{name: getattr(self, name) for name in ("number", "at", "by", "batch", "note")},
-            "moved": {str(ssp): {"from": before, "to": after} for ssp, (before, after) in self.moved.items()},
-            "resolved": _dump_by_partition(self.resolved),
-            "applied": _dump_by_partition(self.applied),
-            "replays": [asdict(replay) | {"ssp": str(replay.ssp)} for replay in self.replays],
-        }
+        moved = {str(ssp): {"from": before, "to": after} for ssp, (before, after) in self.moved.items()}
+        return Report.to_json(self) | {"at": self.at, "moved": moved}
 
 
 @validated_methods

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import RUNNING_WITHIN, list_attempts, list_live_leases, read_lake_clock
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, list_applications
-from dagster_adjunct.resources.common import require_reason
+from dagster_adjunct.resources.common import Report, require_reason
 from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
     MalformedDocumentError,
@@ -45,13 +45,15 @@ class Readers:
     blocking: tuple[str, ...] = ()
     affected: tuple[str, ...] = ()
 
-    def blocks(self, *, force: bool) -> bool:
-        """Whether the readers prevent a deletion; `force` overrides those in `affected`."""
-        return bool(self.blocking or (self.affected and not force))
+    def check(self, problem: str, blocked: str, affected: str, *, force: bool, **about: Any) -> None:
+        """Raise StillReadError if the readers prevent it; `force` overrides those in `affected`.
 
-    def describe(self) -> str:
-        """Return all readers in one line."""
-        return "; ".join((*self.blocking, *self.affected))
+        `blocked` and `affected` are the next steps, if there are readers that block it and if there are not.
+        """
+        if self.blocking or (self.affected and not force):
+            readers = (*self.blocking, *self.affected)
+            step = blocked if self.blocking else affected
+            raise StillReadError(f"{problem}: {'; '.join(readers)}.", step, readers=readers, **about)
 
 
 def find_stream_readers(lake: Lake, name: str) -> Readers:
@@ -117,7 +119,7 @@ _TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class DeletionReport:
+class DeletionReport(Report):
     """What a deletion did, or (`dry_run`) would do. `objects` and `size` (bytes) count what is deleted.
 
     `affected` are readers that only a forced deletion accepts, `blocking` those that no deletion accepts. `repeated`
@@ -143,10 +145,6 @@ class DeletionReport:
         if self.recreated:
             return f"{self.kind} {self.name} deleted, but recreated meanwhile: stream maintain collects the rest"
         return f"{self.kind} {self.name}: {self.objects:,} objects, {self.size:,} bytes {verb}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON-able values."""
-        return asdict(self)
 
 
 @validated
@@ -236,20 +234,15 @@ def _delete(
             size = sum(found.values())
             report = DeletionReport(kind, name, len(found), size, reading.blocking, reading.affected, repeated, dry_run)
             return lambda: report
-        if reading.blocks(force=force):
-            step = (
-                "Run the application, or abandon its batch (adjunct checkpoint abandon); close the readers. A lease "
-                "that nobody renews expires within minutes."
-                if reading.blocking
-                else "Remove it from these first. Or force the deletion (--force, force=True): no data is mixed up, "
-                "and their next run fails with advice."
-            )
-            raise StillReadError(
-                f"{kind} {name!r} is still read: {reading.describe()}.",
-                step,
-                readers=(*reading.blocking, *reading.affected),
-                **about,
-            )
+        reading.check(
+            f"{kind} {name!r} is still read",
+            "Run the application, or abandon its batch (adjunct checkpoint abandon); close the readers. A lease that "
+            "nobody renews expires within minutes.",
+            "Remove it from these first. Or force the deletion (--force, force=True): no data is mixed up, and their "
+            "next run fails with advice.",
+            force=force,
+            **about,
+        )
 
         def commit() -> DeletionReport:
             done = delete(seen)

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import uuid
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.unbounded.local_table import change_owner
@@ -30,7 +29,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
 )
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
-from dagster_adjunct.resources.common import require_reason
+from dagster_adjunct.resources.common import Report, require_reason
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake
@@ -38,7 +37,7 @@ from dagster_adjunct.resources.validation import validated
 
 
 @dataclass(frozen=True, slots=True)
-class RenameReport:
+class RenameReport(Report):
     """A renamed application with its number of batches, and the local tables that it owns now."""
 
     old: str
@@ -50,10 +49,6 @@ class RenameReport:
         """Return the report in one line."""
         tables = f", with {', '.join(self.local_tables)}" if self.local_tables else ""
         return f"application {self.old} is renamed to {self.new}{tables}: it continues after batch {self.batches}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON-able values."""
-        return asdict(self)
 
 
 @validated

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport, repartition_table, repartition_versions
@@ -20,11 +19,10 @@ from dagster_adjunct.orchestration.startpoints.positions import (
     has_pending_startpoints,
 )
 from dagster_adjunct.orchestration.startpoints.store import FAN_OUTS, REQUESTS, concerns_stream
-from dagster_adjunct.resources.common import require_reason
+from dagster_adjunct.resources.common import Report, require_reason
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     MalformedDocumentError,
-    StillReadError,
 )
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake
@@ -37,7 +35,7 @@ from dagster_adjunct.resources.validation import validated
 
 
 @dataclass(frozen=True, slots=True)
-class RepartitionReport:
+class RepartitionReport(Report):
     """What a repartitioning did, or (`dry_run`) would do. `rows` are records.
 
     `carried` applications and `datasets` continue at their positions; `affected` are readers whose next run fails,
@@ -61,10 +59,6 @@ class RepartitionReport:
             f"stream {self.name}: {self.rows:,} records {verb} from {self.before} into {self.partitions} partitions; "
             f"declare partitions={self.partitions} where it is declared"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON-able values."""
-        return asdict(self)
 
 
 @validated
@@ -90,19 +84,15 @@ def repartition_stream(
         )
 
     def check(state: StreamState) -> None:
-        readers = _inspect_readers(lake, name, state)[2]
-        if readers.blocks(force=force):
-            step = (
-                "Let their runs end, abandon their batches (adjunct checkpoint abandon) or clear startpoints (adjunct "
-                "startpoint clear), and repeat it."
-            )
-            if not readers.blocking:
-                step = (
-                    "Run the readers that have not read all of it, and repeat it. Or force it (--force, force=True): "
-                    "no record is lost or read twice, and the readers' next run fails with advice."
-                )
-            problem = f"stream {name!r} can't be repartitioned now: {readers.describe()}."
-            raise StillReadError(problem, step, stream=f"lake.{name}", readers=(*readers.blocking, *readers.affected))
+        _inspect_readers(lake, name, state)[2].check(
+            f"stream {name!r} can't be repartitioned now",
+            "Let their runs end, abandon their batches (adjunct checkpoint abandon) or clear startpoints (adjunct "
+            "startpoint clear), and repeat it.",
+            "Run the readers that have not read all of it, and repeat it. Or force it (--force, force=True): no record "
+            "is lost or read twice, and the readers' next run fails with advice.",
+            force=force,
+            stream=f"lake.{name}",
+        )
 
     after = repartition(streams, name, partitions, reason=reason, by=by, check=check)
     affected = _inspect_readers(lake, name, seen)[2].affected

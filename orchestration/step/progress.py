@@ -11,7 +11,7 @@ Event times are pure functions over the batch log:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from dagster_adjunct.orchestration.operators.event_time import EventTime
 from dagster_adjunct.orchestration.operators.inputs import Input
 from dagster_adjunct.orchestration.operators.stream_facts import watermark_inputs
 from dagster_adjunct.orchestration.startpoints.positions import choose_default_offset
-from dagster_adjunct.resources.common import split_stream_name, subtract_span
+from dagster_adjunct.resources.common import Report, split_stream_name, subtract_span
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
@@ -246,7 +246,7 @@ def new_planned_event(app: Application) -> StepEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(Report):
     """What one run of the step did. Counters are of this run; `state` is the application's state after it.
 
     `versions` are the dataset versions that its batches read. `startpoints` describes the startpoints that were
@@ -269,14 +269,7 @@ class StepReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        return {
-            **{name: getattr(self, name) for name in self.__slots__},
-            "startpoints": list(self.startpoints),
-            "measured": {name: metrics.to_dict() for name, metrics in self.measured.items()},
-            "watermarks": [input_times.to_json() for input_times in self.watermarks],
-            "state_sizes": {name: asdict(size) for name, size in self.state_sizes.items()},
-            "state": self.state.model_dump(mode="json"),
-        }
+        return Report.to_json(self) | {"measured": {name: metrics.to_dict() for name, metrics in self.measured.items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +387,7 @@ def is_idle(declared: EventTime | None, times: PartitionTimes, clock: datetime) 
 
 
 @dataclass(frozen=True, slots=True)
-class InputTimes:
+class InputTimes(Report):
     """The event times of one input: the watermark of the partition that holds it back; None if that had no record.
 
     `lag` is how far the watermark is behind the clock, `behind_newest` behind the newest event time. `idle` partitions
@@ -426,14 +419,8 @@ class InputTimes:
         return f"{self.stream}: watermark {format_time(self.watermark)}, {lag} behind the clock{held}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the times as JSON values; durations in seconds."""
-        values = {name: value for name, value in asdict(self).items() if name != "max_lag"} | {"idle": list(self.idle)}
-        for name, value in values.items():
-            if isinstance(value, datetime):
-                values[name] = value.isoformat()
-            elif isinstance(value, timedelta):
-                values[name] = value.total_seconds()
-        return values
+        """Return the times as JSON values, durations in seconds."""
+        return {name: value for name, value in Report.to_json(self).items() if name != "max_lag"}
 
 
 def format_time(moment: datetime | None) -> str:

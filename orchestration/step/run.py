@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_with_runtime
@@ -39,7 +39,7 @@ from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, new_planned_event
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.common import subtract_span
+from dagster_adjunct.resources.common import Report, subtract_span
 from dagster_adjunct.resources.errors import CommitConflictError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.spark.errors import find_adjunct_error, first_message_line, translate_spark_errors
@@ -113,7 +113,7 @@ _log = logging.getLogger("adjunct.run")
 
 
 @dataclass(frozen=True, slots=True)
-class RunReport:
+class RunReport(Report):
     """What one run did: a report for each dataset that advanced, and the step's report.
 
     A dataset that advanced again between batches has a further report each time, after the initial ones.
@@ -121,10 +121,6 @@ class RunReport:
 
     datasets: tuple[AdvanceReport, ...]
     step: StepReport
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
-        return {"datasets": [report.to_json() for report in self.datasets], "step": self.step.to_json()}
 
 
 def apply_startpoints(
