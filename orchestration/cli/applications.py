@@ -167,15 +167,7 @@ def rename(lake: Lake, old: str, new: str, reason: str, by: str) -> None:
 @click.option("--take-over", is_flag=True, help="Take over from another run at once, even if it is alive.")
 @click.option("--adopt", is_flag=True, help="Let a first run write to outputs that another application has written.")
 @options.lake_options(create=True)
-def run(
-    lake: Lake,
-    reference: str,
-    master: str | None,
-    max_batches: int | None,
-    wait: str,
-    take_over: bool,
-    adopt: bool,
-) -> None:
+def run(lake: Lake, reference: str, master: str | None, wait: str, **limits: Any) -> None:
     """Bring the datasets of an application up to date and run its step until it has caught up.
 
     Exits with 3 if a dataset rejected a version; batches then use the version served before.
@@ -208,10 +200,8 @@ def run(
             run=run,
             on_event=show_event,
             on_stage=show_stage,
-            max_batches=max_batches,
             wait=max_wait,
-            take_over=take_over,
-            adopt=adopt,
+            **limits,
         )
     output.show_json(report.to_json())
     for name, counters in report.step.counters.items():

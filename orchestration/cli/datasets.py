@@ -105,12 +105,12 @@ def show_dataset(lake: Lake, name: str, version: str | None, as_of: str | None) 
 @_version
 @_as_of
 @options.lake_options()
-def get_dataset_entries(lake: Lake, name: str, key: tuple[str, ...], version: str | None, as_of: str | None) -> None:
+def get_dataset_entries(lake: Lake, name: str, key: tuple[str, ...], **at: str | None) -> None:
     """Look up entries by key: one KEY per entry, or one per key column in order.
 
     Exits with 6 if an entry does not exist.
     """
-    with _open(lake, name, version, as_of) as opened:
+    with _open(lake, name, **at) as opened:
         fields = [opened.schema.field(column) for column in opened.sealed.key]
         what = f"dataset {name!r}, version {opened.version}"
         texts_of_keys = options.split_keys(name, opened.sealed.key, key)
@@ -134,17 +134,10 @@ def get_dataset_entries(lake: Lake, name: str, key: tuple[str, ...], version: st
 @_as_of
 @options.lake_options()
 def list_entries(
-    lake: Lake,
-    name: str,
-    prefix: tuple[str, ...],
-    start: tuple[str, ...],
-    end: tuple[str, ...],
-    limit: int,
-    version: str | None,
-    as_of: str | None,
+    lake: Lake, name: str, prefix: tuple[str, ...], start: tuple[str, ...], end: tuple[str, ...], limit: int, **at: Any
 ) -> None:
     """List entries in key order: all of them, a prefix, or a range."""
-    with _open(lake, name, version, as_of) as opened:
+    with _open(lake, name, **at) as opened:
         fields = [opened.schema.field(column) for column in opened.sealed.key]
         if prefix and (start or end):
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The root command `adjunct`. It imports a command when it is called, so that help and completion come at once."""
+"""The root command `adjunct`. It imports a command when that is called, so that its help comes at once."""
 
 from __future__ import annotations
 

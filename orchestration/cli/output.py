@@ -201,7 +201,7 @@ def show_items(title: str, columns: Sequence[str], items: Sequence[Mapping[str, 
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, own: bool = False) -> None:
-    """Print rows as a table with numbers aligned right. With `own`, values are user data and printed as they are.
+    """Print the first columns of rows as a table with numbers aligned right. User data (`own`) are printed as they are.
 
     Otherwise version ids and times are shortened, and sentences that do not fit are printed below the table.
     """

@@ -175,21 +175,16 @@ def _show_times(app: Application | None, last: Checkpoint, facts: dict[str, Any]
         for ssp, times in sorted(last.times.partitions.items())
     ]
     columns = ["partition", "newest record", "watermark", "last active", "idle"]
-    _show_columns("times of records", columns if app else columns[:-1], rows)
+    show_table("times of records", columns if app else columns[:-1], rows)
     for times in inputs:
         show_line(f"{times.describe()}.")
     if operators := sorted(last.times.operators.items()):
         columns = ["operator", "watermark", "waits for"]
         marks = [[name, format_time(mark), facts.get("waiting_for", {}).get(name)] for name, mark in operators]
-        _show_columns("watermarks of operators", columns if app else columns[:-1], marks)
+        show_table("watermarks of operators", columns if app else columns[:-1], marks)
     if sizes := facts["state"]:
         rows = [[name, *size.values()] for name, size in sizes.items()]
         show_table("state", ["table", "rows", "bytes", "kept for"], rows)
-
-
-def _show_columns(title: str, columns: list[str], rows: list[list[Any]]) -> None:
-    """Print the first columns of these rows."""
-    show_table(title, columns, [row[: len(columns)] for row in rows])
 
 
 def _change_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[str]:
@@ -270,16 +265,7 @@ startpoint = click.Group("startpoint")
 @click.option("--dry-run", is_flag=True, help="Only show what would happen.")
 @audit_options
 @lake_options(create=True)
-def set_startpoint(
-    lake: Lake,
-    reference: str,
-    partitions: tuple[str, ...],
-    replace: bool,
-    dry_run: bool,
-    reason: str,
-    by: str,
-    **options: Any,
-) -> None:
+def set_startpoint(lake: Lake, reference: str, partitions: tuple[str, ...], dry_run: bool, **options: Any) -> None:
     """Set where the next run reads PARTITIONs from: lake.flights.3, lake.flights.0-3,7, or lake.flights for all.
 
     It applies once. With an --until… option the run replays that part in addition, and the checkpoint does not move.
@@ -291,10 +277,11 @@ def set_startpoint(
         raise ConfigurationError(problem, step, setting="--oldest")
     app = load_application(reference)
     startpoints = Startpoints(app, lake=lake)
+    recorded = {name: options.pop(name) for name in ("replace", "by", "reason")}
     if dry_run:
         asked = startpoints.preview(partitions, start, until=until, **options)
     else:
-        asked = startpoints.request(partitions, start, until=until, **options, replace=replace, by=by, reason=reason)
+        asked = startpoints.request(partitions, start, until=until, **options, **recorded)
     next_step = (
         f"The next run begins there: the sensor {to_dagster_name(app.name)}_startpoints starts one if it is on; "
         f"otherwise: adjunct run {reference}."
@@ -334,15 +321,7 @@ def list_requests(lake: Lake, reference: str) -> None:
 @click.option("--task", help="Only startpoints for this task. Replays continue then.")
 @audit_options
 @lake_options()
-def clear_requests(
-    lake: Lake,
-    reference: str,
-    partitions: tuple[str, ...],
-    everything: bool,
-    task: str | None,
-    reason: str,
-    by: str,
-) -> None:
+def clear_requests(lake: Lake, reference: str, partitions: tuple[str, ...], everything: bool, **options: Any) -> None:
     """Remove startpoints of PARTITIONs that are not applied yet, and stop bounded replays there."""
     if everything == bool(partitions):
         problem = (
@@ -350,8 +329,7 @@ def clear_requests(
         )
         raise ConfigurationError(problem, "Give partitions, such as lake.flights.3, or --all.", setting="--all")
     startpoints = Startpoints(load_application(reference), lake=lake)
-    chosen = () if everything else (partitions,)
-    done = (startpoints.clear if everything else startpoints.take_back)(*chosen, task=task, by=by, reason=reason)
+    done = startpoints.clear(**options) if everything else startpoints.take_back(partitions, **options)
     show_json(done.to_json())
     for line in done.describe() or [f"Application {startpoints.app.name}: nothing to remove."]:
         show_line(line)

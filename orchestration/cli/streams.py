@@ -12,13 +12,12 @@ from dagster_adjunct.orchestration.cli.options import deletion_command, lake_opt
 from dagster_adjunct.orchestration.cli.output import show_facts, show_items, show_json, show_line, show_table
 from dagster_adjunct.orchestration.maintenance.delete import delete_stream
 from dagster_adjunct.orchestration.maintenance.repartition import RepartitionReport, repartition_stream
-from dagster_adjunct.resources.common import unqualify_stream_name
+from dagster_adjunct.resources.common import to_plain, unqualify_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake import readers
 from dagster_adjunct.resources.streams.lake.export import check_export_target, export_records
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams, StreamDescription
-from dagster_adjunct.resources.streams.system import Epochs
 
 stream = click.Group("stream")
 
@@ -65,13 +64,7 @@ def show_stream(lake: Lake, name: str) -> None:
 @click.option("--keep-without-position", is_flag=True, help="Treat records without a source position as latest.")
 @lake_option()
 def export(
-    lake: Lake,
-    name: str,
-    target: Path,
-    records_per_file: int | None,
-    epochs: Epochs,
-    positions: bool,
-    keep_without_position: bool,
+    lake: Lake, name: str, target: Path, records_per_file: int | None, keep_without_position: bool, **options: Any
 ) -> None:
     """Write a stream's records to a new Parquet file, or a folder of them.
 
@@ -82,9 +75,8 @@ def export(
     streams = LakeStreams(lake)
     parts = streams.read_parts(
         streams.all_ranges(_lake_stream(name)),
-        epochs=epochs,
-        positions=positions,
         without_position="keep" if keep_without_position else "refuse",
+        **options,
     )
     records, files = export_records(parts, target, records_per_file=records_per_file)
     inside = "" if records_per_file is None else f" in {files} files"
@@ -127,22 +119,14 @@ def remove_reader(lake: Lake, name: str, reader: str) -> None:
 def _facts(described: StreamDescription) -> dict[str, Any]:
     """Convert a description to the fields that the commands show; offsets are ordered by partition."""
     info = described.info
+    counted = ("segments", "markers", "oldest", "upcoming", "commits", "changed_at", "retention", "compaction")
     return {
-        "name": info.name,
-        "partitions": info.partitions,
-        "key": list(info.key),
-        "partitioner": info.partitioner,
+        **{name: to_plain(getattr(info, name)) for name in ("name", "partitions", "key", "partitioner")},
         "timestamp": described.timestamp,
         "records": described.rows,
         "bytes": described.size,
-        "segments": described.segments,
-        "markers": described.markers,
-        "oldest": list(described.oldest),
-        "upcoming": list(described.upcoming),
-        "commits": described.commits,
+        **{name: to_plain(getattr(described, name)) for name in counted},
         "changed_at": described.changed_at,
-        "retention": described.retention.model_dump(mode="json") if described.retention else None,
-        "compaction": described.compaction.model_dump(mode="json") if described.compaction else None,
         "schema": info.schema.to_json() if info.schema else [],
     }
 

@@ -323,17 +323,11 @@ def remove_entries(entries: _Entries, keys: tuple[str, ...], version: str | None
 @click.option("--state", metavar="STATE", help="Continue after the page that printed this state.")
 @click.option("--all", "whole", is_flag=True, help="Print all remaining pages.")
 def iterate_entries(
-    entries: _Entries,
-    prefix: str | None,
-    start: str | None,
-    end: str | None,
-    keys_only: bool,
-    page_size: int,
-    state: str | None,
-    whole: bool,
+    entries: _Entries, keys_only: bool, page_size: int, state: str | None, whole: bool, **given: str | None
 ) -> None:
     """Print a page of entries, and the state from which the same command continues."""
     family, is_json = entries.family, entries.key_type == "json"
+    prefix, start, end = given["prefix"], given["start"], given["end"]
     within: dict[str, Any] = {
         "prefix": prefix.encode() if prefix and is_json else prefix and entries.parse_key(prefix, "--prefix"),
         "start": None if start is None else entries.parse_key(start, "--start"),
@@ -420,24 +414,17 @@ def delete_scope(lake: Lake, scope: str) -> None:
 @click.option("--create-scope", is_flag=True, help="Create the scope if it does not exist.")
 @_backend_options
 @lake_options(create=True)
-def create(
-    lake: Lake,
-    table: str,
-    partitions: int,
-    longest_key: int | None,
-    longest_value: int | None,
-    create_scope: bool,
-    **backend: Any,
-) -> None:
+def create(lake: Lake, table: str, create_scope: bool, **given: Any) -> None:
     """Create a table; an existing one must have the same configuration.
 
     By default it is stored in SQLite next to a local lake, and in objects of any other lake.
     """
     names = _split_table_name(table)
-    manager = KeyValueTableManager(lake, _backend_from_options(lake, backend))
+    limits = {name: given.pop(name) for name in ("partitions", "longest_key", "longest_value")}
+    manager = KeyValueTableManager(lake, _backend_from_options(lake, given))
     if create_scope:
         manager.create_scope(names[0])
-    created = manager.create(*names, KeyValueTableConfiguration(partitions, longest_key, longest_value))
+    created = manager.create(*names, KeyValueTableConfiguration(**limits))
     facts = {"table": table, "created": created, **_facts(manager.describe(*names))}
     _show_change(facts, f"Key-value table {table}", "created" if created else "exists already")
 
