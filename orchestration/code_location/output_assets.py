@@ -1,7 +1,7 @@
 """Assets of an application's outputs: materializing them runs the application's step."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,7 @@ from dagster_adjunct.orchestration.planner.planner import plan_application, syst
 from dagster_adjunct.orchestration.startpoints.coordinator import check_first_run, fan_out_for_run
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.progress import (
+    InputTimes,
     StepReport,
     find_delivered_version,
     measure_input_times,
@@ -87,6 +88,13 @@ def outputs_asset(
     checks = join_check_specs(app, outputs)
     lags = watermark_check_specs(app, outputs)
 
+    def report_checks(
+        context: dg.AssetExecutionContext, counters: Mapping[str, Mapping[str, int]], inputs: Sequence[InputTimes]
+    ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
+        results = [*join_check_results(context, app, checks, counters), *watermark_check_results(context, lags, inputs)]
+        yield from results
+        yield from missing_check_outputs(context, results)
+
     @dg.multi_asset(
         name=to_dagster_name(f"{app.name}_step"),
         specs=[spec.replace_attributes(skippable=True) for spec in outputs.values()],
@@ -99,8 +107,12 @@ def outputs_asset(
     def step(
         context: dg.AssetExecutionContext, config: StepConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
-        if not context.selected_asset_keys:
-            yield from _reevaluate_checks(context, adjunct_lake, app, checks, lags)
+        if not context.selected_asset_keys:  # checks of the last batch; none is run
+            with metadata.translate_errors(context):
+                lake = adjunct_lake.open()
+                state = BatchLog(lake, app.name).read().state
+                times = measure_input_times(app, state.times, lake.now())
+            yield from report_checks(context, state.last.counters if state.last is not None else {}, times)
             return
         with metadata.translate_errors(context):
             lake = adjunct_lake.open()
@@ -127,10 +139,7 @@ def outputs_asset(
         for node, spec in outputs.items():
             facts = shared | metadata.output_metadata(report, node.name) | described[node]
             yield from report_version(context, spec.key, facts.pop(VERSION_KEY, version), facts, description)
-        results = [*join_check_results(context, app, checks, report.counters)]
-        results += watermark_check_results(context, lags, report.watermarks)
-        yield from results
-        yield from missing_check_outputs(context, results)
+        yield from report_checks(context, report.counters, report.watermarks)
 
     return step
 
@@ -171,24 +180,6 @@ def _report_datasets(op: OpRun, app: Application, datasets: Mapping[str, dg.Asse
     for dataset in app.datasets:
         if dataset.versions is None and not dataset.is_owned_by(app.name):
             report_served_version(op, dataset, datasets[dataset.name])
-
-
-def _reevaluate_checks(
-    context: dg.AssetExecutionContext,
-    adjunct_lake: LakeResource,
-    app: Application,
-    checks: Mapping[str, dg.AssetCheckSpec],
-    lags: Mapping[str, dg.AssetCheckSpec],
-) -> Iterator[AssetEvent | dg.AssetCheckResult]:
-    """Yield the checks for the last batch, when only checks are selected and no batch runs."""
-    with metadata.translate_errors(context):
-        lake = adjunct_lake.open()
-        state = BatchLog(lake, app.name).read()[1]
-        last, inputs = state.last, measure_input_times(app, state.times, lake.now())
-    results = [*join_check_results(context, app, checks, last.counters if last is not None else {})]
-    results += watermark_check_results(context, lags, inputs)
-    yield from results
-    yield from missing_check_outputs(context, results)
 
 
 def _describe_outputs(
