@@ -31,7 +31,7 @@ from dagster_adjunct.assets.versions.leases import (
 )
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Lost
 from dagster_adjunct.assets.versions.reports import Stages
-from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, build_layout, version_id
+from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, build_layout, build_version, version_id
 from dagster_adjunct.assets.writing.generation import (
     ARROW,
     MAX_NAMED,
@@ -271,17 +271,14 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
         counters = sum_counters(counters, counted)
     if generation.footer_size > _MAX_FOOTER_BYTES:
         generation = generation.without_footers()
-    return SealedVersion(
+    return build_version(
+        spec,
+        source.schema,
+        [generation],
+        name=delivery.version,
         id=version_id(manifest.next_number, attempt.id),
         number=manifest.next_number,
-        name=delivery.version,
         sealed_at=member.context.now(),
-        columns=source.schema,
-        key=spec.key,
-        partition_by=spec.partition_by,
-        partitions=spec.partitions,
-        positioned=False,
-        generations=(generation,),
         rows=generation.rows,
         digest=generation.digest,
         offsets=dict(delivery.ranges),

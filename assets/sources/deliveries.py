@@ -309,7 +309,7 @@ def check_counts(dataset: str, complete: CompleteVersion, records: Mapping[Syste
                 f"dataset {dataset!r}, version {complete.version!r}: the marker at offset {segment.marker.offset} "
                 f"of {segment.ssp} expects {expected} records, the partition holds {got} before it."
             )
-            raise _contradiction(problem, dataset, complete.version, f"{expected} records", f"{got} records")
+            raise contradiction_error(problem, dataset, complete.version, f"{expected} records", f"{got} records")
 
 
 def _check_repeated(dataset: str, marker: Marker, before: MarkerFacts | Marker | None) -> None:
@@ -326,7 +326,7 @@ def _check_repeated(dataset: str, marker: Marker, before: MarkerFacts | Marker |
                 f"dataset {dataset!r}: version {marker.version!r} is marked again at offset {marker.offset} of "
                 f"{marker.ssp} with {what} {now}; it was first delivered there with {first}."
             )
-            raise _contradiction(problem, dataset, marker.version, f"{what} {first}", f"{what} {now}")
+            raise contradiction_error(problem, dataset, marker.version, f"{what} {first}", f"{what} {now}")
 
 
 def declared_partition_counts(markers: Iterable[Marker]) -> dict[str, int]:
@@ -372,8 +372,11 @@ def resolve_next_version(
     return None
 
 
-def _contradiction(problem: str, dataset: str, version: str, expected: str, found: str) -> MarkerConflictError:
-    step = (
+def contradiction_error(
+    problem: str, dataset: str, version: str, expected: str, found: str, step: str = ""
+) -> MarkerConflictError:
+    """Return the error for a delivery that is not what its markers state."""
+    step = step or (
         "Nothing was published and what is current stays. Deliver the right content under a new version name, and "
         f"abandon this one: abandon_version(lake, {dataset!r}, {version!r}, reason=…, by=…)."
     )

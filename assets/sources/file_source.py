@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource
 from dagster_adjunct.assets.declaration.policies import MARKER, natural_sort_key
-from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
+from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource, contradiction_error
 from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.version import declaration_from_spec
@@ -270,15 +270,10 @@ class FileVersions(VersionSource):
             return self.records_in_spark(delivery, spark()).count()
 
     def _promise_error(self, delivery: Delivery, expected: str, found: str) -> MarkerConflictError:
-        return MarkerConflictError(
-            f"{self._what(delivery)}: the completion object {self._marker(delivery.content[0])} expects {expected}, "
-            f"the files hold {found}.",
-            "The version is not published and what is served stays. Deliver the right content under a new name.",
-            dataset=self.spec.name,
-            version=delivery.version,
-            expected=expected,
-            found=found,
-        )
+        promise = f"the completion object {self._marker(delivery.content[0])} expects {expected}"
+        problem = f"{self._what(delivery)}: {promise}, the files hold {found}."
+        step = "The version is not published and what is served stays. Deliver the right content under a new name."
+        return contradiction_error(problem, self.spec.name, delivery.version, expected, found, step)
 
     def records_in_arrow(self, delivery: Delivery) -> pa.Table:
         """Return the records of the files with the columns of META: `__partition` is the file's index, by name."""

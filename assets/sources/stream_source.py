@@ -17,6 +17,7 @@ from dagster_adjunct.assets.sources.deliveries import (
     VersionSource,
     check_counts,
     check_repeats,
+    contradiction_error,
     describe_redeliveries,
     find_next_delivery,
     find_truncated_partitions,
@@ -41,7 +42,7 @@ from dagster_adjunct.assets.versions.manifest import (
 )
 from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import MarkerConflictError, SchemaMismatchError
+from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -180,17 +181,16 @@ class StreamSource(VersionSource):
             for cut, checksum in promised.items():
                 found = checksums.get(cut.ssp.partition, EMPTY_CHECKSUM)
                 if checksum is not None and checksum != found:
-                    raise MarkerConflictError(
+                    problem = (
                         f"dataset {self.spec.name!r}, version {delivery.version!r}: the marker at offset "
                         f"{cut.marker.offset} of {cut.marker.ssp} expects records with the checksum {checksum}, those "
-                        f"before it have {found}.",
-                        "The version is not published and what is served stays. Deliver the right content under a new "
-                        "version name; producers compute checksums with records_checksum(df, schema).",
-                        dataset=self.spec.name,
-                        version=delivery.version,
-                        expected=checksum,
-                        found=found,
+                        f"before it have {found}."
                     )
+                    step = (
+                        "The version is not published and what is served stays. Deliver the right content under a new "
+                        "version name; producers compute checksums with records_checksum(df, schema)."
+                    )
+                    raise contradiction_error(problem, self.spec.name, delivery.version, checksum, found, step)
         return sum(records.values())
 
     def list_spark_needs(self) -> list[str]:

@@ -36,7 +36,7 @@ from dagster_adjunct.assets.versions.version import (
     DatasetDeclaration,
     SealedVersion,
     build_layout,
-    build_table_version,
+    build_version,
     check_declaration,
     count_current_rows,
     describe_history_length,
@@ -405,7 +405,7 @@ def manifest_with_version(
     if len(generations) == 1:  # else only a merge would tell the number of entries
         rows = generations[0].rows if not count_deletions(generations[0]) else None
         rows = count_current_rows(generations[0]) if history is not None else rows
-    version = build_table_version(
+    version = build_version(
         spec,
         advance.source.schema,
         generations,

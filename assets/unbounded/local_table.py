@@ -40,7 +40,7 @@ from dagster_adjunct.assets.versions.version import (
     POSITION,
     SealedVersion,
     build_layout,
-    build_table_version,
+    build_version,
     check_declaration,
     declaration_from_spec,
     version_id,
@@ -117,7 +117,7 @@ def version_from_generations(
     """Return a version of these generations, oldest first, with the declared columns."""
     exact = len(generations) == 1 and not count_deletions(generations[0])
     rows = generations[0].rows if exact else None
-    return build_table_version(
+    return build_version(
         spec,
         columns_of_local_table(spec),
         generations,

@@ -215,20 +215,20 @@ def build_layout(
     return BucketLayout(columns, partition_by, partitions or 1, key, hidden)
 
 
-def build_table_version(
-    spec: AdjunctDataset, columns: Schema, generations: Sequence[Generation], **facts: Any
+def build_version(
+    spec: AdjunctDataset, columns: Schema, generations: Sequence[Generation], *, name: str | None = None, **facts: Any
 ) -> SealedVersion:
-    """Return a version of a declared table with these generations, oldest first; rows store their position.
+    """Return a version of a declared dataset with these generations, oldest first.
 
-    `facts` are the other fields of the version.
+    Rows of a dataset that follows changes store their position. `facts` are the other fields of the version.
     """
     return SealedVersion(
-        name=None,
+        name=name,
         columns=columns,
         key=spec.key,
         partition_by=spec.partition_by,
         partitions=spec.partitions,
-        positioned=True,
+        positioned=spec.follows_changes,
         order_by=spec.following.order,
         generations=tuple(generations),
         **facts,
