@@ -41,14 +41,13 @@ from dagster_adjunct.assets.declaration.envelopes import (
     with_avro_as_json,
 )
 from dagster_adjunct.assets.declaration.extractors import metadata_columns
-from dagster_adjunct.resources.schemas.column_sql import F, named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.values import UTF8, YEARS
 from dagster_adjunct.resources.streams.system import META, TOMBSTONE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
 
 
 TEXT, UNREAD, BAD = "__text", "__unread", "__bad"
@@ -127,8 +126,7 @@ _ALL = {"ignoreNullFields": "false"}
 
 def _pieces(names: tuple[str, ...]) -> Column:
     """Return the parts of an envelope as strings, nested ones as JSON."""
-    strings = ", ".join(f"`{name}` string" for name in names)
-    form = f"{strings}, payload struct<{strings.replace('` ', '`:')}>, {BAD} string"
+    form = _bare_or_wrapped(",".join(f"{quote_name(name)}:string" for name in names))
     read = F.from_json(F.col(TEXT), form, {"columnNameOfCorruptRecord": BAD})
     inner = F.struct(*[read[name].alias(name) for name in names], read[BAD].alias(BAD))
     wrapped = F.struct(*[read["payload"][name].alias(name) for name in names], read[BAD].alias(BAD))
@@ -170,9 +168,7 @@ def decode_envelopes(
     kept = metadata_columns(records.columns)
     carried = [F.col(name) for name in kept if name != TEXT]
     owned = [_own_key(declared, schema, name).alias(f"__own{index}") for index, name in enumerate(own)]
-    top = _top(_block(schema, old, paths))
-    parsed = F.from_json(F.col(TEXT), top, _options(declared))
-    read = records.select(*carried, F.col(TEXT), *owned, parsed.alias(_PARSED))
+    read = records.select(*carried, F.col(TEXT), *owned, _parse(declared, _block(schema, old, paths)))
     read = read.select(
         "*",
         _part("op").alias(_OP),
@@ -206,12 +202,8 @@ def decode_envelopes(
 
 def read_transactions(declared: DebeziumEnvelope, records: DataFrame, what: str) -> DataFrame:
     """Return META, `transaction` (an id or null), its `number` within that, and `readable` for each record."""
-    from pyspark.sql.types import StringType, StructType
-
-    transaction = StructType().add("id", StringType()).add("data_collection_order", StringType())
-    block = StructType().add("transaction", transaction)
     records = with_envelope_json(declared, records, what)
-    parsed = F.from_json(F.col(TEXT), _top(block), _options(declared)).alias(_PARSED)
+    parsed = _parse(declared, "transaction:struct<id:string,data_collection_order:string>")
     read = records.where(~F.col(TOMBSTONE)).select("*", parsed)
     readable = F.col(_PARSED).isNotNull() & F.col(_PARSED)[BAD].isNull()
     return read.select(
@@ -222,28 +214,25 @@ def read_transactions(declared: DebeziumEnvelope, records: DataFrame, what: str)
     )
 
 
-def _block(schema: Schema, old: Schema, paths: Sequence[str]) -> StructType:
-    """Return the type with which an envelope is parsed."""
-    from pyspark.sql.types import StringType, StructType
-
-    block = StructType().add("op", StringType()).add("after", raw_row_type(schema)).add("before", raw_row_type(old))
-    source = StructType()
-    for path in paths:
-        name = path.removeprefix("source.")
-        (block if name == path else source).add(name, StringType())
-    return block.add("source", source) if source.fields else block
+def _block(schema: Schema, old: Schema, paths: Sequence[str]) -> str:
+    """Return the fields, with types, that are parsed of an envelope."""
+    texts = {path: f"{quote_name(path.removeprefix('source.'))}:string" for path in paths}
+    source = [text for path, text in texts.items() if path.startswith("source.")]
+    fields = ["op:string", f"after:{raw_row_type(schema)}", f"before:{raw_row_type(old)}"]
+    fields += [text for path, text in texts.items() if not path.startswith("source.")]
+    return ",".join([*fields, *([f"source:struct<{','.join(source)}>"] if source else [])])
 
 
-def _top(block: StructType) -> StructType:
+def _parse(declared: Envelope, block: str) -> Column:
+    """Return the value parsed as an envelope with these fields."""
+    # Only JSON that was converted from Avro may have NaN and infinity.
+    options = {"columnNameOfCorruptRecord": BAD, "allowNonNumericNumbers": str(declared.format == "avro").lower()}
+    return F.from_json(F.col(TEXT), _bare_or_wrapped(block), options).alias(_PARSED)
+
+
+def _bare_or_wrapped(block: str) -> str:
     """Return the type of the whole value: the bare envelope, or one in the payload next to its schema."""
-    from pyspark.sql.types import StringType, StructType
-
-    return StructType([*block.fields]).add("payload", block).add(BAD, StringType())
-
-
-def _options(declared: Envelope) -> dict[str, str]:
-    """Return the options of the JSON parser. Only JSON that was converted from Avro may have NaN and infinity."""
-    return {"columnNameOfCorruptRecord": BAD, "allowNonNumericNumbers": str(declared.format == "avro").lower()}
+    return f"struct<{block},payload:struct<{block}>,{BAD}:string>"
 
 
 def _part(*path: str) -> Column:
@@ -353,8 +342,8 @@ def _unreadable_reason(declared: Envelope, schema: Schema, old: Schema) -> Colum
 
     It is parsed again, as strings by name: in one expression for all columns, and only for such values.
     """
-    text, shape = quote_column(F.col(TEXT)), "after map<string,string>, before map<string,string>"
-    form = f"{shape}, payload struct<{shape.replace(' map', ':map')}>, {BAD} string"
+    text = quote_column(F.col(TEXT))
+    form = _bare_or_wrapped("after:map<string,string>,before:map<string,string>")
     again = F.from_json(F.col(TEXT), form, {"columnNameOfCorruptRecord": BAD})
 
     def reason_of(read: Column) -> Column:

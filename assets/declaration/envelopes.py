@@ -22,7 +22,7 @@ from dagster_adjunct.assets.declaration.change_values import PATH, PLACEHOLDER, 
 from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import F
+from dagster_adjunct.resources.schemas.column_sql import F, quote_name
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.values import DAYS, MICROS
 from dagster_adjunct.resources.spark.errors import encode_task_errors
@@ -30,7 +30,6 @@ from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
 
 
 Schemas = Mapping[int | None, str]
@@ -310,17 +309,11 @@ _FLOATS = ("float", "double")
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
-def raw_row_type(schema: Schema) -> StructType:
+def raw_row_type(schema: Schema) -> str:
     """Return the type to parse a row with: numbers as such, types with several encodings as variant, else strings."""
-    from pyspark.sql.types import DoubleType, LongType, StringType, StructType, VariantType
-
-    native: dict[str, DataType] = dict.fromkeys(_INTEGERS, LongType())
-    native |= dict.fromkeys(_FLOATS, DoubleType())
-    native |= dict.fromkeys(_VARIANTS, VariantType())
-    block = StructType()
-    for field in schema.fields:
-        block = block.add(field.name, native.get(field.type, StringType()))
-    return block
+    types = dict.fromkeys(_INTEGERS, "bigint") | dict.fromkeys(_FLOATS, "double") | dict.fromkeys(_VARIANTS, "variant")
+    columns = [f"{quote_name(field.name)}:{types.get(field.type, 'string')}" for field in schema.fields]
+    return f"struct<{','.join(columns)}>"
 
 
 def convert_value(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
