@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, cast
 from uuid import UUID
 
@@ -25,7 +26,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.schemas.column_sql import F, quote_name
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.values import DAYS, MICROS
-from dagster_adjunct.resources.spark.errors import encode_task_errors
+from dagster_adjunct.resources.spark.map_arrow import convert_in_tasks
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -46,15 +47,9 @@ def with_avro_as_json(records: DataFrame, value: str, schemas: Schemas, names: t
     """
     avro_readers(schemas, what)  # fail here instead of in every task
     given = records.columns
-    index = given.index(value)
-
-    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-        return encode_task_errors(_read(batches, index, schemas, what))
-
-    types = [field.dataType.simpleString() for field in records.schema.fields] + ["string", "string"]
-    ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(types))
-    plain = records.toDF(*[f"c{index}" for index in range(len(given))])
-    return plain.mapInArrow(task, ddl).toDF(*given, *names)
+    read = partial(_read, index=given.index(value), schemas=schemas, what=what)
+    columns = [(field.name, field.dataType.simpleString()) for field in records.schema.fields]
+    return convert_in_tasks(records, read, [*columns, *((name, "string") for name in names)])
 
 
 def _read(batches: Iterator[pa.RecordBatch], index: int, schemas: Schemas, what: str) -> Iterator[pa.RecordBatch]:

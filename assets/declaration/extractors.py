@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import reduce
+from functools import partial, reduce
 from importlib import import_module
 from operator import and_
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
@@ -28,7 +28,8 @@ from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, S
 from dagster_adjunct.resources.schemas.column_sql import F, quote_name
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, is_missing, to_exact_array
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.spark.errors import encode_task_errors, first_message_line
+from dagster_adjunct.resources.spark.errors import first_message_line
+from dagster_adjunct.resources.spark.map_arrow import convert_in_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 from dagster_adjunct.resources.validation import validated
 
@@ -240,16 +241,12 @@ class PythonExtractor:
         """Return what `apply` returns, and a tombstone for each record with a key and without entries."""
         load_function(self, what)  # fail here instead of in every task
         declared, marks = Schema.from_ddl(self.columns, what), metadata_columns(records.columns)
-        types = [field.type for field in declared.fields]
-        types += [records.schema[name].dataType.simpleString() for name in marks]
-        ddl = ", ".join(f"c{index} {kind}" for index, kind in enumerate(types))
-        names, extractor = records.columns, self
-
-        def task(batches: Iterator[Any]) -> Iterator[Any]:
-            return encode_task_errors(_entries(batches, extractor, names, declared, what, tuple(key)))
-
-        entries = records.toDF(*[f"c{index}" for index in range(len(names))]).mapInArrow(task, ddl)
-        return entries.toDF(*declared.names, *marks).select(*[quote_name(name) for name in schema.names], *marks)
+        columns = [(field.name, field.type) for field in declared.fields]
+        columns += [(name, records.schema[name].dataType.simpleString()) for name in marks]
+        names = records.columns
+        extract = partial(_entries, extractor=self, names=names, schema=declared, what=what, deleting=tuple(key))
+        entries = convert_in_tasks(records, extract, columns)
+        return entries.select(*[quote_name(name) for name in schema.names], *marks)
 
     def apply_arrow(self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()) -> pa.Table:
         """Return what `apply` returns, for records in Arrow.

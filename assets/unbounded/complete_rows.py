@@ -32,7 +32,7 @@ from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import arrow_type
-from dagster_adjunct.resources.spark.errors import encode_task_errors
+from dagster_adjunct.resources.spark.map_arrow import convert_in_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -328,13 +328,8 @@ def complete_frame(rows: DataFrame, declared: RowCompletion) -> DataFrame:
     """
     names = rows.columns
     left = [name for name in names if name != KEPT]
-    types = ", ".join(f"c{index} {rows.schema[name].dataType.simpleString()}" for index, name in enumerate(left))
-
-    def complete(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return encode_task_errors(_complete_batches(batches, names, declared))
-
-    done = rows.toDF(*[f"c{index}" for index in range(len(names))]).mapInArrow(complete, types)
-    return done.toDF(*left)
+    columns = [(name, rows.schema[name].dataType.simpleString()) for name in left]
+    return convert_in_tasks(rows, partial(_complete_batches, names=names, declared=declared), columns)
 
 
 def _complete_batches(

@@ -65,10 +65,22 @@ def read_in_tasks(
             for batch in read(tasks[number]):
                 yield batch.rename_columns(names)
 
-    ddl = ", ".join(f"{name} {kind}" for name, (_, kind) in zip(names, columns, strict=True))
-    numbers = spark.range(0, len(tasks), 1, max(1, len(tasks)))
-    frame = numbers.mapInArrow(lambda batches: encode_task_errors(run(batches)), ddl)
-    return frame.toDF(*[name for name, _ in columns])
+    return convert_in_tasks(spark.range(0, len(tasks), 1, max(1, len(tasks))), run, columns)
+
+
+def convert_in_tasks(
+    frame: DataFrame,
+    convert: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    columns: Sequence[tuple[str, str]],
+) -> DataFrame:
+    """Return what `convert` makes of the batches of each partition; `columns` are the (name, type) of its results.
+
+    In these batches, columns are known by their positions: their names are c0, c1, ….
+    """
+    ddl = ", ".join(f"c{index} {kind}" for index, (_, kind) in enumerate(columns))
+    plain = frame.toDF(*_by_position(frame.columns))
+    made = plain.mapInArrow(lambda batches: encode_task_errors(convert(batches)), ddl)
+    return made.toDF(*[name for name, _ in columns])
 
 
 def _needs_other_names(names: Sequence[str]) -> bool:
