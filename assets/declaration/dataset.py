@@ -474,11 +474,9 @@ def local_table(
     schema: Schema,
     partitions: int,
     partition_by: tuple[str, ...] = (),
-    compaction: DeltaCompaction | None = None,
-    discard: DiscardPolicy | None = None,
     expires: str | None = None,
     kept_for: str = "",
-    **shown: Unpack[DescriptionOptions],
+    **options: Unpack[LocalTableOptions],
 ) -> AdjunctDataset:
     """Return the local table `name` of an application, with these columns; see `Application.local_table`.
 
@@ -498,7 +496,7 @@ def local_table(
         partition_by or key,
         partitions,
         bootstrap=False,
-        discard=DiscardPolicy() if discard is None else discard,
-        following=ChangeStreamOptions(compaction=DeltaCompaction() if compaction is None else compaction),
-        **_description_fields(shown),
+        discard=options.pop("discard", DiscardPolicy()),
+        following=ChangeStreamOptions(compaction=options.pop("compaction", DeltaCompaction())),
+        **_description_fields(options),
     )

@@ -42,10 +42,6 @@ _POSITION_FILE = "position.json"
 OR_FUNCTION = "a function that returns it"
 
 
-def _nothing_to_close() -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Rows with the dataset's columns, and the next offset to read for each partition of its stream.
@@ -56,7 +52,7 @@ class Snapshot:
 
     rows: DataFrame | Iterable[pa.Table]
     position: Mapping[SystemStreamPartition, str]
-    close: Callable[[], None] = _nothing_to_close
+    close: Callable[[], None] = lambda: None
 
 
 @validated

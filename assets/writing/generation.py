@@ -76,14 +76,12 @@ ARROW: GenerationWriter = write_arrow_table
 
 def find_null_keys(rows: DataFrame | pa.Table, key: tuple[str, ...], limit: int) -> list[tuple[int, int]]:
     """Return (partition, offset) of the first rows with a null key column."""
-    if hasattr(rows, "column_names"):
-        table: pa.Table = rows
-        lacking = table.filter(reduce(pc.or_, (table.column(name).is_null() for name in key)))
+    if isinstance(rows, pa.Table):
+        lacking = rows.filter(reduce(pc.or_, (rows.column(name).is_null() for name in key)))
         lacking = lacking.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")]).slice(0, limit)
         return list(zip(*(lacking.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True))
-    frame: DataFrame = rows
     nulls = reduce(or_, (named_column(name).isNull() for name in key))
-    places = frame.where(nulls).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).limit(limit).collect()
+    places = rows.where(nulls).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).limit(limit).collect()
     return [(row[0], row[1]) for row in places]
 
 
