@@ -341,7 +341,7 @@ def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion
         if what:
             # Before another build of this delivery is published, another writer may still find and publish this one.
             settled = now is not None and candidate.delivery.version in now.taken - candidate.member.manifest.taken
-            if now is not None and settled and not any(candidate.folder in ref.folders for ref in now.versions):
+            if now is not None and settled and not any(candidate.attempt.folder in ref.folders for ref in now.versions):
                 candidate.delete_attempt(files=True)
             name = candidate.member.name
             problem = f"dataset {name!r}, version {candidate.delivery.version!r}: another writer {what} meanwhile."
@@ -353,7 +353,7 @@ def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion
 def _find_conflict(candidate: CandidateVersion, now: BoundedManifest) -> str:
     """Return what other writers did to make a build unusable, "" if nothing."""
     before = candidate.member.manifest
-    if candidate.folder in now.doomed:
+    if candidate.attempt.folder in now.doomed:
         return "discarded this build"
     if _has_new_delivery(before, now):
         return "took in the same delivery"

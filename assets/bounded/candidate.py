@@ -150,10 +150,6 @@ class CandidateVersion:
     def id(self) -> str:
         return version_id(self.number, self.attempt.id)
 
-    @property
-    def folder(self) -> str:
-        return f"{self.attempt.folder}/{self.attempt.id}"
-
     def with_document(self) -> CandidateVersion:
         """Write its document and return the candidate with it; a version that was not built has none."""
         return self if self.version is None else replace(self, document=self.member.log.write_version(self.version))
@@ -164,7 +160,7 @@ class CandidateVersion:
         store = self.member.context.lake.store
         if self.document is not None and store.head(self.document) is None:
             return False
-        stored = {item.key: item.size for item in store.list(f"{self.folder}/")}
+        stored = {item.key: item.size for item in store.list(f"{self.attempt.folder}/")}
         return all(
             stored.get(f"{generation.folder}/{file.name}") == file.size
             for generation in self.version.generations
@@ -356,10 +352,9 @@ def _find_finished_build(member: Member, delivery: Delivery, fingerprint: str) -
     """Return an earlier finished build with this fingerprint, unless it is doomed or deleted."""
     log = member.log
     for known in list_attempts(log.lake, log.name):
-        attempt = Attempt(f"{log.prefix}/data", known.id)
+        attempt = Attempt(f"{log.prefix}/data/{known.id}")
         body = read_finished_build(log.lake, log.name, known.id)
-        doomed = f"{attempt.folder}/{attempt.id}" in member.manifest.doomed
-        if doomed or body is None or body.get("fingerprint") != fingerprint:
+        if attempt.folder in member.manifest.doomed or body is None or body.get("fingerprint") != fingerprint:
             continue
         try:
             version = SealedVersion.model_validate(body["version"])

@@ -218,7 +218,7 @@ def snapshot_frame(
         yield cast_to_schema(snapshot.rows, schema, what)
         return
     attempt = log.attempt()
-    folder = f"{attempt.folder}/{attempt.id}"
+    folder = attempt.folder
     with renew_attempt(log.lake, log.name, attempt.id, by):
         try:
             rows = _stage_tables(log.lake, folder, snapshot.rows, spark)

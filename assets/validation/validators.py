@@ -472,7 +472,8 @@ def _evaluate_one(validator: Validator, candidate: Candidate) -> Verdict:
             raise error.reworded(f"{of}: {error.problem}", error.next_step) from error
         if _propagates(error, warns):
             raise
-        if not warns and (isinstance(error, _MISTAKES) or _is_analysis_error(error)):
+        analysis = _package(error) == "pyspark" and _is_a(error, "AnalysisException")
+        if not warns and (isinstance(error, _MISTAKES) or analysis):
             raise _mistake_error(validator, candidate, error) from error
         _logger.exception("validator %s raised on version %s", validator.name, candidate.view.version)
         sparks = _package(error) in ("pyspark", "py4j")
@@ -485,18 +486,12 @@ def _evaluate_one(validator: Validator, candidate: Candidate) -> Verdict:
 def _propagates(error: Exception, warns: bool) -> bool:
     """Whether an error is due to neither the version nor the validator, and so propagates."""
     if _package(error) == "py4j":
-        from py4j.protocol import Py4JJavaError
-
-        return not (warns and isinstance(error, Py4JJavaError))
+        return not (warns and _is_a(error, "Py4JJavaError"))
     return isinstance(error, MemoryError) or (isinstance(error, TransientError) and not warns)
 
 
-def _is_analysis_error(error: Exception) -> bool:
-    if _package(error) != "pyspark":
-        return False
-    from pyspark.errors import AnalysisException
-
-    return isinstance(error, AnalysisException)
+def _is_a(error: Exception, name: str) -> bool:
+    return any(cls.__name__ == name for cls in type(error).__mro__)
 
 
 def _package(error: Exception) -> str:

@@ -51,14 +51,17 @@ Members = Mapping[str, BoundedManifest]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt to build a version: `id` names the folder that only this attempt writes to."""
+    """One attempt to build a version: `folder` is the one that only this attempt writes to, named by its `id`."""
 
     folder: str
-    id: str
+
+    @property
+    def id(self) -> str:
+        return self.folder.rpartition("/")[2]
 
     def generation(self, number: int, files: Sequence[BucketFile] = ()) -> Generation:
         """Return the generation `number`, made of these files of this attempt."""
-        return Generation(number, f"{self.folder}/{self.id}", tuple(files))
+        return Generation(number, self.folder, tuple(files))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ class DatasetLog:
     # -- writing
 
     def attempt(self) -> Attempt:
-        return Attempt(f"{self.prefix}/data", uuid.uuid4().hex[:16])
+        return Attempt(f"{self.prefix}/data/{uuid.uuid4().hex[:16]}")
 
     def write_version(self, version: SealedVersion) -> str:
         """Write a version's document and return its key; nothing refers to it until a commit does."""
