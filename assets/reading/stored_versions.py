@@ -24,14 +24,9 @@ from dagster_adjunct.assets.sources.deliveries import Awaiting
 from dagster_adjunct.assets.versions.actions import (
     ID_PREFIX,
     HistoryEntry,
-    accept_version,
-    pin_version,
-    remove_version,
+    VersionActions,
     require_readable_version,
     require_version,
-    revoke_version,
-    roll_back,
-    unpin_version,
 )
 from dagster_adjunct.assets.versions.dataset_log import (
     NAMES,
@@ -40,13 +35,7 @@ from dagster_adjunct.assets.versions.dataset_log import (
     redirect_target,
     version_set_log,
 )
-from dagster_adjunct.assets.versions.manifest import (
-    BoundedManifest,
-    DatasetManifest,
-    UnboundedManifest,
-    as_bounded,
-    parse_manifest,
-)
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, UnboundedManifest, as_bounded, parse_manifest
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, check_declaration, version_number
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import (
@@ -293,7 +282,7 @@ _HIDDEN = {"format", "version", "delivered", "known", "next_generation", "next_n
 
 
 @validated_methods
-class VersionOperations:
+class VersionOperations(VersionActions):
     """The operations of a dataset that read and write its log. Every call reads the current pointer.
 
     Each change is one commit; for a member of a version set, a commit of the whole set. The history keeps its `reason`
@@ -302,7 +291,8 @@ class VersionOperations:
 
     def __init__(self, log: DatasetLog, newest: Callable[[], DatasetManifest]) -> None:
         """`newest` returns the newest manifest, and raises DatasetNotFoundError before the first commit."""
-        self._log, self._newest = log, newest
+        super().__init__(log)
+        self._newest = newest
 
     # -- what is known
 
@@ -345,35 +335,6 @@ class VersionOperations:
         facts["files"] = sum(len(generation.files) for generation in version.generations)
         facts["generations"] = len(version.generations)
         return {**described, "version": facts}
-
-    # -- what operators do
-
-    def pin(self, version: str, *, reason: str, by: str, expires_at: datetime | None = None) -> BoundedManifest:
-        """Serve this version, by id or name, until `unpin` or expiry, even if newer ones are sealed."""
-        return pin_version(self._log, version, reason=reason, by=by, expires_at=expires_at)
-
-    def unpin(self, *, reason: str, by: str) -> BoundedManifest:
-        """Serve the version that the last switch chose again."""
-        return unpin_version(self._log, reason=reason, by=by)
-
-    def rollback(self, to: str | None = None, *, reason: str, by: str) -> BoundedManifest:
-        """Serve an earlier version, by id or name (None: the one before), until the next one is sealed."""
-        return roll_back(self._log, to, reason=reason, by=by)
-
-    def revoke(self, version: str, *, reason: str, by: str) -> BoundedManifest:
-        """Never serve this version, by id or name, again; the version before it is served instead."""
-        return revoke_version(self._log, version, reason=reason, by=by)
-
-    def accept(self, version: str, *, reason: str, by: str, make_current: bool = False) -> BoundedManifest:
-        """Publish a rejected version, by id or name; one older than the served version is sealed but not served.
-
-        `make_current` serves it all the same, as a later `rollback` to it does.
-        """
-        return accept_version(self._log, version, reason=reason, by=by, make_current=make_current)
-
-    def remove_version(self, version: str, *, reason: str, by: str) -> BoundedManifest:
-        """Remove a rejected or revoked version, by id or name; the next discard deletes its files."""
-        return remove_version(self._log, version, reason=reason, by=by)
 
 
 class StoredVersions(VersionOperations):

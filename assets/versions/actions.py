@@ -25,6 +25,7 @@ from dagster_adjunct.assets.versions.manifest import (
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, version_number
 from dagster_adjunct.resources.common import Report
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+from dagster_adjunct.resources.validation import validated_methods
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +45,159 @@ class HistoryEntry(Report):
     readable: bool = False
 
 
-def pin_version(
-    log: DatasetLog, version: str, *, reason: str, by: str, expires_at: datetime | None = None
-) -> BoundedManifest:
-    """Serve this version, even when newer ones are sealed, until `unpin` or the first advance after expiry."""
-    require_audit_fields("pin", version, reason, by)
-    if expires_at is not None and (expires_at.tzinfo is None or expires_at <= log.lake.now()):
-        why = f"has passed: it is {log.lake.now():%Y-%m-%d %H:%M:%S} UTC" if expires_at.tzinfo else "has no time zone"
-        problem = f"a pin of {log.name!r} expires at {expires_at}, which {why}."
-        step = "Pass a later time such as datetime(…, tzinfo=UTC), or None for a pin that lasts until unpin."
-        raise ConfigurationError(problem, step, argument="expires_at")
+@validated_methods
+class VersionActions:
+    """What operators do with the versions of a dataset. The history keeps the `reason` of each change and its author.
 
-    def pin(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
-        pinned = Pin(version=ref.id, reason=reason, by=by, at=log.lake.now(), expires_at=expires_at)
-        return with_served_version(
-            log, manifest, pin=pinned, change=Change(action="pin", version=ref.id, reason=reason)
-        )
+    A version is given by its id or its name.
+    """
 
-    return _change_each_member(log, version, pin, by=by)
+    def __init__(self, log: DatasetLog) -> None:
+        self._log = log
 
+    def pin(self, version: str, *, reason: str, by: str, expires_at: datetime | None = None) -> BoundedManifest:
+        """Serve this version, even when newer ones are sealed, until `unpin` or the first advance after expiry."""
+        log = self._log
+        require_audit_fields("pin", version, reason, by)
+        if expires_at is not None and (expires_at.tzinfo is None or expires_at <= log.lake.now()):
+            why = (
+                f"has passed: it is {log.lake.now():%Y-%m-%d %H:%M:%S} UTC" if expires_at.tzinfo else "has no time zone"
+            )
+            problem = f"a pin of {log.name!r} expires at {expires_at}, which {why}."
+            step = "Pass a later time such as datetime(…, tzinfo=UTC), or None for a pin that lasts until unpin."
+            raise ConfigurationError(problem, step, argument="expires_at")
 
-def unpin_version(log: DatasetLog, *, reason: str, by: str) -> BoundedManifest:
-    """Remove the pin, so that the version of the last switch is served again. Does nothing without a pin."""
-    require_audit_fields("unpin", "", reason, by)
+        def pin(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
+            pinned = Pin(version=ref.id, reason=reason, by=by, at=log.lake.now(), expires_at=expires_at)
+            return with_served_version(
+                log, manifest, pin=pinned, change=Change(action="pin", version=ref.id, reason=reason)
+            )
 
-    def unpin(manifests: Members) -> Members | None:
-        return {name: _without_pin(log, m, reason) for name, m in manifests.items() if m.pin is not None} or None
+        return _change_each_member(log, version, pin, by=by)
 
-    return log.transact_versions(unpin, by=by)
+    def unpin(self, *, reason: str, by: str) -> BoundedManifest:
+        """Remove the pin, so that the version of the last switch is served again. Does nothing without a pin."""
+        log = self._log
+        require_audit_fields("unpin", "", reason, by)
+
+        def unpin(manifests: Members) -> Members | None:
+            return {name: _without_pin(log, m, reason) for name, m in manifests.items() if m.pin is not None} or None
+
+        return log.transact_versions(unpin, by=by)
+
+    def rollback(self, to: str | None = None, *, reason: str, by: str) -> BoundedManifest:
+        """Serve an earlier version (None: the previous sealed one) until the next version is sealed."""
+        log = self._log
+        require_audit_fields("rollback", to or "", reason, by)
+
+        def back(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
+            if manifest.pin is not None:
+                raise DatasetError(
+                    f"dataset {manifest.name!r} is pinned to {manifest.pin.version} by {manifest.pin.by} "
+                    f"({manifest.pin.reason}), so a rollback would change nothing for readers.",
+                    f"Unpin it first: adjunct dataset unpin {manifest.name}.",
+                    dataset=manifest.name,
+                )
+            return with_served_version(
+                log, manifest, back_to=ref.id, change=Change(action="rollback", version=ref.id, reason=reason)
+            )
+
+        return _change_each_member(log, to, back, by=by)
+
+    def revoke(self, version: str, *, reason: str, by: str) -> BoundedManifest:
+        """Never serve this version again. The version that it replaced is served instead; a pin to it ends.
+
+        That is the version replaced by the switch to it, not one left by a rollback (see `resolve_heads`). Where
+        versions are ordered by time it may have arrived later and be valid from earlier. In a version set, the other
+        members revoke what was delivered under this name only. The name becomes free: it can be delivered again with
+        other content.
+        """
+        log = self._log
+        require_audit_fields("revoke", version, reason, by)
+
+        def revoke(manifests: Members) -> Members | None:
+            chosen = resolve_versions(manifests, log.name, version, present=True)
+            revoked = {
+                name: ref.model_copy(update={"state": "revoked", "reason": f"{reason} (by {by})"})
+                for name, ref in chosen.items()
+                if ref.state != "revoked" and (name == log.name or len(list_delivered_names(manifests[name], ref)) < 2)
+            }
+            versions = {name: _replace_ref(m, revoked.get(name)) for name, m in manifests.items()}
+            heads = resolve_heads(manifests, versions, log.name)
+            unpinned = any(
+                m.pin is not None and name in revoked and m.pin.version == revoked[name].id
+                for name, m in manifests.items()
+            )
+            names = list_delivered_names(manifests[log.name], chosen[log.name]) if log.name in revoked else ()
+            freed = {name: _free_names(m, revoked.get(name), names, log.lake.now()) for name, m in manifests.items()}
+            after = {
+                name: with_served_version(
+                    log, m, versions=versions[name], back_to=heads[name], pin=None if unpinned else m.pin,
+                    change=Change(action="revoke", version=chosen[name].id if name in chosen else None, reason=reason),
+                    **freed[name],
+                )
+                for name, m in manifests.items()
+                if name in revoked or heads[name] != m.head or (unpinned and m.pin is not None) or freed[name]
+            }  # fmt: skip
+            return after or None
+
+        return log.transact_versions(revoke, by=by)
+
+    def accept(self, version: str, *, reason: str, by: str, make_current: bool = False) -> BoundedManifest:
+        """Publish a rejected version; `by` and `reason` are recorded.
+
+        A version that does not come after the current one is retained without being served, unless `make_current` is
+        set; `describe_unserved_version` of the returned manifest says so. In a version set this holds for all members.
+        """
+        log = self._log
+        require_audit_fields("accept", version, reason, by)
+
+        def accept(manifests: Members) -> Members:
+            chosen, after = resolve_versions(manifests, log.name, version), dict[str, BoundedManifest]()
+            switches = make_current or all(is_after_head(manifests[name], ref) for name, ref in chosen.items())
+            between = all(manifest.declaration.by_time for manifest in manifests.values())
+            for name, ref in chosen.items():
+                if ref.state != "rejected":
+                    problem = (
+                        f"dataset {name!r}: version {ref.id} is {ref.state}, and only a rejected one can be accepted."
+                    )
+                    step = f"List them: adjunct dataset versions {name}. An older sealed one: use rollback."
+                    raise DatasetError(problem, step, dataset=name, version=ref.id)
+                manifest = manifests[name]
+                DatasetLog(log.lake, name).read_version(ref)  # raises for a version that was never built
+                accepted = ref.model_copy(update={"state": "sealed", "reason": f"accepted by {by}: {reason}"})
+                if switches:
+                    changes, why = {"versions": _replace_ref(manifest, accepted), "head": ref.id}, reason
+                else:
+                    changes = {"versions": insert_unserved_version(manifest, accepted, between=between)}
+                    why = f"{reason} (sealed but not served: {manifest.head} stays current)"
+                change = Change(action="accept", version=ref.id, reason=why)
+                after[name] = with_served_version(log, manifest, **changes, change=change)
+            return after
+
+        return log.transact_versions(accept, by=by)
+
+    def remove_version(self, version: str, *, reason: str, by: str) -> BoundedManifest:
+        """Remove a rejected or revoked version from the manifest; the next discard deletes its files."""
+        log = self._log
+        require_audit_fields("remove-version", version, reason, by)
+
+        def drop(manifests: Members) -> Members | None:
+            chosen = resolve_versions(manifests, log.name, version, present=True)
+            ref = chosen[log.name]
+            if ref.state == "sealed":
+                problem = (
+                    f"dataset {log.name!r}: version {ref.id} is sealed; only rejected and revoked ones are dropped."
+                )
+                step = "Revoke it first if it must not be served; the discard policy removes other sealed versions."
+                raise DatasetError(problem, step, dataset=log.name, version=ref.id)
+            return {
+                name: _without_ref(manifests[name], ref, reason)
+                for name, ref in chosen.items()
+                if ref.state != "sealed"
+            }
+
+        return log.transact_versions(drop, by=by)
 
 
 def expire_pin(log: DatasetLog, manifest: DatasetManifest, now: datetime) -> DatasetManifest:
@@ -96,97 +222,6 @@ def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str
     return True
 
 
-def roll_back(log: DatasetLog, to: str | None, *, reason: str, by: str) -> BoundedManifest:
-    """Serve an earlier version (None: the previous sealed one) until the next version is sealed."""
-    require_audit_fields("rollback", to or "", reason, by)
-
-    def back(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
-        if manifest.pin is not None:
-            raise DatasetError(
-                f"dataset {manifest.name!r} is pinned to {manifest.pin.version} by {manifest.pin.by} "
-                f"({manifest.pin.reason}), so a rollback would change nothing for readers.",
-                f"Unpin it first: adjunct dataset unpin {manifest.name}.",
-                dataset=manifest.name,
-            )
-        return with_served_version(
-            log, manifest, back_to=ref.id, change=Change(action="rollback", version=ref.id, reason=reason)
-        )
-
-    return _change_each_member(log, to, back, by=by)
-
-
-def revoke_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
-    """Never serve this version again. The version that it replaced is served instead; a pin to it ends.
-
-    That is the version replaced by the switch to it, not one left by a rollback (see `resolve_heads`). Where versions
-    are ordered by time it may have arrived later and be valid from earlier. In a version set, the other members
-    revoke what was delivered under this name only. The name becomes free: it can be delivered again with other
-    content.
-    """
-    require_audit_fields("revoke", version, reason, by)
-
-    def revoke(manifests: Members) -> Members | None:
-        chosen = resolve_versions(manifests, log.name, version, present=True)
-        revoked = {
-            name: ref.model_copy(update={"state": "revoked", "reason": f"{reason} (by {by})"})
-            for name, ref in chosen.items()
-            if ref.state != "revoked" and (name == log.name or len(list_delivered_names(manifests[name], ref)) < 2)
-        }
-        versions = {name: _replace_ref(m, revoked.get(name)) for name, m in manifests.items()}
-        heads = resolve_heads(manifests, versions, log.name)
-        unpinned = any(
-            m.pin is not None and name in revoked and m.pin.version == revoked[name].id for name, m in manifests.items()
-        )
-        names = list_delivered_names(manifests[log.name], chosen[log.name]) if log.name in revoked else ()
-        freed = {name: _free_names(m, revoked.get(name), names, log.lake.now()) for name, m in manifests.items()}
-        after = {
-            name: with_served_version(
-                log, m, versions=versions[name], back_to=heads[name], pin=None if unpinned else m.pin,
-                change=Change(action="revoke", version=chosen[name].id if name in chosen else None, reason=reason),
-                **freed[name],
-            )
-            for name, m in manifests.items()
-            if name in revoked or heads[name] != m.head or (unpinned and m.pin is not None) or freed[name]
-        }  # fmt: skip
-        return after or None
-
-    return log.transact_versions(revoke, by=by)
-
-
-def accept_version(
-    log: DatasetLog, version: str, *, reason: str, by: str, make_current: bool = False
-) -> BoundedManifest:
-    """Publish a rejected version; `by` and `reason` are recorded.
-
-    A version that does not come after the current one is retained without being served, unless `make_current` is set;
-    `describe_unserved_version` of the returned manifest says so. In a version set this holds for all members.
-    """
-    require_audit_fields("accept", version, reason, by)
-
-    def accept(manifests: Members) -> Members:
-        chosen, after = resolve_versions(manifests, log.name, version), dict[str, BoundedManifest]()
-        switches = make_current or all(is_after_head(manifests[name], ref) for name, ref in chosen.items())
-        between = all(manifest.declaration.by_time for manifest in manifests.values())
-        for name, ref in chosen.items():
-            if ref.state != "rejected":
-                problem = f"dataset {name!r}: version {ref.id} is {ref.state}, and only a rejected one can be accepted."
-                step = f"List them: adjunct dataset versions {name}. An older sealed one: use rollback."
-                raise DatasetError(problem, step, dataset=name, version=ref.id)
-            manifest = manifests[name]
-            DatasetLog(log.lake, name).read_version(ref)  # raises for a version that was never built
-            accepted = ref.model_copy(update={"state": "sealed", "reason": f"accepted by {by}: {reason}"})
-            if switches:
-                changes, why = {"versions": _replace_ref(manifest, accepted), "head": ref.id}, reason
-            else:
-                changes = {"versions": insert_unserved_version(manifest, accepted, between=between)}
-                why = f"{reason} (sealed but not served: {manifest.head} stays current)"
-            change = Change(action="accept", version=ref.id, reason=why)
-            after[name] = with_served_version(log, manifest, **changes, change=change)
-        return after
-
-    return log.transact_versions(accept, by=by)
-
-
 def describe_unserved_version(after: BoundedManifest) -> str:
     """Return why an accepted version is not served, with the next step; "" if the last change was anything else."""
     change = after.change
@@ -209,24 +244,6 @@ def describe_unserved(manifest: BoundedManifest, ref: VersionRef) -> str:
         f"version {names[0]} is sealed but not served: {names[1]} comes after it and stays current. "
         f"To serve it: adjunct dataset rollback {manifest.name} {ref.id} --reason …"
     )
-
-
-def remove_version(log: DatasetLog, version: str, *, reason: str, by: str) -> BoundedManifest:
-    """Remove a rejected or revoked version from the manifest; the next discard deletes its files."""
-    require_audit_fields("remove-version", version, reason, by)
-
-    def drop(manifests: Members) -> Members | None:
-        chosen = resolve_versions(manifests, log.name, version, present=True)
-        ref = chosen[log.name]
-        if ref.state == "sealed":
-            problem = f"dataset {log.name!r}: version {ref.id} is sealed; only rejected and revoked ones are dropped."
-            step = "Revoke it first if it must not be served; the discard policy removes other sealed versions."
-            raise DatasetError(problem, step, dataset=log.name, version=ref.id)
-        return {
-            name: _without_ref(manifests[name], ref, reason) for name, ref in chosen.items() if ref.state != "sealed"
-        }
-
-    return log.transact_versions(drop, by=by)
 
 
 def with_served_version(log: DatasetLog, manifest: BoundedManifest, **changes: Any) -> BoundedManifest:
