@@ -314,14 +314,24 @@ class OpenedStream:
 
         return {ssp: later(known[ssp], oldest[ssp]) if ssp in known else default[ssp] for ssp in self.ssps}
 
-    def recreated_error(
-        self, before: str | None, read_to: Offsets, ends: Offsets, *, deleted_next: str, rewritten_next: str = ""
-    ) -> OffsetOutOfRangeError | None:
+    def recreated_error(self, before: str | None, read_to: Offsets, ends: Offsets) -> OffsetOutOfRangeError | None:
         """Return the error for a stream that is not the one that the dataset has read; None if it is the same.
 
         It is another one if its identity differs from `before`, or if it ends before the offsets read. The next step
         depends on whether it was deleted, or repartitioned before all of it was read.
         """
+        ways_on = (
+            "Declare the dataset under a new name to build it separately from there, or delete this one (adjunct "
+            f"dataset delete {self.spec.name} --reason …) and advance it again."
+        )
+        if not self.spec.following.persistent:
+            ways_on = (
+                "Declare the dataset under a new name, which begins at the stream's default offset, or with "
+                "bootstrap=True, which reads all of the stream in each run."
+            )
+        elif self.spec.follows_changes:
+            rebuild = f"adjunct dataset rebuild {self.spec.name} MODULE:APP --reason …"
+            ways_on = f"Rebuild the dataset from it ({rebuild}), or declare it under a new name."
         name, stream, compare = self.spec.name, str(self.spec.input), self.system.compare
         beyond = next((ssp for ssp, offset in read_to.items() if ssp in ends and compare(offset, ends[ssp]) > 0), None)
         if beyond is None and not self.info.was_recreated(before):
@@ -330,11 +340,11 @@ class OpenedStream:
             return OffsetOutOfRangeError(
                 f"dataset {name!r} had not read all of {stream} when that was rewritten into {self.info.partitions} "
                 "partition(s).",
-                f"Its new offsets can't be compared with the old ones. What is served stays. {rewritten_next}",
+                f"Its new offsets can't be compared with the old ones. What is served stays. {ways_on}",
                 dataset=name,
                 stream=stream,
             )
-        next_step = f"The stream was deleted and recreated: {deleted_next}"
+        next_step = f"The stream was deleted and recreated, so what it holds was not read before. {ways_on}"
         if beyond is None:
             problem = f"dataset {name!r} was read from another stream under the name {stream}."
             return OffsetOutOfRangeError(problem, next_step, dataset=name, stream=stream)

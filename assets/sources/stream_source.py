@@ -217,17 +217,7 @@ class StreamSource(VersionSource):
 
     def _raise_if_recreated(self, before: str | None, read_to: Offsets = _NONE, ends: Offsets = _NONE) -> None:
         """Raise OffsetOutOfRangeError if the stream is not the one with the identity `before`, or ends too early."""
-        ways_on = (
-            "Declare the dataset under a new name to build it separately from there, or delete this one (adjunct "
-            f"dataset delete {self.spec.name} --reason …) and advance it again."
-        )
-        refusal = self._stream.recreated_error(
-            before,
-            read_to,
-            ends,
-            deleted_next=f"its versions are not those of before, whatever their names. What is served stays. {ways_on}",
-            rewritten_next=ways_on,
-        )
+        refusal = self._stream.recreated_error(before, read_to, ends)
         if refusal is not None:
             raise refusal
 

@@ -153,11 +153,7 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
         return TableContinuity("none")
     building = manifest.bootstrap.state == "running"
     offsets = offsets_by_partition(manifest.offsets)
-    rebuild = f"rebuild the dataset from it (adjunct dataset rebuild {source.spec.name} MODULE:APP --reason …), or "
-    rebuild += "declare it under a new name."
-    refusal = source.recreated_error(
-        manifest.stream, offsets, snapshot.ends, deleted_next=rebuild, rewritten_next=f"R{rebuild[1:]}"
-    )
+    refusal = source.recreated_error(manifest.stream, offsets, snapshot.ends)
     if refusal is not None:
         return TableContinuity("invalid", refusal.problem, building=building, refusal=refusal)
     added, removed = sorted(set(source.ssps) - set(offsets)), sorted(set(offsets) - set(source.ssps))

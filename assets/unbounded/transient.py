@@ -135,13 +135,7 @@ class TransientTable:
             else:
                 starts = _end_offsets(before.ranges)
                 decision = Decision(action="continue", store="valid", reason="this run has built it", at=utc_now())
-            refusal = source.recreated_error(
-                None,  # only offsets are known of what was read
-                starts,
-                upcoming,
-                deleted_next="declare the dataset under a new name, which begins at the stream's default offset, or "
-                "with bootstrap=True, which reads all of the stream in each run.",
-            )
+            refusal = source.recreated_error(None, starts, upcoming)  # only offsets are known of what was read
             if refusal is not None:
                 raise refusal
             fresh = self._next_ranges(starts, upcoming, spark)
