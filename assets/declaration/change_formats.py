@@ -115,11 +115,6 @@ def path_column(path: str) -> str:
     return f"{ORDER}_{path.replace('.', '_')}"
 
 
-def distinguishes_snapshots(changes: ChangeFormat) -> bool:
-    """Whether a format distinguishes rows of a snapshot from streamed changes."""
-    return bool(getattr(changes, "marks_snapshots", False))
-
-
 class DecodeOptions(TypedDict):
     """The keywords of `ChangeFormat.decode`."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts, distinguishes_snapshots
+from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts
 from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST, Order, describe_order
 from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 from dagster_adjunct.resources.common import argument_error, check_name, split_stream_name
@@ -224,7 +224,8 @@ class ChangeStreamOptions:
     @property
     def order(self) -> Order | None:
         """The names that determine positions, None for the offset alone, by which later changes are always newer."""
-        return STREAMED_FIRST if self.order_by is None and distinguishes_snapshots(self.changes) else self.order_by
+        marks_snapshots = getattr(self.changes, "marks_snapshots", False)
+        return STREAMED_FIRST if self.order_by is None and marks_snapshots else self.order_by
 
     def _check_order(self, given: str | Sequence[str]) -> None:
         names = (given,) if isinstance(given, str) else tuple(given)

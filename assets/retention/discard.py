@@ -273,7 +273,8 @@ def find_spared(
     """Return the doomed entries that are still held."""
     held = version_holders(leases, roots, now)
     reached = manifest.reachable()
-    earlier = {version for version in held if manifest.may_need_doomed(version)}
+    # Names of folders and documents tell the version of a bounded dataset; of commits, the list of them is gone.
+    earlier = {version for version in held if manifest.versions_are_commits and not manifest.retains(version)}
     spared = []
     for entry in manifest.doomed:
         why = next(

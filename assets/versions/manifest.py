@@ -295,13 +295,6 @@ class BoundedManifest(CommonManifest):
         """Return the retained version of this id."""
         return next((ref for ref in self.versions if ref.id == version_id), None)
 
-    def may_need_doomed(self, version_id: str) -> bool:
-        """Whether a leased version that is no longer retained may need doomed objects: its own list of them is gone.
-
-        Names of folders and documents tell the version of a bounded dataset.
-        """
-        return False
-
     def retains(self, version_id: str) -> bool:
         """Whether a version that was once served can be read."""
         ref = self.ref(version_id)
@@ -431,10 +424,6 @@ class UnboundedManifest(CommonManifest):
     def ref(self, version_id: str) -> VersionRef | None:
         """Return None: versions are found by the number of their commit."""
         return None
-
-    def may_need_doomed(self, version_id: str) -> bool:
-        """Whether a leased version may need doomed objects: its own list of them is gone."""
-        return not self.retains(version_id)
 
     def retains(self, version_id: str) -> bool:
         """Whether a version that was once served can be read."""
