@@ -29,14 +29,8 @@ from dagster_adjunct.assets.sources.entries import (
     list_extractor_spark_needs,
     raise_if_spark_needed,
 )
-from dagster_adjunct.assets.versions.manifest import (
-    BoundedManifest,
-    DatasetManifest,
-    Lost,
-    MarkerFacts,
-    resume_bounded_manifest,
-)
-from dagster_adjunct.assets.versions.version import DatasetDeclaration
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, Lost, MarkerFacts, as_bounded
+from dagster_adjunct.assets.versions.version import DatasetDeclaration, check_declaration
 from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -127,7 +121,8 @@ class VersionSource(ABC):
 
         Raises DatasetError for an incompatible declaration, and OffsetOutOfRangeError for a recreated stream.
         """
-        return resume_bounded_manifest(stored, self.declaration)
+        check_declaration(stored.name, stored.declaration, self.declaration)
+        return as_bounded(stored).with_declared_policies(self.declaration)
 
     @abstractmethod
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:

@@ -38,7 +38,6 @@ from dagster_adjunct.assets.versions.manifest import (
     Lost,
     follow_added_partitions,
     follow_repartition,
-    resume_bounded_manifest,
 )
 from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import split_stream_name
@@ -120,7 +119,7 @@ class StreamSource(VersionSource):
         # Before the declaration, which would also differ for a stream recreated with other partitions.
         if stored.declaration.input == self.declaration.input:
             self._raise_if_recreated(stored.stream)
-        return resume_bounded_manifest(stored, self.declaration)
+        return super().resume_manifest(stored)
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         """Return the next complete version, or the partitions without its marker.

@@ -22,7 +22,6 @@ from dagster_adjunct.assets.versions.version import (
     StoredGeneration,
     StoredSchema,
     VersionRef,
-    check_declaration,
     version_number,
 )
 from dagster_adjunct.resources.bucketing.files import Generation
@@ -520,12 +519,6 @@ def as_bounded(manifest: DatasetManifest) -> BoundedManifest:
             dataset=manifest.name,
         )
     return manifest
-
-
-def resume_bounded_manifest(stored: DatasetManifest, declared: DatasetDeclaration) -> BoundedManifest:
-    """Return a stored manifest with the declared order and policies; DatasetError if anything else was changed."""
-    check_declaration(stored.name, stored.declaration, declared)
-    return as_bounded(stored).with_declared_policies(declared)
 
 
 def as_unbounded(manifest: DatasetManifest) -> UnboundedManifest:
