@@ -26,7 +26,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkab
 from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.column_sql import F, quote_name
-from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, is_missing, to_exact_array
+from dagster_adjunct.resources.schemas.schema import (
+    Field,
+    Schema,
+    arrow_type,
+    decimal_digits,
+    is_missing,
+    is_widening,
+    to_exact_array,
+)
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import first_message_line
 from dagster_adjunct.resources.spark.map_arrow import convert_in_tasks
@@ -36,8 +44,6 @@ from dagster_adjunct.resources.validation import validated
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_INTEGERS = ("tinyint", "smallint", "int", "bigint")
-_EXACT_IN_DOUBLE = ("tinyint", "smallint", "int", "float")
 _DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -273,33 +279,21 @@ def mask_columns(extractor: KeyValueExtractor, sensitive: Sequence[str]) -> KeyV
 
 
 def is_assignable(given: str, declared: str) -> bool:
-    """Whether every value of the given type is one of the declared type."""
-    if given in (declared, "void"):
+    """Whether every value of the given type is one of the declared type.
+
+    These are the types that Spark reads as each other, and integers whose digits fit into a float or decimal.
+    """
+    if given == "void" or is_widening(given, declared):
         return True
-    if given in _INTEGERS and declared in _INTEGERS:
-        return _INTEGERS.index(given) < _INTEGERS.index(declared)
-    if declared == "double":
-        return given in _EXACT_IN_DOUBLE
-    if declared == "float":
-        return given in ("tinyint", "smallint")
-    if declared.startswith("decimal"):
-        digits, scale = _decimal(declared)
-        if given in _DIGITS:
-            return _DIGITS[given] <= digits - scale
-        if given.startswith("decimal"):
-            before, after = _decimal(given)
-            return after <= scale and before - after <= digits - scale
-    return False
+    decimal = decimal_digits(declared)
+    if decimal is not None:
+        return given in _DIGITS and _DIGITS[given] <= decimal[0] - decimal[1]
+    return declared == "float" and given in ("tinyint", "smallint")
 
 
 def metadata_columns(names: Sequence[str]) -> list[str]:
     """Return the metadata columns among the columns of records: META and further ones, which begin with `__`."""
     return [name for name in names if name.startswith("__")]
-
-
-def _decimal(kind: str) -> tuple[int, int]:
-    numbers = re.findall(r"\d+", kind)
-    return int(numbers[0]), int(numbers[1])
 
 
 def _planning_error(what: str, part: str, expression: str, error: Exception) -> DatasetError:
