@@ -295,6 +295,7 @@ class DatasetDeclaration(ManifestPart):
     partitions: int | None = Field(default=None, ge=1)
     input_partitions: int = Field(ge=0)
     columns: tuple[str, ...] | None = None
+    bootstrap: bool = True
     order: Literal["arrival", "name"] = "arrival"
     by_time: bool = False
     discard: DiscardPolicy = DiscardPolicy()
@@ -329,6 +330,7 @@ def declaration_from_spec(
         partitions=spec.partitions,
         input_partitions=input_partitions,
         columns=spec.columns,
+        bootstrap=spec.bootstrap,
         order="arrival" if spec.versions is None else "name",
         by_time=spec.valid_from is not None,
         discard=spec.discard,
