@@ -238,7 +238,7 @@ class OperationColumn(_RecordIsRow):
                 named = pc.if_else(nothing, pa.scalar(None, values.type), values)
                 records = records.set_column(records.column_names.index(name), name, named)
             records = records.append_column(KEPT, kept_column(marked, pc.invert(inserts)))
-        texts, marks = (readable_values(records.column(name), "replace") for name in (self.column, TOMBSTONE))
+        texts, marks = (_read_column(records, name) for name in (self.column, TOMBSTONE))
         words = [None if text is None else text.lower() for text in texts]
         problems = [
             None if mark or word in (*self.delete, *self.write) else unknown_operation_reason(text)
@@ -333,14 +333,8 @@ class DebeziumUnwrapped(_RecordIsRow):
         return changes_with_spark(records, schema, tombstone, F.coalesce(problem, *reasons))
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
-        marks = readable_values(records.column(TOMBSTONE), "replace")
-        deleted = (
-            ["false"] * len(marks) if self.deleted is None else readable_values(records.column(self.deleted), "replace")
-        )
+        marks, deleted, operations = (_read_column(records, name) for name in (TOMBSTONE, self.deleted, self.op))
         texts = [str(value).lower() if isinstance(value, bool) else value for value in deleted]
-        operations = (
-            [None] * records.num_rows if self.op is None else readable_values(records.column(self.op), "replace")
-        )
         rows = list(zip(marks, texts, operations, strict=True))
         tombstones = [mark or (text or "").lower() == "true" or (op or "").lower() == "d" for mark, text, op in rows]
         if self.op is not None:
@@ -412,6 +406,10 @@ def kept_matrix(kept: pa.ChunkedArray, names: Sequence[str]) -> Any:
     matrix = np.zeros((len(rows), len(names)), bool)
     matrix[pc.list_parent_indices(rows).filter(known).to_numpy(), places.filter(known).to_numpy()] = True
     return matrix
+
+
+def _read_column(records: pa.Table, name: str | None) -> list[Any]:
+    return [None] * records.num_rows if name is None else readable_values(records.column(name), "replace")
 
 
 def _string_array(texts: Sequence[str]) -> pa.Array:
