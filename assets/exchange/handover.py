@@ -22,6 +22,7 @@ from dagster_adjunct.assets.reading.history import (
     VersionsOverTime,
     content_columns,
     history_edge,
+    intervals_sql,
     time_column_names,
 )
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
@@ -78,27 +79,6 @@ def _valid_rows(view: VersionReader | EntriesOverTime | EntriesAt, reader: Reade
 def _edge(reader: Reader) -> datetime | None:
     edge = history_edge(reader)
     return None if edge is None else datetime_from_micros(edge)
-
-
-def _sql_over_time(reader: Reader, source: str) -> str:
-    """Return the DuckDB query that joins the intervals of a key with equal entries."""
-    key = ", ".join(map(_sql_name, reader.sealed.key))
-    in_time = f"(PARTITION BY {key} ORDER BY {VALID_FROM})"
-    same = [f"NOT {TOMBSTONE}", f"NOT lag({TOMBSTONE}, 1, true) OVER {in_time}"]
-    same += [f"coalesce(lag({VALID_TO}) OVER {in_time} = {VALID_FROM}, false)"]
-    same += [f"lag({c}) OVER {in_time} IS NOT DISTINCT FROM {c}" for c in map(_sql_name, content_columns(reader))]
-    edge = _edge(reader)
-    exact = f"{VALID_TO} IS NULL OR {VALID_TO} > TIMESTAMPTZ '{edge.isoformat(sep=' ')}'" if edge else "true"
-    start, end, current = time_column_names(reader)
-    columns = [*map(_sql_name, reader.schema.names), *([f"{VALID_FROM} AS {start}"] if start else [])]
-    whole = f"PARTITION BY {key}, __run ORDER BY {VALID_FROM} ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING"
-    return (
-        f"WITH marked AS (SELECT *, NOT ({' AND '.join(same)}) AS __starts FROM {source} WHERE {exact}), "
-        f"runs AS (SELECT *, sum(__starts::INT) OVER {in_time} AS __run FROM marked), "
-        f"ended AS (SELECT * EXCLUDE ({VALID_TO}), last_value({VALID_TO}) OVER ({whole}) AS {VALID_TO} FROM runs) "
-        f"SELECT {', '.join(columns)}, {VALID_TO} AS {end}, {VALID_TO} IS NULL AS {current} "
-        f"FROM ended WHERE __starts AND NOT {TOMBSTONE}"
-    )
 
 
 def _polars_over_time(pl: Any, reader: Reader, rows: Any) -> polars.LazyFrame:
@@ -402,7 +382,9 @@ def duckdb_view(connection: duckdb.DuckDBPyConnection, view: View, name: str) ->
 
 def _duckdb_query(connection: duckdb.DuckDBPyConnection, files: ViewFiles, name: str) -> str:
     if files.over_time is not None:
-        return _sql_over_time(files.over_time, _register(connection, name, files.all_rows()))
+        edge = _edge(files.over_time)
+        moment = f"TIMESTAMPTZ '{edge.isoformat(sep=' ')}'" if edge else ""
+        return intervals_sql(files.over_time, _register(connection, name, files.all_rows()), _sql_name, moment)
     columns = ", ".join(map(_sql_name, _shown_columns(files)))
     if isinstance(files.view, StreamView):
         columns = columns.replace(_sql_name(EPOCH), f"coalesce({EPOCH}, 0) AS {EPOCH}")

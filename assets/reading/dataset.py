@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -20,8 +18,8 @@ from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
 from dagster_adjunct.assets.reading.key_lookup import FileCache, coerce_key
 from dagster_adjunct.assets.reading.rows_over_time import Validity
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion, Watch
+from dagster_adjunct.assets.reading.stored_file import VerifyReport, verify_version
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, VersionOperations, current_readers
-from dagster_adjunct.assets.reading.verify import VerifyReport
 from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader, find_unreadable_version
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources.backends.columns import register_backend
@@ -194,8 +192,6 @@ class Dataset(VersionOperations):
 
         Reads all bytes once, and with `deep` the key columns once more.
         """
-        from dagster_adjunct.assets.reading.verify import verify_version
-
         held = self._served.enter(leased=True)
         try:
             report = verify_version(held.reader, deep=deep)
@@ -273,7 +269,7 @@ def open_dataset(
     """
     stored = StoredVersions(lake, dataset, cache)
     fixed = None if version is None and as_of is None else stored.version(version, as_of=as_of)
-    return _open_served(stored, fixed, lease=lease, on_damage=on_damage, holder=holder)
+    return Dataset(stored, ServedVersion(stored, fixed, leases=lease, on_damage=on_damage, holder=holder))
 
 
 @validated
@@ -284,27 +280,9 @@ def current_versions(lake: Lake, datasets: Iterable[AdjunctDataset | str]) -> di
     """
     stored = {versions.name: versions for versions in (StoredVersions(lake, dataset) for dataset in datasets)}
     return {
-        name: None if reader is None else _open_served(stored[name], reader)
+        name: None if reader is None else Dataset(stored[name], ServedVersion(stored[name], reader))
         for name, reader in current_readers(stored).items()
     }
-
-
-def _open_served(
-    stored: StoredVersions,
-    fixed: VersionReader | None,
-    *,
-    lease: bool = True,
-    on_damage: OnDamage | None = None,
-    holder: str | None = None,
-) -> Dataset:
-    served = ServedVersion(
-        stored,
-        fixed=fixed,
-        leases=lease,
-        on_damage=on_damage or (stored.spec.on_damage if stored.spec is not None else "fail"),
-        holder=holder or f"{socket.gethostname()}, process {os.getpid()}",
-    )
-    return Dataset(stored, served)
 
 
 @validated

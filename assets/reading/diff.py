@@ -27,22 +27,15 @@ _CODES = 2**62
 _ANCHORS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class TableComparison:
-    """The differences between two tables, as row numbers (numpy).
+Comparison = tuple[tuple[Any, Any, Any, Any], int]
+"""The differences between two tables: row numbers (numpy) of four kinds, and the number of unchanged rows.
 
-    `added` are rows of the new table whose key the old one lacks, `removed` the reverse. `before` and `after` are the
-    rows of common keys whose values differ, in the same order.
-    """
-
-    added: Any
-    removed: Any
-    before: Any
-    after: Any
-    unchanged: int
+They are the added rows, of the new table, whose key the old one lacks, the removed ones, the reverse, and the rows of
+common keys whose values differ, before and after, in the same order.
+"""
 
 
-def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str], values: Sequence[str]) -> TableComparison | None:
+def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str], values: Sequence[str]) -> Comparison | None:
     """Compare the rows with equal keys in the columns `values`; None if a key is duplicated in a table.
 
     Nulls equal nulls, and NaN equals NaN. Other columns are ignored. Compared columns must have the same type in both
@@ -70,13 +63,8 @@ def compare_tables(old: pa.Table, new: pa.Table, key: Sequence[str], values: Seq
         if not every_old:
             before = before.filter(there) if ordered else before.take(there)
         differs |= _differing(before, after if every_new else after.filter(common))
-    return TableComparison(
-        added=np.nonzero(~stays)[0],
-        removed=np.nonzero(~known)[0],
-        before=rows[differs],
-        after=np.nonzero(stays)[0][differs],
-        unchanged=int(np.count_nonzero(~differs)),
-    )
+    changed = rows[differs], np.nonzero(stays)[0][differs]
+    return (np.nonzero(~stays)[0], np.nonzero(~known)[0], *changed), int(np.count_nonzero(~differs))
 
 
 def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
@@ -351,8 +339,8 @@ def _diff_bucket(
             "Compare versions with unique keys only; the validator unique_keys() finds the duplicates.",
             version=old.version,
         )
-    counts = (len(comparison.added), len(comparison.removed), len(comparison.after), comparison.unchanged)
-    kinds = (comparison.added, comparison.removed, comparison.before, comparison.after)
+    kinds, unchanged = comparison
+    counts = (len(kinds[0]), len(kinds[1]), len(kinds[3]), unchanged)
     sides = zip((after, before, before, after), kinds, strict=True)
     return counts, tuple(smallest_rows(table, rows, key, sample) for table, rows in sides)
 

@@ -15,24 +15,25 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from dagster_adjunct.assets.reading.key_lookup import FileCache
 from dagster_adjunct.assets.reading.rows_over_time import Validity, merge_equal_neighbours, no_history_error
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion, datetime_from_micros
-from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, BucketLayout, Generation
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.column_sql import F, named_column
+from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
 from dagster_adjunct.resources.schemas.schema import Schema, is_widening
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,52 +55,24 @@ class VersionsOverTime:
     def __init__(self, store: ObjectStore, dataset: str, sealed: Sequence[SealedVersion]) -> None:
         self.store, self.dataset = store, dataset
         self.spans, self._cache = version_spans(sealed), FileCache()
-        self._newest = max((span.version for span in self.spans), key=lambda version: version.number, default=None)
-        if self._newest is None:
+        if not self.spans:
             problem = f"dataset {dataset!r} has no sealed version that states since when it is valid."
             step = 'Declare valid_from="name", "marker" or a pattern; it applies to versions sealed from then on.'
             raise DatasetError(problem, step, dataset=dataset)
+        newest = max((span.version for span in self.spans), key=lambda version: version.number)
         for span in self.spans:
-            _require_readable_as(dataset, span.version, self._newest)
+            _require_readable_as(dataset, span.version, newest)
+        # The version that was sealed last, whose columns, key and buckets are used.
+        self.sealed, self.version, self.schema, self.layout = newest, newest.id, newest.columns, newest.layout
+        self.versions = tuple(span.version.id for span in self.spans)
+        """The ids of the versions, ordered by the start of their validity."""
+        self.edge = to_microseconds(self.spans[0].start)
+        """The start of the oldest version's validity, in microseconds since the epoch; before it nothing is known."""
+        self.generations = tuple(replace(span.version.generations[0], id=n) for n, span in enumerate(self.spans, 1))
+        """The generation of each version, numbered from 1 in time order."""
 
     def __repr__(self) -> str:
         return f"VersionsOverTime({self.dataset!r}, {len(self.spans)} versions)"
-
-    @property
-    def sealed(self) -> SealedVersion:
-        """The version that was sealed last, whose columns, key and buckets are used."""
-        assert self._newest is not None
-        return self._newest
-
-    @property
-    def schema(self) -> Schema:
-        """The columns of entries."""
-        return self.sealed.columns
-
-    @property
-    def version(self) -> str:
-        """The id of the version that was sealed last."""
-        return self.sealed.id
-
-    @property
-    def versions(self) -> tuple[str, ...]:
-        """The ids of the versions, ordered by the start of their validity."""
-        return tuple(span.version.id for span in self.spans)
-
-    @property
-    def edge(self) -> int | None:
-        """The start of the oldest version's validity, in microseconds since the epoch; before it nothing is known."""
-        return to_microseconds(self.spans[0].start)
-
-    @property
-    def layout(self) -> BucketLayout:
-        """The layout with which all versions are read."""
-        return self.sealed.layout
-
-    @property
-    def generations(self) -> tuple[Generation, ...]:
-        """The generation of each version, numbered from 1 in time order."""
-        return tuple(replace(span.version.generations[0], id=n) for n, span in enumerate(self.spans, 1))
 
     def at(self, moment: datetime) -> VersionReader | None:
         """Return a reader of the version that was valid at a moment, None before the oldest one."""
@@ -175,7 +148,6 @@ def _types(version: SealedVersion, names: Sequence[str]) -> list[str]:
 
 
 Reader = VersionReader | VersionsOverTime
-_STARTS, _RUN = "__starts", "__run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,31 +199,40 @@ class EntriesOverTime(_Entries):
     @translate_spark_errors()
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
         """Return the frame, without an exchange for a partitioned dataset; each bucket is sorted by key and time."""
-        from pyspark.sql import Window
-
         rows = self.reader.history_frame(resolve_session(spark))
-        edge = history_edge(self.reader)
-        if edge is not None:  # also before a compaction drops them
-            rows = rows.where(F.col(VALID_TO).isNull() | (F.col(VALID_TO) > F.timestamp_micros(F.lit(edge))))
         if not self.reader.sealed.partition_by:
             rows = rows.coalesce(1)
-        key = [named_column(name) for name in self.reader.sealed.key]
-        in_time = Window.partitionBy(*key).orderBy(VALID_FROM)
-        goes_on = F.lag(VALID_TO).over(in_time) == F.col(VALID_FROM)
-        same: Column = F.coalesce(goes_on, F.lit(False)) & ~F.lag(TOMBSTONE, 1, True).over(in_time)
-        for name in content_columns(self.reader):
-            same = same & F.lag(named_column(name)).over(in_time).eqNullSafe(named_column(name))
-        starts = (F.col(TOMBSTONE) | ~same).cast("int")
-        runs = rows.withColumn(_STARTS, starts).withColumn(_RUN, F.sum(_STARTS).over(in_time))
-        whole = Window.partitionBy(*key, _RUN).orderBy(VALID_FROM).rowsBetween(0, Window.unboundedFollowing)
-        ended = runs.withColumn(VALID_TO, F.last(VALID_TO).over(whole))
-        start, end, current = time_column_names(self.reader)
-        return ended.where((F.col(_STARTS) == 1) & ~F.col(TOMBSTONE)).select(
-            *[named_column(name) for name in self.schema.names],
-            *([F.col(VALID_FROM).alias(start)] if start else []),
-            F.col(VALID_TO).alias(end),
-            F.col(VALID_TO).isNull().alias(current),
-        )
+        edge = history_edge(self.reader)
+        view = f"__rows_{uuid4().hex}"
+        rows.createTempView(view)
+        try:
+            return rows.sparkSession.sql(intervals_sql(self.reader, view, quote_name, f"timestamp_micros({edge})"))
+        finally:
+            rows.sparkSession.catalog.dropTempView(view)
+
+
+def intervals_sql(reader: Reader, rows: str, quote: Callable[[str], str], edge: str) -> str:
+    """Return the query, for Spark and DuckDB, of all entries over time, with adjacent equal ones of a key joined.
+
+    `rows` is a table or view of all rows with their intervals; `quote` quotes a column. `edge` is the history's edge as
+    a literal: intervals that ended before it are left out, also before a compaction drops them.
+    """
+    key = ", ".join(map(quote, reader.sealed.key))
+    in_time = f"(PARTITION BY {key} ORDER BY {VALID_FROM})"
+    whole = f"(PARTITION BY {key}, __run ORDER BY {VALID_FROM} ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING)"
+    same = [f"coalesce(lag({VALID_TO}) OVER {in_time} = {VALID_FROM}, false)"]
+    same += [f"NOT {TOMBSTONE}", f"NOT lag({TOMBSTONE}, 1, true) OVER {in_time}"]
+    same += [f"lag({name}) OVER {in_time} IS NOT DISTINCT FROM {name}" for name in map(quote, content_columns(reader))]
+    exact = "true" if history_edge(reader) is None else f"{VALID_TO} IS NULL OR {VALID_TO} > {edge}"
+    start, end, current = time_column_names(reader)
+    columns = [*map(quote, reader.schema.names), *([f"{VALID_FROM} AS {start}"] if start else [])]
+    return (
+        f"WITH marked AS (SELECT *, NOT ({' AND '.join(same)}) AS __starts FROM {rows} WHERE {exact}), "
+        f"runs AS (SELECT *, sum(CAST(__starts AS INT)) OVER {in_time} AS __run FROM marked), "
+        f"ended AS (SELECT *, last_value({VALID_TO}) OVER {whole} AS __until FROM runs) "
+        f"SELECT {', '.join(columns)}, __until AS {end}, __until IS NULL AS {current} "
+        f"FROM ended WHERE __starts AND NOT {TOMBSTONE}"
+    )
 
 
 @validated

@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.resources.arrow import pa, pq
@@ -240,7 +240,7 @@ def _read_window(data: memoryview, start: int, at: int, count: int) -> memoryvie
     return data[at - start : at - start + count]
 
 
-class _Bytes(Sequence[bytes]):
+class _Bytes:
     """The strings or binaries of an Arrow array, as bytes."""
 
     __slots__ = ("_data", "_offsets")
@@ -248,15 +248,12 @@ class _Bytes(Sequence[bytes]):
     def __init__(self, array: pa.Array) -> None:
         self._offsets, self._data = _offsets_and_data(array)
 
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
     def __getitem__(self, row: Any) -> Any:
         offsets = self._offsets
         return bytes(self._data[offsets[row] : offsets[row + 1]])
 
 
-class _Unscaled(Sequence[int]):
+class _Unscaled:
     """The unscaled numbers of an Arrow array of decimals, 16 bytes each."""
 
     __slots__ = ("_data",)
@@ -264,23 +261,17 @@ class _Unscaled(Sequence[int]):
     def __init__(self, array: pa.Array) -> None:
         self._data = memoryview(array.buffers()[1])[16 * array.offset : 16 * (array.offset + len(array))]
 
-    def __len__(self) -> int:
-        return len(self._data) // 16
-
     def __getitem__(self, row: Any) -> Any:
         return int.from_bytes(self._data[16 * row : 16 * row + 16], "little", signed=True)
 
 
-class _Converted(Sequence[Plain]):
+class _Converted:
     """A column of any type in stored form, converted on access."""
 
     __slots__ = ("_column", "_plain")
 
     def __init__(self, column: Any, plain: Callable[[Any], Plain]) -> None:
         self._column, self._plain = column, plain
-
-    def __len__(self) -> int:
-        return len(self._column)
 
     def __getitem__(self, row: Any) -> Any:
         return self._plain(self._column[row].as_py())
@@ -291,13 +282,13 @@ def _single_chunk(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     return column.chunk(0) if column.num_chunks == 1 else column
 
 
-def _searchable(column: pa.Array | pa.ChunkedArray, kind: str) -> Sequence[Any]:
-    """Return a key column, which has no nulls, in stored form."""
+def _searchable(column: pa.Array | pa.ChunkedArray, kind: str) -> Any:
+    """Return a key column, which has no nulls, in stored form; by row, and sorted as a part of the key."""
     if isinstance(column, pa.ChunkedArray) or not len(column):
         return _Converted(column, plain_converter(kind))
     if kind in ("string", "binary"):
         return _Bytes(column)
-    return _Unscaled(column) if kind.startswith("decimal") else cast(Sequence[int], _numbers(column))
+    return _Unscaled(column) if kind.startswith("decimal") else _numbers(column)
 
 
 def _reader(column: pa.Array | pa.ChunkedArray) -> Callable[[int], Any]:

@@ -19,7 +19,7 @@ from datetime import datetime
 from functools import reduce
 from itertools import groupby, pairwise
 from math import isnan
-from operator import and_, attrgetter
+from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.key_lookup import Key, KeyFiles, RowGroup
@@ -57,23 +57,8 @@ class Validity:
         return self.valid_from <= moment and (self.valid_to is None or moment < self.valid_to)
 
 
-@dataclass(frozen=True, slots=True)
-class RowOverTime:
-    """One stored row of a key; rows with the same `valid_from` are ordered by `rank`, (position, generation)."""
-
-    valid_from: datetime
-    rank: tuple[int, int]
-    rows: RowGroup
-    row: int
-
-    @property
-    def deleted(self) -> bool:
-        """Whether the row is a deletion."""
-        return bool(self.rows.value(TOMBSTONE, self.row))
-
-    def entry(self, names: tuple[str, ...]) -> dict[str, Any] | None:
-        """Return the entry of the row, None for a deletion."""
-        return None if self.deleted else self.rows.entry(names, self.row)
+_Placed = tuple[tuple[datetime, int, int], RowGroup, int]
+"""A stored row by its order, (valid_from, position, generation), its row group, and its row there."""
 
 
 def no_history_error(dataset: str) -> DatasetError:
@@ -86,14 +71,17 @@ def no_history_error(dataset: str) -> DatasetError:
     )
 
 
-def find_newest_row(generations: Iterable[KeyFiles], bucket: int, key: Key) -> RowOverTime | None:
-    """Return the row of a key with the highest (valid_from, position, generation), or None."""
+def find_newest_entry(
+    generations: Iterable[KeyFiles], bucket: int, key: Key, names: tuple[str, ...]
+) -> dict[str, Any] | None:
+    """Return the entry of a key in its row with the highest (valid_from, position, generation); None for a deletion."""
     last_rows = (
-        _row_over_time(files, rows, after - 1)
+        _place_row(files, rows, after - 1)
         for files in generations
         for rows, _, after in deque(files.find_all(bucket, key), maxlen=1)
     )
-    return max(last_rows, key=_order, default=None)
+    newest = max(last_rows, key=itemgetter(0), default=None)
+    return None if newest is None else _entry_of(newest, names)
 
 
 def read_key_history(
@@ -109,14 +97,15 @@ def read_key_history(
     Intervals that ended before `edge` are left out, also before a compaction drops them. `start_column` holds the start
     of an entry's validity, if there is such a column.
     """
-    at: dict[datetime, RowOverTime] = {}
+    at: dict[datetime, _Placed] = {}
     for files in generations:
         for rows, first, after in files.find_all(bucket, key):
             for row in range(first, after):
-                read = _row_over_time(files, rows, row)
-                at[read.valid_from] = max(at.get(read.valid_from, read), read, key=_order)
+                placed = _place_row(files, rows, row)
+                valid_from = placed[0][0]
+                at[valid_from] = max(at.get(valid_from, placed), placed, key=itemgetter(0))
     spans = pairwise([*sorted(at), None])
-    parts = (Validity(begin, end, at[begin].entry(names)) for begin, end in spans if begin is not None)
+    parts = (Validity(begin, end, _entry_of(at[begin], names)) for begin, end in spans if begin is not None)
     exact = (part for part in parts if edge is None or part.valid_to is None or part.valid_to > edge)
     return list(merge_equal_neighbours(exact, start_column))
 
@@ -139,11 +128,13 @@ def _comparable(value: Any) -> Any:
     return _NAN if isinstance(value, float) and isnan(value) else value
 
 
-def _row_over_time(files: KeyFiles, rows: RowGroup, row: int) -> RowOverTime:
-    return RowOverTime(rows.value(VALID_FROM, row), (rows.value(POSITION, row), files.id), rows, row)
+def _place_row(files: KeyFiles, rows: RowGroup, row: int) -> _Placed:
+    return (rows.value(VALID_FROM, row), rows.value(POSITION, row), files.id), rows, row
 
 
-_order = attrgetter("valid_from", "rank")
+def _entry_of(placed: _Placed, names: tuple[str, ...]) -> dict[str, Any] | None:
+    _, rows, row = placed
+    return None if rows.value(TOMBSTONE, row) else rows.entry(names, row)
 
 
 _AT, _WINNER, _END, _BEGINS, _OLDEST = "__at", "__winner", "__end", "__begins", "__oldest"

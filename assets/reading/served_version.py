@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Self, TypeVar
@@ -62,6 +65,14 @@ _TRIES = 20
 _log = logging.getLogger("adjunct.serving")
 
 
+def _retry_discarded(lease: Callable[[], T]) -> T:
+    """Return `lease()`, retried where a version was replaced and discarded before it could be leased."""
+    for _ in range(_TRIES - 1):
+        with suppress(VersionDiscardedError):
+            return lease()
+    return lease()
+
+
 class ServedVersion:
     """Gives each call one whole version, and switches where that is damaged or was discarded.
 
@@ -71,14 +82,15 @@ class ServedVersion:
     def __init__(
         self,
         stored: StoredVersions,
-        *,
         fixed: VersionReader | None,
-        leases: bool,
-        on_damage: OnDamage,
-        holder: str,
+        *,
+        leases: bool = True,
+        on_damage: OnDamage | None = None,
+        holder: str | None = None,
     ) -> None:
-        self._stored, self._leases, self._holder = stored, leases, holder
-        self._on_damage: OnDamage = on_damage
+        self._stored, self._leases = stored, leases
+        self._holder = holder or f"{socket.gethostname()}, process {os.getpid()}"
+        self._on_damage: OnDamage = on_damage or (stored.spec.on_damage if stored.spec is not None else "fail")
         self.damaged: dict[str, ManifestMismatchError] = {}
         self._avoided: str | None = None  # the served version, while an earlier one is read because it is damaged
         self._answered = self._closed = False
@@ -166,18 +178,16 @@ class ServedVersion:
 
         All versions are leased before one of them is opened.
         """
-        for tried in range(_TRIES):
+
+        def hold() -> VersionReader | VersionsOverTime | None:
             versions = self._stored.require_manifest().versions_over_time
             if versions is None:
-                return self.lend(lambda reader: reader)
-            try:
-                if versions and versions not in self._over_time and self._leases:
-                    self._over_time[versions] = self._acquire(*versions)
-                return self._stored.over_time(versions)
-            except VersionDiscardedError:  # discarded meanwhile: retry with the remaining versions
-                if tried + 1 == _TRIES:
-                    raise
-        raise AssertionError("unreachable")
+                return None
+            if versions and versions not in self._over_time and self._leases:
+                self._over_time[versions] = self._acquire(*versions)
+            return self._stored.over_time(versions)
+
+        return _retry_discarded(hold) or self.lend(lambda reader: reader)
 
     def iterate(self, read: Callable[[VersionReader], Iterator[T]]) -> Iterator[T]:
         """Yield what `read` does of the version that is current now.
@@ -251,17 +261,14 @@ class ServedVersion:
             if self._fixed is not None:
                 self._read_or_end(lambda: self._stored.version(self._fixed or ""))
                 return False
-            for tried in range(_TRIES):
+
+            def move() -> bool:
                 commit, reader = self._read_or_end(self._read_current)
-                try:
-                    moved = self._move_to_served(reader)
-                except VersionDiscardedError:  # replaced and discarded before it could be leased
-                    if tried + 1 == _TRIES:
-                        raise
-                else:
-                    self._commit = commit
-                    return moved
-            raise AssertionError("unreachable")
+                moved = self._move_to_served(reader)
+                self._commit = commit
+                return moved
+
+            return _retry_discarded(move)
 
     def close(self) -> None:
         """Release all versions once running calls have ended. Later calls raise an error."""

@@ -17,7 +17,7 @@ from dagster_adjunct.assets.reading.key_lookup import FileCache, Key, KeyFiles, 
 from dagster_adjunct.assets.reading.rows_over_time import (
     RowsOverTime,
     Validity,
-    find_newest_row,
+    find_newest_entry,
     no_history_error,
     read_key_history,
 )
@@ -27,7 +27,7 @@ from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, V
 from dagster_adjunct.resources.errors import ManifestMismatchError, SchemaMismatchError
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
-from dagster_adjunct.resources.schemas.schema import Field, Plain, Schema, plain_converter
+from dagster_adjunct.resources.schemas.schema import Field, Plain, plain_converter
 from dagster_adjunct.resources.spark.errors import find_adjunct_error, translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import resolve_session
 
@@ -107,9 +107,10 @@ class VersionReader:
     """Reads one version. Reading by key imports no Spark; a reader may be shared by threads."""
 
     def __init__(self, store: ObjectStore, dataset: str, sealed: SealedVersion, cache: FileCache | None = None) -> None:
-        self.dataset = dataset
-        self.sealed = sealed
-        self._store = store
+        self.store, self.dataset, self.sealed = store, dataset, sealed
+        self.version, self.schema = sealed.id, sealed.columns
+        self.rows = sealed.rows
+        """The number of entries; None if counting them needs a merge of deltas."""
         self._layout = sealed.layout
         self._what = f"dataset {dataset!r}, version {sealed.id}"
         self._key = tuple(sealed.columns.field(name) for name in sealed.key)
@@ -126,26 +127,6 @@ class VersionReader:
 
     def __repr__(self) -> str:
         return f"VersionReader({self.dataset!r}, {self.version!r})"
-
-    @property
-    def store(self) -> ObjectStore:
-        """The store of the version's files."""
-        return self._store
-
-    @property
-    def version(self) -> str:
-        """The version's id."""
-        return self.sealed.id
-
-    @property
-    def schema(self) -> Schema:
-        """The columns that users see."""
-        return self.sealed.columns
-
-    @property
-    def rows(self) -> int | None:
-        """The number of entries; None if counting them needs a merge of deltas."""
-        return self.sealed.rows
 
     # -- by Spark
 
@@ -197,7 +178,7 @@ class VersionReader:
         """Return all stored rows of all generations."""
         from dagster_adjunct.resources.bucketing.files import bucketed_frame
 
-        return bucketed_frame(spark, self._store, self._what, self._layout, self.sealed.generations)
+        return bucketed_frame(spark, self.store, self._what, self._layout, self.sealed.generations)
 
     def _merge_deltas(self, rows: DataFrame) -> DataFrame:
         """Return the newest row of each key that is not deleted.
@@ -293,8 +274,7 @@ class VersionReader:
         bucket = self._bucket(key)
         names = self._names
         if self.sealed.history is not None:
-            newest = find_newest_row(self._generations, bucket, key)
-            return None if newest is None else newest.entry(names)
+            return find_newest_entry(self._generations, bucket, key, names)
         matches = [(*match, files.id) for files in self._generations if (match := files.find(bucket, key))]
         if not matches:
             return None

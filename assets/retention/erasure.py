@@ -112,7 +112,7 @@ def erase_keys(
         rewritten=work.rewritten(manifest),
         redacted=past + sum(not made.rows for made in work.made.values()),
         deleted=len(objects) + superseded,
-        pending=tuple(decision for decision in (*spared, *work.leftovers.builds) if _has_found_keys(decision, proof)),
+        pending=tuple(decision for decision in (*spared, *work.builds) if _has_found_keys(decision, proof)),
         proof=proof,
         not_erased=_list_not_erased(lake, manifest),
         retained_from=manifest.retained_from,

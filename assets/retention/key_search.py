@@ -230,19 +230,13 @@ def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Leftovers:
-    """Folders and documents that no version references and that hold a key.
+def find_leftovers(
+    log: DatasetLog, manifest: DatasetManifest, keys: KeySet
+) -> tuple[list[str], list[RetentionDecision]]:
+    """Return the folders and documents that no version references, that are not doomed already, and that hold a key.
 
-    `garbage` belongs to no build. `builds` are on record: an advance may publish or resume them.
+    First those that belong to no build, then those on record, which an advance may publish or resume.
     """
-
-    garbage: tuple[str, ...] = ()
-    builds: tuple[RetentionDecision, ...] = ()
-
-
-def find_leftovers(log: DatasetLog, manifest: DatasetManifest, keys: KeySet) -> Leftovers:
-    """Search what no retained version references and what is not doomed already."""
     store = log.lake.store
     known = manifest.reachable() | set(manifest.doomed)
     files = [item for item in store.list(f"{log.prefix}/data/") if _folder_from_key(item.key) not in known]
@@ -261,7 +255,7 @@ def find_leftovers(log: DatasetLog, manifest: DatasetManifest, keys: KeySet) -> 
         else:
             build = f"a build on record, renewed at {record.renewed:%Y-%m-%d %H:%M} UTC"
             builds.append(RetentionDecision(entry, None, f"{build}: an advance publishes it, or a discard deletes it"))
-    return Leftovers(tuple(garbage), tuple(builds))
+    return garbage, builds
 
 
 def delete_superseded_documents(log: DatasetLog) -> int:

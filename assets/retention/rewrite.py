@@ -20,10 +20,10 @@ from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
+from dagster_adjunct.assets.retention.discard import RetentionDecision
 from dagster_adjunct.assets.retention.key_search import (
     ERASE_ACTION,
     KeySet,
-    Leftovers,
     find_leftovers,
     redact,
     search_files,
@@ -250,7 +250,8 @@ def drop_replacement(log: DatasetLog, made: RewrittenGeneration | VersionReplace
 class _Erasure(ABC, Generic[M, R]):
     """An erasure of keys. Each part of the dataset is searched once, however often the commit is retried.
 
-    By folder or document: `clean` are parts without the keys, `made` the replacements of the others.
+    By folder or document: `clean` are parts without the keys, `made` the replacements of the others. `garbage` and
+    `builds` are what `find_leftovers` has found.
     """
 
     log: DatasetLog
@@ -258,7 +259,8 @@ class _Erasure(ABC, Generic[M, R]):
     by: str
     clean: set[str] = field(default_factory=set)
     made: dict[str, R] = field(default_factory=dict)
-    leftovers: Leftovers = field(default_factory=Leftovers)
+    garbage: list[str] = field(default_factory=list)
+    builds: list[RetentionDecision] = field(default_factory=list)
 
     def commit(self, reason: str) -> M:
         """Commit the dataset without the keys and doom what held them; return the current manifest then.
@@ -296,7 +298,7 @@ class _Erasure(ABC, Generic[M, R]):
                 self.clean.add(name)
             else:
                 self.made[name] = made
-        self.leftovers = find_leftovers(self.log, manifest, self.keys)
+        self.garbage, self.builds = find_leftovers(self.log, manifest, self.keys)
         commit_id = self.log.attempt().id
         after = self._manifest_without_keys(manifest, commit.number + 1, commit_id, reason)
         if after is not None:
@@ -335,7 +337,7 @@ class _Erasure(ABC, Generic[M, R]):
         redacted = manifest_from_body(redact(after.model_dump(mode="json"), self.keys))
         assert isinstance(redacted, type(after))
         kept = redacted.reachable() | deleted
-        doomed = dict.fromkeys([*manifest.doomed, *self.leftovers.garbage, *replaced])
+        doomed = dict.fromkeys([*manifest.doomed, *self.garbage, *replaced])
         doomed_now = tuple(entry for entry in doomed if entry not in kept)
         if redacted == manifest and doomed_now == manifest.doomed:
             return None

@@ -129,11 +129,12 @@ def test_many_rows_are_matched_whatever_their_order(seed: int, rate: float, two_
     comparison = compare_tables(before, after, key, ["v"])
 
     assert comparison is not None
-    assert keys(after.take(comparison.added), key) == added
-    assert keys(before.take(comparison.removed), key) == removed
-    assert keys(after.take(comparison.after), key) == changed
-    assert before.take(comparison.before).select(key).equals(after.take(comparison.after).select(key))
-    assert comparison.unchanged == len(old) - len(removed) - len(changed)
+    (new_rows, old_rows, was, now), unchanged = comparison
+    assert keys(after.take(new_rows), key) == added
+    assert keys(before.take(old_rows), key) == removed
+    assert keys(after.take(now), key) == changed
+    assert before.take(was).select(key).equals(after.take(now).select(key))
+    assert unchanged == len(old) - len(removed) - len(changed)
 
 
 def keys(table: pa.Table, key: list[str]) -> set[Row]:
