@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_adjunct.assets.reading import verify
+from dagster_adjunct.assets.reading.stored_file import verify_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.resources.bucketing.files import BucketFile
 from dagster_adjunct.resources.objects.store import InMemoryStore
@@ -35,7 +35,7 @@ def first_file(view: VersionReader) -> tuple[str, BucketFile]:
 
 
 def problems(view: VersionReader, *, deep: bool = False) -> list[str]:
-    report = verify.verify_version(view, deep=deep)
+    report = verify_version(view, deep=deep)
     assert report.ok is (not report.damaged)
     return [str(damage) for damage in report.damaged]
 
@@ -43,7 +43,7 @@ def problems(view: VersionReader, *, deep: bool = False) -> list[str]:
 def test_a_whole_version_is_as_listed_and_the_report_says_how_much_was_read() -> None:
     view = weather()
     for deep in (False, True):
-        report = verify.verify_version(view, deep=deep)
+        report = verify_version(view, deep=deep)
         assert report.ok
         assert (report.objects, report.rows) == (len(view.sealed.generations[0].files), 60)
         assert report.bytes == sum(
@@ -71,7 +71,7 @@ def test_every_missing_changed_and_stray_object_is_named() -> None:
     assert "its SHA-256 is" in told[2]
     assert "part-00000-stray.parquet: the manifest does not list it" in told[3]
     assert len(told) == 4
-    assert "4 damaged" in verify.verify_version(view).summary()
+    assert "4 damaged" in verify_version(view).summary()
 
 
 def replaced(view: VersionReader, change: Callable[[pa.Table], pa.Table], **listed: Any) -> VersionReader:
