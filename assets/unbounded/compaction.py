@@ -165,15 +165,13 @@ class CompactionReport(Report):
 class MergeResult:
     """The output of one merge.
 
-    `entries` is the number of its current rows that are no deletions; None for a delta with history. Tombstones up to
-    position `horizon` are dropped, None where no more than before. `pruned` is the edge of the history that was
-    applied, None without one.
+    Tombstones up to position `horizon` are dropped, None where no more than before. `pruned` is the edge of the history
+    that was applied, None without one.
     """
 
     attempt: Attempt
     generation: Generation
     counters: dict[str, int]
-    entries: int | None
     horizon: int | None
     pruned: int | None = None
 
@@ -222,16 +220,13 @@ def merge_generations(
         partitioned=True,
     )
     counters.pop("conflicting", None)
-    entries: int | None = generation.rows
     if history is not None:
         horizon = counters.pop("forgotten_to", None)
-        entries = count_current_rows(generation) if major else None
     elif ordered:
         counters["deleted"] = counters.pop("forgotten", 0)
-        entries = generation.rows - count_deletions(generation)
         if version.order_by == STREAMED_FIRST:  # a snapshot row of an unknown key is never late: it is its first row
             horizon = None
-    return MergeResult(attempt, strip_large_footers(generation), counters, entries, horizon, edge)
+    return MergeResult(attempt, strip_large_footers(generation), counters, horizon, edge)
 
 
 def _highest(*positions: int | None) -> int | None:
@@ -376,7 +371,10 @@ def _manifest_with_merged(
     others = [other for other in fresh.version.generations if other.folder not in plan.folders and other.files]
     output = [merged.generation] if merged.generation.files or not others else []
     generations = tuple(sorted((*others, *output), key=lambda generation: generation.id))
-    history = fresh.version.history
+    history, rows = fresh.version.history, None
+    if plan.level == "major" and not others:
+        base = merged.generation
+        rows = base.rows - count_deletions(base) if history is None else count_current_rows(base)
     if merged.pruned is not None and history is not None:
         history = history.after(pruned=merged.pruned)
     version = fresh.version.after(
@@ -384,7 +382,7 @@ def _manifest_with_merged(
         number=number,
         sealed_at=now,
         generations=generations,
-        rows=merged.entries if plan.level == "major" and not others else None,
+        rows=rows,
         counters=merged.counters,
         history=history,
     )
