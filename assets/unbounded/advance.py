@@ -42,7 +42,7 @@ from dagster_adjunct.assets.unbounded.progress import build_report
 from dagster_adjunct.assets.unbounded.recovery import RecoveryPlan, plan_recovery
 from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-from dagster_adjunct.assets.versions.leases import delete_attempt, renew_attempt
+from dagster_adjunct.assets.versions.leases import delete_attempt, record_build, renew_attempt
 from dagster_adjunct.assets.versions.manifest import Bootstrap
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.version import POSITION
@@ -219,14 +219,13 @@ def snapshot_frame(
         return
     attempt = log.attempt()
     folder = attempt.folder
-    with renew_attempt(log.lake, log.name, attempt.id, by):
+    with record_build(log.lake, log.name, attempt.id, by):
         try:
             rows = _stage_tables(log.lake, folder, snapshot.rows, spark)
             yield cast_to_schema(spark.createDataFrame([], schema.ddl()) if rows is None else rows, schema, what)
         finally:
             with suppress(AdjunctError):  # a later discard deletes what is left
                 log.lake.store.delete_many([item.key for item in log.lake.store.list(f"{folder}/")])
-    delete_attempt(log.lake, log.name, attempt.id)
 
 
 def _stage_tables(lake: Lake, folder: str, tables: Iterable[pa.Table], spark: SparkSession) -> DataFrame | None:

@@ -34,7 +34,7 @@ from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
 from dagster_adjunct.assets.unbounded.engine import DEAD_LETTERS, select_engine
 from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
 from dagster_adjunct.assets.versions.dataset_log import Attempt
-from dagster_adjunct.assets.versions.leases import delete_attempt, lease_served, renew_attempt
+from dagster_adjunct.assets.versions.leases import lease_served, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action
 from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
@@ -255,7 +255,7 @@ def apply_ranges(
     read = advance.manifest.version if completes else None
     try:
         with (
-            renew_attempt(context.lake, name, attempt.id, context.by),
+            record_build(context.lake, name, attempt.id, context.by),
             lease_served(context.lake, name, read, holder=f"advance by {context.by}"),
         ):
             alone = over_time is None and rewinding is None  # else stored rows are read too
@@ -280,9 +280,7 @@ def apply_ranges(
                 advance = commit_with_retries(advance, decide, commit_id=attempt.id)
     except CommitConflictError:
         advance.log.drop(generation)
-        delete_attempt(context.lake, name, attempt.id)
         raise
-    delete_attempt(context.lake, name, attempt.id)
     return replace(advance, counters=sum_counters(dict(advance.counters), counters)), records
 
 
