@@ -136,7 +136,7 @@ def _launched_jobs(graph: AssetGraph, app: Application, rule: sensors.LaunchWhen
     )
     yield job
     yield sensors.new_records_sensor(app, job, own, rule)
-    yield sensors.restart_sensor(app, job, own, graph.written[app.name])
+    yield sensors.restart_sensor(app, job, own, [key for key, writer in graph.writers.items() if writer == app.name])
     yield from sensors.delivered_sensors(app.name, graph.delivered_groups(app.name), job)
     if app.inputs or any(member.dataset.follows_changes for member in graph.stored_datasets(app.name)):
         if app.startpoints:
@@ -225,8 +225,7 @@ class AssetGraph:
         self._names, self._preview_rows, self._link_code = names, preview_rows, link_code
         self.datasets: dict[str, DatasetAsset] = {}
         self._declared_by: dict[str, list[Application]] = {}
-        self._writers: dict[dg.AssetKey, str] = {}
-        self.written: dict[str, list[dg.AssetKey]] = {}
+        self.writers: dict[dg.AssetKey, str] = {}
         self.made: dict[str, list[dg.AssetKey]] = {}
         self._read: dict[dg.AssetKey, dg.AssetSpec] = {}
         self._outputs: list[dg.AssetsDefinition] = []
@@ -241,14 +240,12 @@ class AssetGraph:
             spec = self._spec(app, source, external=True)
             self._read.setdefault(spec.key, spec)
         datasets = {dataset.name: self._add_dataset(app, dataset) for dataset in app.datasets}
-        stored = [dataset for dataset in app.datasets if dataset.versions is None and _has_own_asset(dataset)]
-        keys = [datasets[dataset.name] for dataset in stored]
         outputs = {
             output.node: self._spec(app, output.node, [*output.upstream, *find_unjoined_datasets(app)])
             for output in find_outputs(app)
         }
         for node, spec in outputs.items():
-            writer = self._writers.setdefault(spec.key, app.name)
+            writer = self.writers.setdefault(spec.key, app.name)
             if writer != app.name:
                 raise ConfigurationError(
                     f"applications {writer!r} and {app.name!r} both write {node.kind} {node.name!r}, which is one "
@@ -256,19 +253,19 @@ class AssetGraph:
                     "Let one of them write it, or deploy them in two code locations with different asset keys.",
                     application=app.name,
                 )
-        self.written[app.name] = [spec.key for spec in outputs.values()]
         if outputs:
             inputs = {stream: self._key(app, LineageNode("stream", stream)) for stream in app.inputs}
             tables = {node.name: self._key(app, node) for node in find_lookup_tables(app)}
             self._outputs.append(outputs_asset(app, outputs, inputs, datasets, tables, self._preview_rows))
-        self.made[app.name] = [*keys, *self.written[app.name]]
+        stored = [dataset for dataset in app.datasets if dataset.versions is None and _has_own_asset(dataset)]
+        self.made[app.name] = [*(datasets[dataset.name] for dataset in stored), *(one.key for one in outputs.values())]
 
     def external_specs(self) -> list[dg.AssetSpec]:
         """Return the assets that Dagster shows but does not build: streams, files and tables that none of the
         applications writes, and datasets of one run.
         """
         passing = [asset.spec for asset in self.datasets.values() if not _has_own_asset(asset.dataset)]
-        return [spec for spec in (*self._read.values(), *passing) if spec.key not in self._writers]
+        return [spec for spec in (*self._read.values(), *passing) if spec.key not in self.writers]
 
     def built_assets(self) -> list[dg.AssetsDefinition]:
         """Return the assets that are built here: datasets (each version set as one) and the applications' outputs."""
