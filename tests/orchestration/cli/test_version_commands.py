@@ -143,7 +143,7 @@ def test_an_older_version_that_is_forced_is_not_served_and_says_how_to_serve_it(
     world.advance(PLANES)
     text = printed(world, "accept", "planes", "v3", *WHY)
     assert "(v4) is served now" in text
-    assert f"not served, because it does not come after {ids(world)['v4']} (v4)" in text
+    assert "'v3' is sealed but not served: 'v4' comes after it and stays current" in text
     assert f"adjunct dataset rollback planes {ids(world)['v3']} --reason …" in text
     assert "sealed but not served" in document(world, "history", "planes", "--limit", "1")[0]["reason"]
     world.send("planes", [("N2", 1)], version="v5")
