@@ -158,27 +158,6 @@ def _entry_command(
     return command_of
 
 
-def _backend_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that choose a table's backend instead of the lake's default."""
-    options = [
-        click.option("--sqlite", metavar="FILE", help="Store it in this SQLite file."),
-        click.option(
-            "--postgres",
-            metavar="VARIABLE",
-            help="Store it in PostgreSQL; names the environment variable with its DSN.",
-        ),
-        click.option("--schema", metavar="NAME", help="With --postgres: the schema."),
-        click.option("--dynamodb", is_flag=True, help="Store it in DynamoDB; credentials come from boto3."),
-        click.option("--region", metavar="NAME", help="With --dynamodb: the region."),
-        click.option("--endpoint-url", metavar="URL", help="With --dynamodb: the endpoint URL."),
-        click.option("--prefix", metavar="TEXT", help="With --dynamodb: prefix of its table names."),
-        click.option("--objects", is_flag=True, help="Store it in objects of the lake."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 # Options that are for one backend only.
 _DETAILS = {"schema": "postgres", "region": "dynamodb", "endpoint_url": "dynamodb", "prefix": "dynamodb"}
 
@@ -412,7 +391,18 @@ def delete_scope(lake: Lake, scope: str) -> None:
 @_longest_key
 @_longest_value
 @click.option("--create-scope", is_flag=True, help="Create the scope if it does not exist.")
-@_backend_options
+@click.option("--sqlite", metavar="FILE", help="Store it in this SQLite file.")
+@click.option(
+    "--postgres",
+    metavar="VARIABLE",
+    help="Store it in PostgreSQL; names the environment variable with its DSN.",
+)
+@click.option("--schema", metavar="NAME", help="With --postgres: the schema.")
+@click.option("--dynamodb", is_flag=True, help="Store it in DynamoDB; credentials come from boto3.")
+@click.option("--region", metavar="NAME", help="With --dynamodb: the region.")
+@click.option("--endpoint-url", metavar="URL", help="With --dynamodb: the endpoint URL.")
+@click.option("--prefix", metavar="TEXT", help="With --dynamodb: prefix of its table names.")
+@click.option("--objects", is_flag=True, help="Store it in objects of the lake.")
 @lake_options(create=True)
 def create(lake: Lake, table: str, create_scope: bool, **given: Any) -> None:
     """Create a table; an existing one must have the same configuration.
