@@ -39,6 +39,7 @@ from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import first_message_line
 from dagster_adjunct.resources.spark.map_arrow import convert_in_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
+from dagster_adjunct.resources.user_code import failing_line
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -391,7 +392,9 @@ def _call_function(
     except Exception as error:
         # The message may contain values of the record.
         text = "the message is not shown, because columns are sensitive" if extractor.sensitive else str(error)
-        problem = f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {text}{_error_line(error)}."
+        line = failing_line(error)
+        text += "" if line is None else f" ({line.describe()})"
+        problem = f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {text}."
         step = "Fix the function or the record, and run it again: nothing was published."
         raise DatasetError(problem, step, function=extractor.factory) from error
     if not iterable:
@@ -479,15 +482,3 @@ def _describe_columns(schema: Schema) -> str:
 
 def _describe_record(marks: dict[str, Any]) -> str:
     return f"the record at offset {marks[OFFSET]} of partition {marks[PARTITION]}"
-
-
-def _error_line(error: BaseException) -> str:
-    """Return the line of user code that raised an error, for messages."""
-    trace, last = error.__traceback__, ""
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        last = (
-            "" if code.co_filename == __file__ else f" ({code.co_filename.rsplit('/', 1)[-1]}, line {trace.tb_lineno})"
-        )
-        trace = trace.tb_next
-    return last
