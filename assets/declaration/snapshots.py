@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -153,16 +154,10 @@ class QuerySnapshot:
     ) -> Snapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
         position = resolve_position(spec, what, _given_position(spec, what, self.position), ssps)
-        sql, query = self.sql, self.query
-        if query is not None:
-            rows = call_user_function(spec, what, "query function", lambda: query(spark))
-        else:
-            rows = _translate_read_errors(spec, what, lambda: spark.sql(str(sql)))
-        frame = to_spark_frame(rows, spark, what)
-        if frame is None:
-            problem = f"{what} returned a {type(rows).__name__}."
-            raise DatasetError(problem, "Return a Spark, pandas or Polars frame, or an Arrow table.", dataset=spec.name)
-        return Snapshot(frame, position)
+        query: str | Callable[[], object] = str(self.sql)
+        if self.query is not None:
+            query = partial(call_user_function, spec, what, "query function", partial(self.query, spark))
+        return Snapshot(run_query(spec, what, spark, query), position)
 
     def describe(self) -> str:
         return f"query ({self.sql})" if self.query is None else f"query {getattr(self.query, '__name__', 'function')}"
@@ -242,6 +237,16 @@ def freeze_position(declared: Any, what: str, position: Any, other: str) -> None
         problem = f"{what} has position={position!r}: expected the next offset of each partition, or {other}."
         raise ConfigurationError(problem, 'Write position={"lake.accounts.0": "123", …}.', argument="position")
     object.__setattr__(declared, "position", tuple(sorted((str(name), str(offset)) for name, offset in pairs)))
+
+
+def run_query(spec: AdjunctDataset, what: str, spark: SparkSession, query: str | Callable[[], object]) -> DataFrame:
+    """Return the result of SQL, or of a function, as a frame. Raises DatasetError."""
+    rows = query() if callable(query) else _translate_read_errors(spec, what, lambda: spark.sql(query))
+    frame = to_spark_frame(rows, spark, what)
+    if frame is None:
+        problem = f"{what} returned a {type(rows).__name__}."
+        raise DatasetError(problem, "Return a Spark, pandas or Polars frame, or an Arrow table.", dataset=spec.name)
+    return frame
 
 
 def _translate_read_errors(spec: AdjunctDataset, what: str, read: Callable[[], Any]) -> Any:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Computation, QuerySource
+from dagster_adjunct.assets.declaration.snapshots import run_query
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
@@ -16,9 +18,8 @@ from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_text
-from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table, to_spark_frame
+from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema, fit_to_schema, repeated_names
-from dagster_adjunct.resources.spark.errors import first_message_line
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import META
 
@@ -80,22 +81,9 @@ class QueryVersions(VersionSource):
 
     def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
         """Return the query's result. Raises DatasetError if its columns are not as declared."""
-        from pyspark.errors import PySparkException
-
-        computation: Computation = delivery.content
-        what = self._what(delivery)
-        if isinstance(self._query.query, str):
-            try:
-                answer: object = spark.sql(_fill_placeholders(self._query.query, computation))
-            except PySparkException as error:
-                problem = f"{what} can't be planned: {first_message_line(error)}"
-                raise DatasetError(problem, "Correct the query and run again.", dataset=self.spec.name) from error
-        else:
-            answer = self._query.query(spark, computation)
-        frame = to_spark_frame(answer, spark, what)
-        if frame is None:
-            step = "Return a Spark, pandas or Polars frame, or an Arrow table."
-            raise DatasetError(f"{what} returned a {type(answer).__name__}.", step, dataset=self.spec.name)
+        what, query, computation = self._what(delivery), self._query.query, delivery.content
+        ready = _fill_placeholders(query, computation) if isinstance(query, str) else partial(query, spark, computation)
+        frame = run_query(self.spec, what, spark, ready)
         columns = [(field.name, field.dataType.simpleString()) for field in frame.schema.fields]
         _check_columns(columns, self._query.schema, what)
         marks = {META[0]: F.lit(0), META[1]: F.lit(0).cast("bigint"), META[2]: F.lit(None).cast("timestamp")}

@@ -126,8 +126,8 @@ def test_a_query_for_each_day_is_not_asked_for_what_is_no_partition(partition: s
 
 def test_a_query_that_can_not_be_planned_or_returns_no_frame_names_the_dataset(spark: SparkSession) -> None:
     for query, problem in (
-        ("SELECT nothing FROM nowhere", "can't be planned: .*nowhere"),
-        ("SELEC 1", "can't be planned: .*SELEC"),
+        ("SELECT nothing FROM nowhere", "can't be read: .*nowhere"),
+        ("SELEC 1", "can't be read: .*SELEC"),
         (lambda *_: 7, "returned a int"),
     ):
         source = opened(dataset(query))
