@@ -78,21 +78,20 @@ class PickledFunction:
     pickled: bytes
     path: tuple[str, ...]
 
-    def here(self) -> Callable[..., Any]:
-        """Return the function, in the process of a task."""
+    def here(self) -> Any:
+        """Return the function, or the call, in the process of a task."""
         # The function's module may be importable only from the driver's import path, such as a script's folder.
         sys.path.extend(place for place in self.path if place not in sys.path)
-        function: Callable[..., Any] = pickle.loads(self.pickled)
-        return function
+        return pickle.loads(self.pickled)
 
 
-def pickle_function(operator: str, function: Callable[..., Any]) -> PickledFunction:
-    """Return the pickled function; raises ConfigurationError if it can't be pickled."""
+def pickle_function(operator: str, function: Callable[..., Any], call: object = None) -> PickledFunction:
+    """Return the pickled function, or the pickled `call` of it; raises ConfigurationError if it can't be pickled."""
     from pyspark import cloudpickle
 
     pickling: Any = cloudpickle
     try:
-        pickled = bytes(pickling.dumps(function))
+        pickled = bytes(pickling.dumps(function if call is None else call))
     except Exception as error:  # pickling calls code of users' objects
         problem = f"{operator}: {function_label(function)} can't be sent to tasks: {type(error).__name__}: {error}."
         step = "Let it create connections, locks and the like itself, for example at its first call."
@@ -151,18 +150,13 @@ def validate_record_function(what: str, function: object, schema: object, *given
 
 
 def _task(call: RecordCall, kept: Sequence[str]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    shipped = pickle_function(call.operator, call.function)
-    unshipped = replace(call, function=_placeholder)
+    shipped = pickle_function(call.operator, call.function, call)
 
     def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        here = replace(unshipped, function=shipped.here())
+        here = shipped.here()
         yield from encode_task_errors(made for batch in batches for made in _process_batch(batch, here, kept))
 
     return task
-
-
-def _placeholder(record: Record) -> None:
-    """Replace the function in a call that is pickled without it."""
 
 
 def _process_batch(batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import Flow, Operator, Requirement, StreamEdge
@@ -33,7 +33,6 @@ from dagster_adjunct.orchestration.planner.partition_counts import (
     declared_counts,
     find_join_groups,
 )
-from dagster_adjunct.orchestration.planner.plan import traverse
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 
 
@@ -174,16 +173,14 @@ def find_conflicts(draft: Draft) -> tuple[Conflict, ...]:
         read = tuple(member for member in groups.get(join, ()) if member in meeting)
         if read not in by_table or not read:
             operators = dict.fromkeys([join, *where, *(operator for table in read for operator in meeting[table])])
-            reached: list[str] = []
-
-            def onward(node: str) -> Iterable[str]:
-                source = counts.inferred.get(node)
-                return (*groups.get(node, ()), *(() if source is None else (source.source,)))
-
-            traverse((member for operator in operators for member in groups.get(operator, ())), onward, reached.append)
-            by_table[read] = tuple(
-                sorted((node for node in reached if node not in groups), key=lambda node: place[node])
-            )
+            waiting = [member for operator in operators for member in groups.get(operator, ())]
+            reached: dict[str, None] = {}
+            for node in waiting:  # which grows
+                if node not in reached:
+                    reached[node] = None
+                    source = counts.inferred.get(node)
+                    waiting += [*groups.get(node, ()), *([] if source is None else [source.source])]
+            by_table[read] = tuple(sorted((node for node in reached if node not in groups), key=place.__getitem__))
         return by_table[read]
 
     order = {operator: number for number, operator in enumerate(groups)}
@@ -240,7 +237,7 @@ class FixFinder:
         self._declared = declared_counts(app, draft.catalog)
         intermediate = [operator.id for operator in app.operators if operator.spec.role == "intermediate"]
         self._given = {operator for operator in intermediate if self._declared[operator] is not None}
-        self._sizes: dict[str, int | None] = {}
+        self._size = cache(partial(stream_size, draft.catalog))
 
     def find(self, at: str) -> tuple[Fix, ...]:
         """Return the fixes for the group at an operator, the cheapest first."""
@@ -316,11 +313,6 @@ class FixFinder:
             sources = [read[source] for source in operator.inputs]
             read[operator.id] = sources[0] if len(sources) == 1 else frozenset(own).union(*sources)
         return read
-
-    def _size(self, stream: str) -> int | None:
-        if stream not in self._sizes:
-            self._sizes[stream] = stream_size(self._draft.catalog, stream)
-        return self._sizes[stream]
 
 
 def _required_columns(app: Application, needed: Requirement) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ ignore unknown members; a change of meaning increases the number.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
@@ -148,24 +148,6 @@ class Task:
 
 
 T = TypeVar("T")
-V = TypeVar("V", bound=Hashable)
-
-
-def traverse(roots: Iterable[V], next_vertices: Callable[[V], Iterable[V]], visit: Callable[[V], object]) -> None:
-    """Visit every vertex reachable from `roots` once, depth first, parents before children.
-
-    Cycles are allowed, and the depth is not limited by Python's stack.
-    """
-    seen: set[V] = set()
-    for root in roots:
-        stack = [root]
-        while stack:
-            vertex = stack.pop()
-            if vertex in seen:
-                continue
-            seen.add(vertex)
-            visit(vertex)
-            stack.extend(reversed(list(next_vertices(vertex))))
 
 
 @validated_methods

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.operators.operator import BROADCAST, Exchange, StreamEdge
@@ -297,54 +298,35 @@ def render_text(plan: ExecutionPlan) -> str:
             lines.extend(["", title, *(_align([header, *rows]) if rows else ()), *more])
 
     section("Operators", (), (), _draw_graph(plan.operators))
+    edges = [edge if edge.partitioned_by else replace(edge, partitioner="-") for edge in plan.streams]
     section(
         "Streams",
         ("name", "role", "partitions", "by", "partitioner", "count from"),
-        [
-            (
-                edge.name,
-                edge.role,
-                "broadcast" if edge.partitions is None else str(edge.partitions),
-                ", ".join(edge.partitioned_by) or "-",
-                edge.partitioner if edge.partitioned_by else "-",
-                edge.count_from,
-            )
-            for edge in plan.streams
-        ],
+        _cells(edges, "name role partitions partitioned_by partitioner count_from"),
     )
     joins, states = (
-        [
-            (group.join, str(group.partitions), ", ".join(group.partitioned_by), ", ".join(group.streams))
-            for group in plan.join_groups
-            if (group.dataset is None) == is_state
-        ]
+        _cells([group for group in plan.join_groups if (group.dataset is None) == is_state], _JOIN_GROUP)
         for is_state in (False, True)
     )
     fed = [f"  {one.dataset} ({one.partitions}) is fed by {', '.join(one.streams)}" for one in plan.fed if joins]
     section("Joins that need no exchange on the dataset's side", ("join", "partitions", "by", "streams"), joins, fed)
     section("Stream joins and windows, whose state needs no exchange", ("at", "partitions", "by", "streams"), states)
+    exchanges = [
+        replace(item, operator=f"{item.operator}, input {item.input + 1}") if item.input else item
+        for item in plan.exchanges
+    ]
     section(
         "Exchanges",
         ("at", "reason", "partitions", "by", "why"),
-        [
-            (
-                f"{item.operator}, input {item.input + 1}" if item.input else item.operator,
-                item.reason,
-                str(item.partitions),
-                ", ".join(item.partitioned_by) or "-",
-                item.why,
-            )
-            for item in plan.exchanges
-        ],
+        _cells(exchanges, "operator reason partitions partitioned_by why"),
     )
     section(
         "Tables",
         ("at", "table", "order", "why"),
-        [(item.operator, item.table, item.order, item.why) for item in plan.tables],
+        _cells(plan.tables, "operator table order why"),
         [f"  A replay leaves {item.table} {item.replay}." for item in plan.tables],
     )
-    calls = [(item.operator, item.kind, item.of, item.guarantee) for item in plan.calls]
-    section("Calls", ("at", "what", "of", "guarantee"), calls)
+    section("Calls", ("at", "what", "of", "guarantee"), _cells(plan.calls, "operator kind of guarantee"))
     written = [f"  local table {item.table}, written at {', '.join(item.sends)}. {item.replay}" for item in plan.state]
     section("State", (), (), written)
     section(
@@ -379,6 +361,18 @@ def render_text(plan: ExecutionPlan) -> str:
     lines += ["", "Tasks", *_describe_tasks(plan.tasks)]
     section("Notes", (), (), [f"  - {note}" for note in plan.notes])
     return "\n".join(lines) + "\n"
+
+
+_JOIN_GROUP = "join partitions partitioned_by streams"
+
+
+def _cells(items: Iterable[object], names: str) -> list[list[str]]:
+    """Return the members of these names of each item as text; only a broadcast dataset has no partitions."""
+
+    def text(value: object) -> str:
+        return ", ".join(value) or "-" if isinstance(value, tuple) else "broadcast" if value is None else str(value)
+
+    return [[text(getattr(item, name)) for name in names.split()] for item in items]
 
 
 def _draw_graph(operators: Sequence[PlannedOperator]) -> list[str]:

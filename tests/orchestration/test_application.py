@@ -16,7 +16,6 @@ from dagster_adjunct.orchestration.operators.records import Filter, Map, Partiti
 from dagster_adjunct.orchestration.operators.remote_tables import TableSend
 from dagster_adjunct.orchestration.operators.table_updates import SendToDataset, SendToTable
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate
-from dagster_adjunct.orchestration.planner.plan import traverse
 from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -211,19 +210,6 @@ def test_empty_or_mixed_operators_are_refused(app):
     refused(lambda: flights.send_to(app.output_stream("lake.y", partitions=2), on_null_key="skip"), ConfigurationError)
     refused(lambda: Application("a", intermediate_partitions=0), ConfigurationError, "is 0")
     refused(lambda: Application("a", max_batch_records=0), ConfigurationError, "is 0")
-
-
-def test_traverse_visits_each_vertex_once_and_survives_cycles():
-    edges = {"a": ["b", "c"], "b": ["d"], "c": ["d"], "d": ["a"]}
-    seen: list[str] = []
-    traverse(["a", "d"], lambda vertex: edges[vertex], seen.append)
-    assert seen == ["a", "b", "d", "c"]
-
-
-def test_traverse_is_not_limited_by_the_stack():
-    seen: list[int] = []
-    traverse([0], lambda n: [n + 1] if n < 50_000 else [], seen.append)
-    assert len(seen) == 50_001
 
 
 def test_what_is_passed_in_place_of_a_table_is_told_how_to_become_one(app: Application) -> None:

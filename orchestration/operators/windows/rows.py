@@ -5,13 +5,13 @@ Users' functions get all records of a window, which are stored for them, and are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from itertools import chain
 from operator import and_
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME
 from dagster_adjunct.orchestration.operators.event_time import (
@@ -428,13 +428,9 @@ def call_window_functions(operator: str, records: DataFrame, windows: Windows, s
     schema = Schema.of(columns | {name: function.returns for name, function in functions})
     given = tuple(name for name in stored_record_schema(windows).names if name not in RECORD_COLUMNS)
     call = WindowFunctionCall(operator, functions, key, given, schema, sensitive)
-    return apply_in_arrow(records, key, _task(operator, call), cast("StructType", StructType.fromDDL(schema.ddl())))
-
-
-def _task(operator: str, call: Callable[[pa.Table], pa.Table]) -> Callable[[Any], Any]:
-    shipped = pickle_function(operator, call)
+    shipped = pickle_function(operator, functions[0][1].function, call)
 
     def task(records: pa.Table) -> pa.Table:
         return next(encode_task_errors(map(shipped.here(), [records])))
 
-    return task
+    return apply_in_arrow(records, key, task, cast("StructType", StructType.fromDDL(schema.ddl())))

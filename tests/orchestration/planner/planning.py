@@ -6,7 +6,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import Exchange
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, traverse
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 
 
 def catalog(*streams: StreamFacts, **partitions: int) -> dict[str, StreamFacts]:
@@ -51,7 +51,11 @@ def streams_of_join(plan: ExecutionPlan, join: str) -> tuple[str, ...]:
             reached.add((vertex, True))
         return here + list(feeding.get(vertex, ()))
 
-    traverse([join], before, lambda vertex: None)
+    waiting, seen = [join], {join}
+    for vertex in waiting:  # which grows
+        after = [source for source in before(vertex) if source not in seen]
+        seen.update(after)
+        waiting += after
     dataset = next((group.dataset for group in plan.join_groups if group.join == join), None)
     return tuple(
         edge.name
