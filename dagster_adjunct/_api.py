@@ -17,11 +17,11 @@ from dagster_adjunct.assets.versions.reports import StageEvent as StageEvent
 from dagster_adjunct.assets.versions.version import VersionRef as VersionRef
 from dagster_adjunct.orchestration.application.application import Application as Application
 from dagster_adjunct.orchestration.application.message_stream import MessageStream as MessageStream
-from dagster_adjunct.orchestration.application.message_stream import update_message as update_message
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState as ApplicationState
 from dagster_adjunct.orchestration.batch_log.batch_log import application_state as application_state
 from dagster_adjunct.orchestration.batch_log.batch_log import served_versions as served_versions
 from dagster_adjunct.orchestration.operators.remote_tables import SinkContext as SinkContext
+from dagster_adjunct.orchestration.operators.table_updates import update_message as update_message
 from dagster_adjunct.orchestration.planner.planner import plan_application as plan_application
 from dagster_adjunct.orchestration.planner.planner import systems_for as systems_for
 from dagster_adjunct.orchestration.step.progress import StepEvent as StepEvent

@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.application.graph import (
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.operators.asof_join import AsOfJoin, check_as_of
-from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey, validate_column_names
+from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey
 from dagster_adjunct.orchestration.operators.event_time import build_late_records
 from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map, validate_record_function
 from dagster_adjunct.orchestration.operators.inputs import Broadcast, check_task_column
@@ -50,21 +50,15 @@ from dagster_adjunct.orchestration.operators.table_updates import (
     SendToDataset,
     SendToTable,
     build_update,
-    check_key_unchanged,
-    default_expression,
-    parse_pairs,
-    struct_expression,
 )
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregation
 from dagster_adjunct.orchestration.operators.windows.kinds import Kind
 from dagster_adjunct.orchestration.operators.windows.window import Results, build_window
 from dagster_adjunct.resources.common import check_name, check_whole_number
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.schemas.column_sql import quote_name
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.tables.arrow import UPDATE
 from dagster_adjunct.resources.tables.operation import UpdateContract
-from dagster_adjunct.resources.validation import validated, validated_methods
+from dagster_adjunct.resources.validation import validated_methods
 
 
 def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
@@ -546,29 +540,3 @@ class MessageStream:
             check_same_application(self.graph, stream, stream.operator)
         inputs = (self.operator, *(stream.operator for stream in others))
         return MessageStream(self.graph, self.graph.add(spec, inputs, name))
-
-
-@validated
-def update_message(
-    *, key: str | Sequence[str], update: Expressions, default: Expressions | None = None
-) -> tuple[str, ...]:
-    """Return what `map` takes to turn records into (key, UpdateMessage(update, default)).
-
-    `key` names the table's key columns, which the records must have. `update` is what each message sets: {table column:
-    Spark SQL expression}, or a list of columns that keep their names. `default` is the record inserted where none
-    exists, before the update is applied; it includes the key automatically. `default=[]` is a plain upsert: the first
-    record is what the update sets.
-
-        stream.map(*update_message(key="tailnum", update={"last_dest": "dest"}, default=["model", "seats"]))
-             .send_to(aircraft, UpdateContract.UPDATE_WITH_DEFAULTS)
-    """
-    keys = validate_column_names("update_message: key=", key)
-    if not keys:
-        raise ConfigurationError(
-            "update_message() has no key.", "Pass the table's key columns as key=.", argument="key"
-        )
-    pairs = parse_pairs("update_message: update=", update)
-    first = None if default is None else parse_pairs("update_message: default=", default, empty=True)
-    check_key_unchanged("update_message: update=", keys, pairs)
-    check_key_unchanged("update_message: default=", keys, first or ())
-    return (*(quote_name(name) for name in keys), f"{struct_expression(pairs)} as {UPDATE}", *default_expression(first))

@@ -50,6 +50,7 @@ from dagster_adjunct.resources.sql.types import expression_type
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.layers import Capabilities
 from dagster_adjunct.resources.tables.operation import UpdateContract
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -170,6 +171,32 @@ def check_key_unchanged(what: str, key: Sequence[str], pairs: Pairs) -> None:
             )
             step = f"Leave {name!r} out: the key is always part of the record. For another key, compute it before."
             raise ConfigurationError(problem, step, argument=what.rpartition(" ")[2].rstrip("="), column=name)
+
+
+@validated
+def update_message(
+    *, key: str | Sequence[str], update: Expressions, default: Expressions | None = None
+) -> tuple[str, ...]:
+    """Return what `map` takes to turn records into (key, UpdateMessage(update, default)).
+
+    `key` names the table's key columns, which the records must have. `update` is what each message sets: {table column:
+    Spark SQL expression}, or a list of columns that keep their names. `default` is the record inserted where none
+    exists, before the update is applied; it includes the key automatically. `default=[]` is a plain upsert: the first
+    record is what the update sets.
+
+        stream.map(*update_message(key="tailnum", update={"last_dest": "dest"}, default=["model", "seats"]))
+             .send_to(aircraft, UpdateContract.UPDATE_WITH_DEFAULTS)
+    """
+    keys = validate_column_names("update_message: key=", key)
+    if not keys:
+        raise ConfigurationError(
+            "update_message() has no key.", "Pass the table's key columns as key=.", argument="key"
+        )
+    pairs = parse_pairs("update_message: update=", update)
+    first = None if default is None else parse_pairs("update_message: default=", default, empty=True)
+    check_key_unchanged("update_message: update=", keys, pairs)
+    check_key_unchanged("update_message: default=", keys, first or ())
+    return (*(quote_name(name) for name in keys), f"{struct_expression(pairs)} as {UPDATE}", *default_expression(first))
 
 
 _WIDENS_TO = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}

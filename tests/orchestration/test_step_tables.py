@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.message_stream import update_message
+from dagster_adjunct.orchestration.operators.table_updates import update_message
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import (
     AdjunctError,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.message_stream import update_message
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.operators.table_updates import update_message
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
