@@ -6,7 +6,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
 from types import CodeType
@@ -21,7 +21,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     list_hidden_columns,
 )
 from dagster_adjunct.orchestration.operators.operator import Operator
-from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.orchestration.operators.stream_facts import LineageNode, Sources
 from dagster_adjunct.resources.common import CodeLine, split_stream_name
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -251,10 +251,21 @@ def sensitive_columns(context: StepContext, operator: str, columns: Iterable[str
     return frozenset(
         name
         for name in columns
-        if name.lower() in names
-        or not sources.get(name)
-        or any((node, column.lower()) in sensitive for node, column in sources[name])
+        if name.lower() in names or _may_be_sensitive(context, sensitive, sources.get(name, ()))
     )
+
+
+def _may_be_sensitive(context: StepContext, sensitive: Collection[tuple[LineageNode, str]], sources: Sources) -> bool:
+    """Whether a column of these sources may hold sensitive values; those of an output hold what is sent to it."""
+    app, plan = context.app, context.plan
+    sent = [
+        operator.spec.written(plan.columns[operator.inputs[0]]).sources.get(column, ())
+        for node, column in sources
+        for operator in app.operators
+        if operator.spec.role == "output" and operator.spec.target(app) == node
+    ]
+    known = not sources or any((node, column.lower()) in sensitive for node, column in sources)
+    return known or any(_may_be_sensitive(context, sensitive, those) for those in sent)
 
 
 def list_sensitive_columns(app: Application, systems: Mapping[str, StreamSystem]) -> frozenset[tuple[LineageNode, str]]:

@@ -205,6 +205,22 @@ def test_no_failure_quotes_what_an_operators_own_schema_marks_as_sensitive() -> 
     assert sensitive_columns(context, "input-1", ["tailnum", "miles"]) == frozenset()
 
 
+def test_no_failure_quotes_a_sensitive_column_that_was_renamed_and_sent_to_an_output() -> None:
+    app = Application("app")
+    answers = Schema.of(ssn="string", rank="int").with_sensitive("ssn")
+    asked = app.input_stream("lake.old").apply(Asked("miles", 2, (answers,)))
+    renamed = asked.map("tailnum", "ssn as id", "rank", "upper(id) as shout")
+    renamed.send_to(app.output_stream("lake.out", partitions=2, key="tailnum")).filter("rank > 1")
+    context: Any = SimpleNamespace(
+        app=app,
+        plan=build_plan(app, catalog(FACTS[0])),
+        sensitive={(LineageNode("sink", "somebody"), "ssn")},
+    )
+    columns = ["tailnum", "id", "rank", "shout"]
+    for operator in ("map-3", "send-to-4", "filter-5"):
+        assert sensitive_columns(context, operator, columns) == {"id", "shout"}
+
+
 @dataclass(frozen=True, slots=True)
 class Timed(Sample):
     """Records that are looked up in a dataset as it was at the time in their `column`."""
