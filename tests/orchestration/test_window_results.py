@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
 from dagster_adjunct.orchestration.operators.event_time import (
     DELETED,
@@ -106,6 +107,7 @@ class Batches:
         self.states: list[State] = []
         self.late: list[Any] = []
         self.marks = Watermarks(None, None)
+        self.app = Application("app")
 
     def begin(self, after: dt.datetime | None) -> None:
         self.number += 1
