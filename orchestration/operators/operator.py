@@ -304,11 +304,6 @@ class Operator:
     def kind(self) -> str:
         return self.spec.kind
 
-    @property
-    def begins_stream(self) -> bool:
-        """Whether a stream with partitions of its own begins here."""
-        return self.spec.role is not None
-
 
 Role = Literal["input", "broadcast-input", "broadcast", "output", "intermediate", "side-input", "local-table"]
 Reason = Literal["partition_by", "broadcast", "auto_repartition", "output", "remote table", "dataset", "local table"]

@@ -102,7 +102,7 @@ def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> di
     votes: dict[str, Counter[int]] = {}
     joined: set[str] = set()  # operators whose records were joined with a partitioned dataset since their stream began
     for operator in app.operators:
-        if operator.begins_stream:
+        if operator.spec.role is not None:
             if operator.spec.role == "intermediate":
                 votes[operator.id] = Counter()
             continue

@@ -33,7 +33,7 @@ class EqualCounts:
     def __init__(self, counts: Mapping[str, int | None]) -> None:
         self._parent = {node: node for node in counts}
         self._count = dict(counts)
-        self._inputs: dict[str, Sequence[str]] = {}
+        self._merged: dict[str, list[str]] = {}
 
     def add(self, node: str, count: int | None) -> None:
         """Add a stream."""
@@ -41,7 +41,7 @@ class EqualCounts:
 
     def note(self, operator: str, streams: Sequence[str]) -> None:
         """Record the input streams of an operator that may merge them."""
-        self._inputs[operator] = streams
+        self._merged[operator] = list(dict.fromkeys(leaf for stream in streams for leaf in self._leaves(stream)))
 
     def most(self, nodes: Iterable[str]) -> int | None:
         """Return the most frequent count, the earliest on a tie; None where all are open."""
@@ -72,16 +72,7 @@ class EqualCounts:
 
     def _leaves(self, node: str) -> list[str]:
         """Return the streams that `node` merges, or itself if it is a stream."""
-        leaves: dict[str, None] = {}
-        waiting, seen = [node], set()
-        while waiting:
-            node = waiting.pop()
-            if node in self._parent:
-                leaves[node] = None
-            elif node not in seen:
-                seen.add(node)
-                waiting.extend(self._inputs[node])
-        return list(leaves)
+        return [node] if node in self._parent else self._merged[node]
 
     def _root(self, node: str) -> str:
         while self._parent[node] != node:
@@ -211,7 +202,7 @@ def declared_counts(app: Application, catalog: Catalog) -> dict[str, int | None]
     """Return the declared count of every stream and dataset of an application, None where it is open."""
     counts: dict[str, int | None] = {}
     for operator in app.operators:
-        if operator.begins_stream:
+        if operator.spec.role is not None:
             context = PlanContext(operator.id, app, catalog)
             counts[operator.id] = operator.spec.declared_partitions(context)
     for dataset in app.datasets:

@@ -102,7 +102,7 @@ def brute_force(app: Application):
     operators = {operator.id: operator for operator in app.operators}
 
     def begin(operator):
-        return operator if operator.begins_stream else begin(operators[operator.inputs[0]])
+        return operator if operator.spec.role is not None else begin(operators[operator.inputs[0]])
 
     def lies_by(operator):
         spec = operator.spec
