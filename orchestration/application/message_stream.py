@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Any
 
 from pydantic import SkipValidation
 
@@ -94,40 +95,34 @@ _DECLARING_CALLS = {
 }
 
 
-def undeclared_error(passed: object, where: str, expected: str, application: str) -> PlanningError:
-    """Return the error for passing anything other than a declared `expected`."""
-    problem = f"which application {application!r} has not declared: expected a declared {expected}."
-    calls = f"Pass what {_DECLARING_CALLS[expected]} returned."
+def check_declared(graph: OperatorGraph, passed: Any, kinds: Any, where: str, what: str) -> None:
+    """Raise PlanningError unless the application of `graph` has declared what is passed, a `what` of these classes."""
+    if isinstance(passed, kinds):
+        check_same_application(graph, passed, passed.name)
+        return
+    calls = f"Pass what {_DECLARING_CALLS[what]} returned."
     operator = getattr(passed, "operator", None)
     if operator is None:
-        return PlanningError(
-            f"{where} got {getattr(passed, 'name', None) or passed!r}, {problem}", calls, application=application
+        found = f"{where} got {getattr(passed, 'name', None) or passed!r}"
+        problem = f"{found}, which application {graph.name!r} has not declared: expected a declared {what}."
+        raise PlanningError(problem, calls, application=graph.name)
+    problem = f"{where} got the records of {operator}: expected a declared {what}."
+    if what == "dataset or remote table":
+        calls = (
+            "join() takes tables. Join two streams with join_stream(other, on=…, within=…, name=…); or follow the "
+            "other one as a table, app.table(unbounded_dataset(…)), or combine the records of both with merge()."
         )
-    joined = expected == "dataset or remote table"
-    return PlanningError(
-        f"{where} got the records of {operator}: expected a declared {expected}.",
-        "join() takes tables. Join two streams with join_stream(other, on=…, within=…, name=…); or follow the other "
-        "one as a table, app.table(unbounded_dataset(…)), or combine the records of both with merge()."
-        if joined
-        else calls,
-        application=application,
-        operator=operator,
-    )
+    raise PlanningError(problem, calls, application=graph.name, operator=operator)
 
 
-def check_same_application(
-    graph: OperatorGraph, target: DatasetHandle | RemoteTableHandle | OutputStream | MessageStream, name: str
-) -> None:
+def check_same_application(graph: OperatorGraph, target: Any, name: str) -> None:
     """Raise PlanningError where `target`, called `name`, belongs to another application than `graph`."""
-    if target.graph is graph:
-        return
-    raise PlanningError(
-        f"{name!r} was declared by application {target.graph.name!r}, and is used by {graph.name!r}.",
-        "Declare it with this application's table(), local_table() or output_stream()."
-        if getattr(target, "operator", None) is None
-        else "Declare it with this application, too: an input in both is app.input_stream(…) of each.",
-        application=graph.name,
-    )
+    if target.graph is not graph:
+        problem = f"{name!r} was declared by application {target.graph.name!r}, and is used by {graph.name!r}."
+        step = "Declare it with this application's table(), local_table() or output_stream()."
+        if isinstance(target, MessageStream):
+            step = "Declare it with this application, too: an input in both is app.input_stream(…) of each."
+        raise PlanningError(problem, step, application=graph.name)
 
 
 @validated_methods
@@ -253,9 +248,8 @@ class MessageStream:
         A remote table is asked once for each key of a batch. `select` may give types of columns that the table does not
         declare, {"seats": "int"}; `args` are passed to the table's function.
         """
-        if not isinstance(table, DatasetHandle | RemoteTableHandle):
-            raise undeclared_error(table, f"join after {self.operator}", "dataset or remote table", self.graph.name)
-        check_same_application(self.graph, table, table.name)
+        kinds = (DatasetHandle, RemoteTableHandle)
+        check_declared(self.graph, table, kinds, f"join after {self.operator}", "dataset or remote table")
         operator = self.graph.next_id(Join.kind, name or table.name)
         if name is not None:
             self.graph.check_join_name(name, operator)
@@ -395,6 +389,8 @@ class MessageStream:
         records that match the Spark SQL condition `deleted`, delete the entry of their key. `on_null_key` works as for
         remote tables.
         """
+        kinds = (OutputStream, RemoteTableHandle, DatasetHandle)
+        check_declared(self.graph, target, kinds, f"send_to after {self.operator}", "output stream or table")
         local = isinstance(target, DatasetHandle) and target.dataset.is_local
         if deleted is not None and not local:
             problem = f"send_to after {self.operator}: deleted is for local tables only."
@@ -403,7 +399,8 @@ class MessageStream:
             send = TableSend(target.name, contract, on_null_key, None, tuple(args), marks_as=marks_as)
             return self._send_to_table("send_to", target, send, dead_letters, at_most)
         if isinstance(target, DatasetHandle) and local and not (contract or dead_letters or args or marks_as):
-            return self._send_to_local(target, deleted, on_null_key)
+            spec = build_send_to_local(self.graph.name, self.operator, target.dataset, deleted, on_null_key)
+            return self.apply(spec, name=target.name)
         skips = on_null_key != "fail" and not local
         given = {"contract": contract, "on_null_key": skips, "dead_letters": dead_letters, "args": args}
         given |= {"marks_as": marks_as}
@@ -412,9 +409,6 @@ class MessageStream:
             raise ConfigurationError(problem, "Leave it out.", argument=unfit[0])
         if isinstance(target, DatasetHandle):
             return self._send_to_dataset(target)
-        if not isinstance(target, OutputStream):
-            raise undeclared_error(target, f"send_to after {self.operator}", "output stream or table", self.graph.name)
-        check_same_application(self.graph, target, target.name)
         self._refuse_second_writer(target)
         return self.apply(SendToStream(target.name))
 
@@ -443,13 +437,10 @@ class MessageStream:
 
             flights.update(planes, set={"last_dest": "dest"}, add={"flights": "1"}, if_missing={"flights": "0"})
         """
-        if not isinstance(table, RemoteTableHandle):
-            if isinstance(table, DatasetHandle | OutputStream):
-                problem = (
-                    f"update after {self.operator}: {table.name!r} is not a remote table; only these take updates."
-                )
-                raise PlanningError(problem, "Send whole records to it with send_to().", operator=self.operator)
-            raise undeclared_error(table, f"update after {self.operator}", "remote table", self.graph.name)
+        if isinstance(table, DatasetHandle | OutputStream):
+            problem = f"update after {self.operator}: {table.name!r} is not a remote table; only these take updates."
+            raise PlanningError(problem, "Send whole records to it with send_to().", operator=self.operator)
+        check_declared(self.graph, table, RemoteTableHandle, f"update after {self.operator}", "remote table")
         what = f"update of {table.name} after {self.operator}"
         update = build_update(what, table.key, set, add, append, remove, if_missing)
         contract = UpdateContract.UPDATE_ONLY if if_missing is None else UpdateContract.UPDATE_WITH_DEFAULTS
@@ -486,17 +477,15 @@ class MessageStream:
             )
         bound = 100 if at_most is None else at_most
         check_whole_number(bound, what, "1 or more", argument="at_most")
-        check_same_application(self.graph, target, target.name)
+        if dead_letters is not None:
+            where = f"{method}(dead_letters=) after {self.operator}"
+            check_declared(self.graph, dead_letters, OutputStream, where, "output stream")
+            self._refuse_second_writer(dead_letters)
         if send.marks_as is not None:
             check_name("marks", send.marks_as)
         letters = None if dead_letters is None else bound
         sent = self.apply(SendToTable(replace(send, dead_letters=letters)), name=target.name)
         if dead_letters is not None:
-            if not isinstance(dead_letters, OutputStream):
-                where = f"{method}(dead_letters=) after {self.operator}"
-                raise undeclared_error(dead_letters, where, "output stream", self.graph.name)
-            check_same_application(self.graph, dead_letters, dead_letters.name)
-            self._refuse_second_writer(dead_letters)
             sent.apply(SendDeadLetters(dead_letters.name, bound), name=target.name)
         return sent
 
@@ -507,13 +496,7 @@ class MessageStream:
             step = "Continue with the stream that the first send_to() returned, or declare another output stream."
             raise PlanningError(problem, step, stream=target.name, operator=self.operator)
 
-    def _send_to_local(self, target: DatasetHandle, deleted: str | None, on_null_key: OnNullKey) -> MessageStream:
-        check_same_application(self.graph, target, target.name)
-        spec = build_send_to_local(self.graph.name, self.operator, target.dataset, deleted, on_null_key)
-        return self.apply(spec, name=target.name)
-
     def _send_to_dataset(self, target: DatasetHandle) -> MessageStream:
-        check_same_application(self.graph, target, target.name)
         if target.dataset.stream is None:
             problem = (
                 f"send_to after {self.operator}: dataset {target.name!r} is built from {target.dataset.input}, not "

@@ -138,11 +138,6 @@ def check_added_names(operator: str, columns: Names, added: list[str], other: st
     check_new_names(operator, added, "Rename one with 'column as name'.")
 
 
-def types_by_name(schema: Schema) -> dict[str, str | None]:
-    """Return the types of a schema's columns by name."""
-    return {field.name: field.type for field in schema.fields}
-
-
 DataFrameFunction: TypeAlias = Callable[["DataFrame"], "DataFrame"]
 OnNullKey = Literal["fail", "skip"]
 _PARTITIONS = 100_000
