@@ -319,7 +319,7 @@ class Application:
         """Reject an input stream that this application writes: its records would loop forever."""
         if stream in self._outputs:
             raise self._graph.loop(stream, "an output stream")
-        if any(self._graph.writer_of(dataset.name) for dataset in self._followed.get(stream, ())):
+        if any(dataset.name in self._graph.writers for dataset in self._followed.get(stream, ())):
             raise self._graph.loop(stream, "fed to a dataset")
 
     def _refuse_two_ways(self, stream: str | None) -> None:

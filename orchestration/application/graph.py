@@ -121,7 +121,7 @@ class OperatorGraph:
         self.name = name
         self.operators: dict[str, Operator] = {}
         self._read: set[str] = set()
-        self._writers: dict[str, str] = {}
+        self.writers: dict[str, str] = {}
         self._joins: dict[str, str] = {}
         self._states: dict[str, str] = {}
 
@@ -152,7 +152,7 @@ class OperatorGraph:
         if spec.reads is not None:
             self._read.add(spec.reads)
         if spec.writes is not None:
-            self._writers.setdefault(spec.writes, operator.id)
+            self.writers.setdefault(spec.writes, operator.id)
         if spec.match is not None and name:
             self._joins.setdefault(name, operator.id)
         return operator.id
@@ -163,10 +163,6 @@ class OperatorGraph:
         if name in self._joins:
             problem = f"two joins are called {name!r}: {self._joins[name]} and {operator}."
             raise PlanningError(problem, "Give one another name=.", operator=operator)
-
-    def writer_of(self, output: str) -> str | None:
-        """Return the id of the first operator that writes to this output, if one does."""
-        return self._writers.get(output)
 
     def refuse_writing(self, stream: str, what: str) -> None:
         """Raise PlanningError for a stream that the application also reads: its records would loop forever."""

@@ -490,7 +490,7 @@ class MessageStream:
         return sent
 
     def _refuse_second_writer(self, target: OutputStream) -> None:
-        writer = self.graph.writer_of(target.name)
+        writer = self.graph.writers.get(target.name)
         if writer is not None:
             problem = f"output stream {target.name!r} is used twice: by {writer} and after {self.operator}."
             step = "Continue with the stream that the first send_to() returned, or declare another output stream."
