@@ -168,11 +168,6 @@ class Spec(ABC):
         return None
 
     @property
-    def adds(self) -> bool:
-        """Whether its writes to a table add to existing values, so that repeating them changes the result."""
-        return False
-
-    @property
     def feeds(self) -> str | None:
         """The declared dataset that its records are written to, or None."""
         return None

@@ -509,10 +509,6 @@ class SendToTable(PassThroughSpec):
     def _update(self) -> Update:
         return self.send.update or Update()
 
-    @property
-    def adds(self) -> bool:
-        return bool(self._update.add or self._update.append)
-
     def target(self, app: Application) -> LineageNode:
         return LineageNode("table", self.send.table)
 

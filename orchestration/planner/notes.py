@@ -352,7 +352,7 @@ def _plan_table(operator: Operator, table: AnyTable, before: _Origin, sent: _Sen
         if changed is not None and not changed.set:
             harm = "an older record may append, or add to JSON, after a newer one"
         mends = _suggest_order(sent, by_key=before.partitions > 0)
-    replay = describe_replay(order, newest_by, idempotent, skips, operator.spec.adds)
+    replay = describe_replay(order, newest_by, idempotent, skips, changed is not None and changed.adds)
     names = tuple(sorted(before.streams))
     return PlannedTable(operator.id, table.name, order, reason, replay, names, harm=harm, mends=mends)
 
