@@ -37,7 +37,6 @@ class Broadcast(PassThroughSpec):
     """All records once per task, with the task's number in the column `task`."""
 
     kind: ClassVar[str] = "broadcast"
-    count_from: ClassVar[str] = "one for each task"
     role: ClassVar[Role] = "broadcast"
     stream: str
     task: str
@@ -50,6 +49,9 @@ class Broadcast(PassThroughSpec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return Flow(context.operator, (self.task,), TASK_NUMBER)
+
+    def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
+        return None, "one for each task"
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         return copy_for_each_task(frames[0], self.task, batch.tasks)
@@ -96,7 +98,6 @@ class Input(Spec):
     """
 
     kind: ClassVar[str] = "input"
-    count_from: ClassVar[str] = "input"
     stream: str
     default_offset: DefaultOffset | None = None
     reset_offset: bool = False
@@ -138,10 +139,10 @@ class Input(Spec):
         facts = require_facts(context.catalog, self.stream, context.operator)
         return Flow(context.operator, facts.key, facts.partitioner if facts.key else UNKNOWN)
 
-    def declared_partitions(self, context: PlanContext) -> int | None:
+    def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
         # A broadcast input has a partition per task, which other streams decide: see `add_broadcast_counts`.
         facts = require_facts(context.catalog, self.stream, context.operator)
-        return facts.partitions if self.broadcast is None else None
+        return facts.partitions if self.broadcast is None else None, "input"
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         records = batch.read(self.stream)

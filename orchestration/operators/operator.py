@@ -132,11 +132,6 @@ class Spec(ABC):
     """The name of the stream that begins here; only of operators with a role."""
 
     @property
-    def count_from(self) -> str:
-        """Where the partition count of the stream that begins here comes from; "" where it is inferred."""
-        return ""
-
-    @property
     def sql(self) -> Sequence[str]:
         """The user's Spark SQL expressions."""
         return ()
@@ -253,9 +248,9 @@ class Spec(ABC):
         """Return the table's columns that it changes, given those of its input; None for all, or if unknown."""
         return None
 
-    def declared_partitions(self, context: PlanContext) -> int | None:
-        """Return the declared partition count of the stream that begins here, None where it is open."""
-        return None
+    def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
+        """Return the declared partition count of the stream that begins here, None where it is open, and its origin."""
+        return None, ""
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         """Return the exchange that writing needs; None where the records are partitioned right, in `partitions`."""

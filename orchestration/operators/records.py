@@ -324,12 +324,8 @@ class PartitionBy(PassThroughSpec):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return Flow(context.operator, self.columns, SPARK)
 
-    def declared_partitions(self, context: PlanContext) -> int | None:
-        return self.partitions
-
-    @property
-    def count_from(self) -> str:
-        return "" if self.partitions is None else f"partition_by(partitions={self.partitions})"
+    def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
+        return self.partitions, "" if self.partitions is None else f"partition_by(partitions={self.partitions})"
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         partitions = batch.partitions_at(operator)

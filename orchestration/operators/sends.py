@@ -97,7 +97,6 @@ class OutputStreamSpec(Spec):
 
     __slots__ = ()
     role: ClassVar[Role] = "output"
-    count_from: ClassVar[str] = "output"
 
     @property
     def writes(self) -> str:
@@ -133,8 +132,8 @@ class OutputStreamSpec(Spec):
         partitioner = output_partitioner(context.catalog, output.name) if output.key else UNKNOWN
         return Flow(context.operator, output.key, partitioner)
 
-    def declared_partitions(self, context: PlanContext) -> int:
-        return context.app.outputs[self.stream].partitions
+    def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
+        return context.app.outputs[self.stream].partitions, "output"
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         output = context.app.outputs[self.stream]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from dagster_adjunct.orchestration.operators.columns import Names, Types, validate_partition_count
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.expression import NILADIC, Expression
 from dagster_adjunct.resources.sql.parser import parse_expression
@@ -163,15 +163,7 @@ class StreamFacts:
     size: int | None = None
 
     def __post_init__(self) -> None:
-        if validate_partition_count(f"partitions of stream {self.name!r}", self.partitions) is None:
-            raise ConfigurationError(
-                f"stream {self.name!r} has no partition count.", "Pass partitions=.", stream=self.name
-            )
-
-    @property
-    def columns(self) -> tuple[str, ...] | None:
-        """The names of the record's columns."""
-        return None if self.schema is None else self.schema.names
+        validate_partition_count(f"partitions of stream {self.name!r}", self.partitions)
 
 
 Catalog: TypeAlias = Mapping[str, StreamFacts]

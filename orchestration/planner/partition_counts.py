@@ -204,7 +204,7 @@ def declared_counts(app: Application, catalog: Catalog) -> dict[str, int | None]
     for operator in app.operators:
         if operator.spec.role is not None:
             context = PlanContext(operator.id, app, catalog)
-            counts[operator.id] = operator.spec.declared_partitions(context)
+            counts[operator.id], _ = operator.spec.declared_count(context)
     for dataset in app.datasets:
         if dataset.partitions is not None:
             counts[dataset_node(dataset.name)] = dataset.partitions
@@ -331,12 +331,11 @@ def build_stream_edges(draft: Draft, default_from: str) -> dict[str, StreamEdge]
         spec, flow = operator.spec, draft.flows.after[operator.id]
         if spec.role is not None:
             count, by, partitioner = counts.partitions[flow.stream], flow.partitioned_by, flow.partitioner
+            _, origin = spec.declared_count(PlanContext(operator.id, app, catalog))
             if spec.role == "broadcast-input":  # the flow describes the copies that tasks get of it
                 facts = require_facts(catalog, spec.stream, operator.id)
                 count, by, partitioner = facts.partitions, facts.key, facts.partitioner
-            edges[operator.id] = StreamEdge(
-                spec.stream, spec.role, count, by, partitioner, spec.count_from, operator.id
-            )
+            edges[operator.id] = StreamEdge(spec.stream, spec.role, count, by, partitioner, origin, operator.id)
     for dataset in app.datasets:
         if dataset.stream is not None:
             require_facts(catalog, dataset.stream, f"dataset {dataset.name!r}")
