@@ -67,10 +67,11 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class SelectedColumn:
-    """A column to add, and its name in the joined record."""
+    """A column to add, its name in the joined record, and its type where a user gave one."""
 
     column: str
     name: str
+    type: str | None = None
 
 
 def check_match_rate(operator: str, rate: float | None) -> None:
@@ -110,6 +111,12 @@ def pair_key_columns(
         raise PlanningError(problem, "Name every column of the key in on=.", dataset=dataset, operator=operator)
     validate_column_names(f"{operator}: on=", list(by_column.values()))
     return tuple((by_column[part], part) for part in key)
+
+
+def require_keys(operator: str, on: Pairs, stream: Columns, other: str, key: Sequence[str]) -> None:
+    """Raise PlanningError if the stream certainly lacks a column that is compared with the `key` of `other`."""
+    step = f"Correct on=, or join before the column is dropped; the key of {other} is {', '.join(key)}."
+    require_columns(operator, "the stream", tuple(name for name, _ in on), stream.names, step)
 
 
 def describe_on(on: Pairs) -> str:
@@ -204,11 +211,7 @@ class Join(PassThroughSpec):
     def _join_columns(self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset) -> Columns:
         """Return the columns of joined records; raises PlanningError for missing and duplicate ones, and for keys of
         different types."""
-        require_columns(
-            operator, "the stream", tuple(name for name, _ in self.on), stream.names,
-            f"Correct on=, or join before the column is dropped; the key of dataset {dataset.name} is "
-            f"{', '.join(dataset.key)}.",
-        )  # fmt: skip
+        require_keys(operator, self.on, stream, f"dataset {dataset.name}", dataset.key)
         side = f"dataset {dataset.name} (input {dataset.input})"
         require_columns(
             operator, side, tuple(name for _, name in self.on), entries.names, "Correct the dataset's key=."
@@ -326,8 +329,7 @@ class LookupJoin(PassThroughSpec):
     """Records with the columns of their key's record in a remote table; records do not move.
 
     `on` has pairs (stream column, table column) in the order of the table's key. `select` None means all declared
-    columns of the table except its key, with `prefix` before their names. `types_given` has the types of columns that
-    the table does not declare.
+    columns of the table except its key, with `prefix` before their names.
     """
 
     kind: ClassVar[str] = "join"
@@ -335,7 +337,6 @@ class LookupJoin(PassThroughSpec):
     on: tuple[tuple[str, str], ...]
     how: How
     select: tuple[SelectedColumn, ...] | None
-    types_given: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
     args: tuple[object, ...] = ()
     min_match_rate: float | None = None
@@ -366,7 +367,7 @@ class LookupJoin(PassThroughSpec):
                 operator=operator,
             )
         chosen = select_columns(self.select, self.on, self.prefix, declared or ())
-        types = lookup_column_types(operator, table, tuple(item.column for item in chosen), dict(self.types_given))
+        types = lookup_column_types(operator, table, {item.column: item.type for item in chosen})
         answers = tuple(LookupColumn(item.column, item.name, types[item.column]) for item in chosen)
         return TableLookup(self.table, tuple(stream for stream, _ in self.on), answers, self.args)
 
@@ -380,28 +381,18 @@ class LookupJoin(PassThroughSpec):
             for own, entry in self.on
             if entry in declared
         )
-        return self._join_columns(context.operator, stream, table, self.lookup(context.operator, table))
-
-    def _join_columns(self, operator: str, stream: Columns, table: AnyTable, lookup: TableLookup) -> Columns:
-        """Return the columns of joined records; raises PlanningError for missing and duplicate ones, and for keys of
-        other types."""
-        require_columns(
-            operator, "the stream", lookup.keys, stream.names,
-            f"Correct on=, or join before the column is dropped; the key of table {self.table} is "
-            f"{', '.join(table.key)}.",
-        )  # fmt: skip
-        added = [answer.name for answer in lookup.answers]
-        check_added_names(operator, stream.names, added, f"table {self.table}", self.table)
-        check_lookup_key_types(operator, table, self.on, stream.types)
+        answers = self.lookup(context.operator, table).answers
+        require_keys(context.operator, self.on, stream, f"table {self.table}", table.key)
+        added = [answer.name for answer in answers]
+        check_added_names(context.operator, stream.names, added, f"table {self.table}", self.table)
+        check_lookup_key_types(context.operator, table, self.on, stream.types)
         node = LineageNode("table", self.table)
-        return stream.add({it.name: ColumnFacts(it.type, ((node, it.column),)) for it in lookup.answers})
+        return stream.add({it.name: ColumnFacts(it.type, ((node, it.column),)) for it in answers})
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
-        table = batch.app.tables[self.table]
-        lookup = self.lookup(operator, table)
-        self._join_columns(operator, Columns.of_frame(frame), table, lookup)
-        joined = batch.look_up(operator, frame, lookup)
+        self.check_frames(operator, frames, batch.app)
+        joined = batch.look_up(operator, frame, self.lookup(operator, batch.app.tables[self.table]))
         kept = joined.filter("__matched") if self.how == "inner" else joined
         return kept.drop("__matched")
 
@@ -421,8 +412,7 @@ def build_lookup_join(
     check_match_rate(operator, min_match_rate)
     pairs = pair_key_columns(operator, "table", table, key, on)
     chosen = parse_selection(operator, list(select) if isinstance(select, Mapping) else select, prefix)
-    types: dict[str, str] = {}
     if isinstance(select, Mapping):
-        for item, kind in zip(chosen or (), select.values(), strict=True):
-            types[item.column] = Field(item.column, kind).type
-    return LookupJoin(table, pairs, how, chosen, tuple(types.items()), prefix, tuple(args), min_match_rate)
+        kinds = zip(chosen or (), select.values(), strict=True)
+        chosen = tuple(replace(item, type=Field(item.column, kind).type) for item, kind in kinds)
+    return LookupJoin(table, pairs, how, chosen, prefix, tuple(args), min_match_rate)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -138,14 +138,11 @@ def check_stored_columns(operator: str, table: AnyTable, lookup: TableLookup, st
             raise PlanningError(problem, step, column=answer.column, operator=operator)
 
 
-def lookup_column_types(
-    operator: str, table: AnyTable, columns: tuple[str, ...], given: dict[str, str]
-) -> dict[str, str]:
-    """Return the Spark types of these columns of the table: from `given`, else from its function."""
+def lookup_column_types(operator: str, table: AnyTable, given: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the Spark types of these columns of the table: those `given`, else from its function."""
     declared = declared_column_types(table)
     types = {}
-    for column in columns:
-        type_given = given.get(column)
+    for column, type_given in given.items():
         if declared is not None and column not in declared:
             raise _no_column(operator, table, column, declared)
         type_declared = None if declared is None else to_spark_type(declared[column])
