@@ -283,15 +283,12 @@ class Window(PassThroughSpec):
                     step = f'Cast it before, for example .with_columns({column}="cast({column} as double)").'
                     raise PlanningError(problem, step, operator=operator, column=column)
 
-    def of_types(self, types: Mapping[str, str]) -> Windows:
-        """Return the windows over records whose columns have these types."""
-        own = {name: kind for name, kind in types.items() if not name.startswith("__")}
-        return Windows(self.windows, self.by, self.aggregates, self.allowed_lateness, own)
-
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         self.check_frames(operator, frames, batch.app)
-        windows, partitions = self.of_types(dict(frame.dtypes)), batch.partitions_at(operator)
+        types = {name: kind for name, kind in frame.dtypes if not name.startswith("__")}
+        windows = Windows(self.windows, self.by, self.aggregates, self.allowed_lateness, types)
+        partitions = batch.partitions_at(operator)
         counted = self._count(operator, frame, windows, batch)
         key, stored_for = (*self.by, START), self.summary() + windows.units
         spec = StateSpec(windows.schema, key, self.partition_by, partitions, EXPIRES, kept_for=stored_for)
