@@ -432,24 +432,28 @@ def note_unproven_columns(app: Application, columns: Mapping[str, Columns]) -> t
     return _join_note("Unproven; Spark checks it in a dry run before a batch", unproven)
 
 
+def iterate_dataset_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
+    """Yield what a text of SQL of a dataset belongs to, the text, and whether it is a SELECT: rules and projections."""
+    yield from ((f"validator {name!r}", text, is_select) for name, text, is_select in iterate_sql_rules(dataset))
+    if isinstance(dataset.extractor, Projection):
+        texts = (*dict(dataset.extractor.select).values(), dataset.extractor.where)
+        yield from (("the projection", text, False) for text in texts if text)
+
+
 def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...]:
     """Return a note on the SQL of datasets that can't be checked here; () if there is none."""
     unproven: list[str] = []
     for dataset in app.datasets:
-        records, projection = source_schema(dataset, catalog), dataset.extractor
-        rules = list(iterate_sql_rules(dataset))
-        for name, text, is_select in rules:
-            where = f"validator {name!r} of dataset {dataset.name!r}"
+        records, texts = source_schema(dataset, catalog), list(iterate_dataset_sql(dataset))
+        for what, text, is_select in texts:
+            where = f"{what} of dataset {dataset.name!r}"
             if is_select and (records is None or is_left_to_spark(text)):
                 unproven.append(f"{where}: {_shorten(text)} (a SELECT is left to Spark)")
             else:
                 unproven += _describe_unread(where, [text], is_select=is_select)
-        if isinstance(projection, Projection):
-            texts = [text for text in (*dict(projection.select).values(), projection.where) if text]
-            unproven += _describe_unread(f"the projection of dataset {dataset.name!r}", texts)
-        if records is None and (rules or isinstance(projection, Projection)):
+        if records is None and texts:
             unproven.append(f"the columns of dataset {dataset.name!r} ({dataset.input} declares none)")
-    return _join_note("Unproven; Spark checks it when the dataset advances", unproven)
+    return _join_note("Unproven; Spark checks it when the dataset advances", list(dict.fromkeys(unproven)))
 
 
 def _describe_unread(where: str, texts: Sequence[str], *, is_select: bool = False) -> list[str]:

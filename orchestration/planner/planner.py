@@ -13,9 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
-from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot
-from dagster_adjunct.assets.validation.validators import iterate_sql_rules
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import describe_partitions
 from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, StreamEdge
@@ -24,6 +22,7 @@ from dagster_adjunct.orchestration.planner.columns import (
     check_datasets,
     derive_columns,
     format_place,
+    iterate_dataset_sql,
     note_batch_windows,
     note_nondeterministic_results,
     note_unproven_columns,
@@ -308,10 +307,7 @@ def _iter_sql(app: Application) -> Iterator[tuple[str, bool, str, dict[str, str 
         facts = {"operator": operator.id, "declared_at": format_place(operator.declared_at)}
         yield from ((text, False, operator.id, facts) for text in operator.spec.sql)
     for dataset in app.datasets:
-        texts = [(f"validator {name!r}", text, is_select) for name, text, is_select in iterate_sql_rules(dataset)]
-        if isinstance(dataset.extractor, Projection):
-            projected = (*dict(dataset.extractor.select).values(), dataset.extractor.where)
-            texts += [("the projection", text, False) for text in projected if text]
+        texts = list(iterate_dataset_sql(dataset))
         if isinstance(dataset.input, QuerySource) and isinstance(dataset.input.query, str):
             query = dataset.input.query.replace("{version}", "''").replace("{partition}", "''")
             texts.append(("the query", query, True))
