@@ -163,7 +163,7 @@ class StreamFacts:
     size: int | None = None
 
     def __post_init__(self) -> None:
-        validate_partition_count(f"partitions of stream {self.name!r}", self.partitions)
+        validate_partition_count(f"partitions of stream {self.name!r}", self.partitions or 0)
 
 
 Catalog: TypeAlias = Mapping[str, StreamFacts]
