@@ -444,16 +444,18 @@ def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...
     """Return a note on the SQL of datasets that can't be checked here; () if there is none."""
     unproven: list[str] = []
     for dataset in app.datasets:
-        records, texts = source_schema(dataset, catalog), list(iterate_dataset_sql(dataset))
-        for what, text, is_select in texts:
-            where = f"{what} of dataset {dataset.name!r}"
-            if is_select and (records is None or is_left_to_spark(text)):
-                unproven.append(f"{where}: {_shorten(text)} (a SELECT is left to Spark)")
+        records = source_schema(dataset, catalog)
+        places: dict[tuple[str, bool], list[str]] = {}
+        for what, text, is_select in iterate_dataset_sql(dataset):
+            places.setdefault((f"{what} of dataset {dataset.name!r}", is_select), []).append(text)
+        for (where, is_select), texts in places.items():
+            if is_select and (records is None or is_left_to_spark(texts[0])):
+                unproven.append(f"{where}: {_shorten(texts[0])} (a SELECT is left to Spark)")
             else:
-                unproven += _describe_unread(where, [text], is_select=is_select)
-        if records is None and texts:
+                unproven += _describe_unread(where, texts, is_select=is_select)
+        if records is None and places:
             unproven.append(f"the columns of dataset {dataset.name!r} ({dataset.input} declares none)")
-    return _join_note("Unproven; Spark checks it when the dataset advances", list(dict.fromkeys(unproven)))
+    return _join_note("Unproven; Spark checks it when the dataset advances", unproven)
 
 
 def _describe_unread(where: str, texts: Sequence[str], *, is_select: bool = False) -> list[str]:
