@@ -21,7 +21,6 @@ from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     GATES,
     KEY_SCHEMA,
     LIMITS,
-    Clients,
     SegmentLayout,
     TableCalls,
     table_label,
@@ -78,7 +77,6 @@ class DynamoDbSegments:
             raise argument_error(found, expected, argument="prefix")
         self.prefix = prefix
         self.threads = threads
-        self._clients = Clients(self.connection)
         self._calls: WeakValueDictionary[TableId, TableCalls] = WeakValueDictionary()
         self._opening = threading.Lock()
 
@@ -120,7 +118,7 @@ class DynamoDbSegments:
     def seal(self, table: TableId, partitions: int) -> None:
         """Close all gates. A gate that a write is passing is closed after it, and no write passes it then."""
         name = self._name(table)
-        gates = [SegmentLayout(name, at).gate(number) for at in range(partitions) for number in range(GATES)]
+        gates = [SegmentLayout(at).gate(number) for at in range(partitions) for number in range(GATES)]
         with self._client(table) as client, ThreadPoolExecutor(self.threads) as threads:
 
             def close(gate: dict[str, Any]) -> None:
@@ -157,8 +155,8 @@ class DynamoDbSegments:
         with self._opening:
             calls = self._calls.get(table)
             if calls is None:
-                calls = self._calls[table] = TableCalls(table, self._clients, self.threads)
-        return DynamoDbSegment(calls, SegmentLayout(self._name(table), partition))
+                calls = self._calls[table] = TableCalls(table, self._name(table), self._connect, self.threads)
+        return DynamoDbSegment(calls, SegmentLayout(partition))
 
     def location(self, table: TableId, partition: int) -> str:
         where = self.connection.endpoint_url or self.connection.region or "of boto3's configuration"
@@ -166,11 +164,17 @@ class DynamoDbSegments:
 
     @contextmanager
     def _client(self, table: TableId) -> Iterator[DynamoDBClient]:
-        client = self._clients.new(table_label(table), self.threads)
+        client = self._connect(table_label(table))
         try:
             yield client
         finally:
             client.close()
+
+    def _connect(self, label: str) -> DynamoDBClient:
+        """Return a client for all threads, which its user closes."""
+        with self._opening:
+            self.connection = self.connection.with_session(label)
+            return self.connection.client(label, self.threads)
 
     def _name(self, table: TableId) -> str:
         """Return the name of a table in DynamoDB: unique by its incarnation; the rest is for people, and truncated."""

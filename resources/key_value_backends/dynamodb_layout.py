@@ -35,13 +35,13 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.resources.backends.dynamodb_connection import Connection, error_code, problem_from_boto_error
+from dagster_adjunct.resources.backends.dynamodb_connection import error_code, problem_from_boto_error
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     KeyValueTableNotFoundError,
@@ -49,7 +49,6 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.key_value.segment import (
     KeyRange,
     ReplyLostError,
-    SegmentChange,
     SegmentLimits,
     TableId,
     at_once,
@@ -69,31 +68,17 @@ T = TypeVar("T")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.3
 
 
-class Clients:
-    """Creates clients that share a session."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._making = threading.Lock()
-
-    def new(self, label: str, threads: int) -> DynamoDBClient:
-        """Return a client for so many threads, which its user closes."""
-        with self._making:
-            self._connection = self._connection.with_session(label)
-            return self._connection.client(label, threads)
-
-
 class TableCalls:
     """Calls for all segments of one table in this process.
 
     Each event loop has a client, and threads that calls run in. The threads without a loop share a client and block.
+    `name` is the table's name in DynamoDB, and `connect` returns a client for a label.
     """
 
-    def __init__(self, table: TableId, clients: Clients, threads: int) -> None:
-        self.table = table
-        self.label = table_label(table)
+    def __init__(self, table: TableId, name: str, connect: Callable[[str], DynamoDBClient], threads: int) -> None:
+        self.table, self.name, self.label = table, name, table_label(table)
         self._open: PerCaller[_ClientThreads] = PerCaller(
-            partial(_ClientThreads, clients, self.label, threads), _ClientThreads.end
+            partial(_ClientThreads, partial(connect, self.label), threads), _ClientThreads.end
         )
 
     async def call(self, do: Callable[[DynamoDBClient], T]) -> T:
@@ -113,6 +98,21 @@ class TableCalls:
             raise
         except Exception as error:
             raise translate_dynamodb_error(error, self.table, sent=False) from error
+
+    async def query(self, stretch: KeyStretch, attributes: str, limit: int, after: Item | None = None) -> Any:
+        """Return DynamoDB's answer with at most `limit` items of a stretch, with these attributes."""
+        bounds = {":h": stretch.hash_key, ":a": stretch.lowest, ":z": stretch.highest}
+        request: dict[str, Any] = {
+            "TableName": self.name,
+            "KeyConditionExpression": "h = :h AND s BETWEEN :a AND :z",
+            "ExpressionAttributeValues": {name: {"B": value} for name, value in bounds.items()},
+            "ProjectionExpression": attributes,
+            "ConsistentRead": True,
+            "Limit": limit,
+        }
+        if after is not None:
+            request["ExclusiveStartKey"] = after
+        return await self.read(lambda client: client.query(**request))
 
     async def close(self) -> None:
         """Close the client, and its threads once their requests have ended; the next call opens them again."""
@@ -163,10 +163,10 @@ class Patience:
 class _ClientThreads:
     """The client and threads of an event loop, or of a process without one."""
 
-    def __init__(self, clients: Clients, label: str, threads: int) -> None:
+    def __init__(self, connect: Callable[[], DynamoDBClient], threads: int) -> None:
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="dynamodb-key-values")
         self._places = threading.BoundedSemaphore(threads)  # as many calls as threads, also of threads without a loop
-        self._connect = partial(clients.new, label, threads)
+        self._connect = connect
         self._opening = threading.Lock()
         self._client: DynamoDBClient | None = None
 
@@ -229,9 +229,8 @@ class KeyStretch:
 
 @dataclass(frozen=True, slots=True)
 class SegmentLayout:
-    """The items of one partition in the DynamoDB table `table`."""
+    """The items of one partition."""
 
-    table: str
     partition: int
 
     def entry(self, table_key: bytes) -> Item:
@@ -319,73 +318,3 @@ def _sort_key(bound: bytes) -> bytes:
 
 def _item_key(hash_key: bytes, sort_key: bytes) -> Item:
     return {"h": {"B": hash_key}, "s": {"B": sort_key}}
-
-
-PURGE_AFTER = 64  # families that a process has added to the list, after which it looks for some to remove
-_FAMILIES_KNOWN = 100_000
-
-
-class Families:
-    """The families of one segment that this process knows to be listed, at one term."""
-
-    def __init__(self, calls: TableCalls, layout: SegmentLayout) -> None:
-        self._calls, self._layout = calls, layout
-        self._known: tuple[int, set[bytes]] = (0, set())
-        self._new = random.randrange(
-            PURGE_AFTER
-        )  # many processes that list a few purge as often as one that lists many
-
-    async def ensure_listed(self, changes: Sequence[SegmentChange]) -> int:
-        """List families before they get a key; return the term at which they are listed."""
-        term, known = self._known  # another thread may learn a newer term meanwhile: this listing is of this one
-        missing = {
-            family
-            for change in changes
-            if change.value is not None
-            and not isinstance(change.expected, bytes)
-            and (family := family_prefix_at(change.key))
-        } - known
-        if missing:
-            items = ({**self._layout.family(family), "n": {"N": str(term)}} for family in missing)
-            added = await self._calls.at_once(
-                self._calls.read(partial(_list_family, self._layout.table, item, term)) for item in items
-            )
-            self._new += sum(answer is not None and "Attributes" not in answer for answer in added)
-            if len(known) > _FAMILIES_KNOWN:
-                known.clear()
-            known.update(missing)
-        return term
-
-    def learn(self, term: int) -> None:
-        """Note that a gate has this term."""
-        if term > self._known[0]:
-            self._known = (term, set())
-
-    def take_purge_due(self) -> bool:
-        """Whether a purge is due, because of the families added since the last one."""
-        if self._new < PURGE_AFTER:
-            return False
-        self._new = 0
-        return True
-
-
-def _list_family(table: str, item: Item, term: int, client: DynamoDBClient) -> Any:
-    """Put the item of a family; return the answer, None if it is listed at this term or a newer one."""
-    return ignore_failed_condition(
-        client.put_item,
-        TableName=table,
-        Item=item,
-        ConditionExpression="attribute_not_exists(n) OR n < :n",
-        ExpressionAttributeValues={":n": {"N": str(term)}},
-        ReturnValues="ALL_OLD",
-    )
-
-
-def ignore_failed_condition(request: Callable[..., Any], **arguments: Any) -> Any:
-    """Return the answer to a request, None if its condition failed."""
-    try:
-        return request(**arguments)
-    except Exception as error:
-        if error_code(error) != "ConditionalCheckFailedException":
-            raise
-        return None

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.dynamodb_connection import error_code, throttled_problem
@@ -25,176 +22,29 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredPage,
     sealed_table_error,
 )
+from dagster_adjunct.resources.key_value_backends.dynamodb_families import FamilyList, term_of
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     GATES,
     LIMITS,
-    PURGE_AFTER,
-    Families,
     Item,
     KeyStretch,
     Patience,
     SegmentLayout,
     TableCalls,
     family_prefix_at,
-    ignore_failed_condition,
     key_after_family,
     table_key_of,
     translate_dynamodb_error,
 )
 
 if TYPE_CHECKING:
-    from mypy_boto3_dynamodb import DynamoDBClient
+    pass
 
 KEYS_AT_ONCE = 100
 _PATIENCE = 10.0  # seconds in which what DynamoDB did not give of a batch is asked for again
 _FAMILIES_AT_ONCE = 16
 _FAMILIES_LISTED = 200
 _LARGEST_LIMIT = 1_000_000
-
-
-async def read_keys(
-    calls: TableCalls, layout: SegmentLayout, keys: Sequence[bytes], *, values: bool
-) -> list[StoredEntry | None]:
-    """Return the entries of keys in their order, None for missing ones."""
-    if len(keys) == 1:
-        asked: dict[str, Any] = {"Key": layout.entry(keys[0]), "ConsistentRead": True}
-        if not values:
-            asked["ProjectionExpression"] = "v"
-        answer: Any = await calls.read(lambda client: client.get_item(TableName=layout.table, **asked))
-        item = answer.get("Item")
-        return [None if item is None else _entry(keys[0], item, values)]
-    distinct = list(dict.fromkeys(keys))
-    parts = [distinct[start : start + KEYS_AT_ONCE] for start in range(0, len(distinct), KEYS_AT_ONCE)]
-    entries: dict[bytes, StoredEntry] = {}
-    await calls.at_once(_read_batch(calls, layout, part, values, entries) for part in parts)
-    return [entries.get(key) for key in keys]
-
-
-async def _read_batch(
-    calls: TableCalls, layout: SegmentLayout, keys: Sequence[bytes], values: bool, into: dict[bytes, StoredEntry]
-) -> None:
-    """Add the entries of up to 100 keys to `into`. Keys that DynamoDB leaves out for lack of capacity are requested
-    again, with growing pauses."""
-    patience = Patience(_PATIENCE)
-    left: Any = list(map(layout.entry, keys))
-    attributes = "s, v, d" if values else "s, v"
-    by_sort_key: dict[bytes, bytes] | None = None
-    if len({item["h"]["B"] for item in left}) == 1:
-        # boto3 spends time on every attribute, and this one is known.
-        by_sort_key = {item["s"]["B"]: key for item, key in zip(left, keys, strict=True)}
-    else:
-        attributes = f"h, {attributes}"
-    while True:
-        asked = {"Keys": left, "ConsistentRead": True, "ProjectionExpression": attributes}
-        request: Any = {layout.table: asked}
-        answer: Any = await calls.read(lambda client, request=request: client.batch_get_item(RequestItems=request))  # type: ignore[misc]
-        for item in answer["Responses"].get(layout.table, ()):
-            key = table_key_of(item) if by_sort_key is None else by_sort_key[item["s"]["B"]]
-            into[key] = _entry(key, item, values)
-        left = answer.get("UnprocessedKeys", {}).get(layout.table, {}).get("Keys")
-        if not left:
-            return
-        if not await patience.wait():
-            error = throttled_problem(calls.label, f"{len(left)} keys unprocessed").error
-            assert error is not None
-            raise error
-
-
-async def read_range(
-    calls: TableCalls, layout: SegmentLayout, within: KeyRange, limit: int, *, values: bool
-) -> StoredPage:
-    """Return the first entries of a range, at most `limit`."""
-    if within.end is not None and within.start >= within.end:
-        return StoredPage(is_last=True)
-    read: list[StoredEntry] = []
-    async for stretches in _stretches(calls, layout, within):
-        left = limit - len(read)
-        parts = await calls.at_once(
-            _read_stretch(calls, layout.table, part, within, left, values) for part in stretches
-        )
-        for entries, whole in parts:
-            read += entries
-            if len(read) >= limit or not whole:
-                return StoredPage.of(read[:limit])
-    return StoredPage.of(read, is_last=True)
-
-
-async def _stretches(calls: TableCalls, layout: SegmentLayout, within: KeyRange) -> AsyncIterator[Sequence[KeyStretch]]:
-    """Yield the places of a range's entries, in order, grouped as they are best read.
-
-    The more families a page has had, the smaller they are, and the more of them are read at a time.
-    """
-    before = layout.before_families(within)
-    if before is not None:
-        yield (before,)
-    begun = family_prefix_at(within.start)
-    if begun is not None:
-        # Most pages continue in a family that has enough entries for them, so the list is not needed.
-        yield (layout.in_family(begun, within),)
-    listed = layout.families(within if begun is None else KeyRange(key_after_family(begun), within.end))
-    together, after = 1, None
-    while listed is not None:
-        answer = await query(calls, layout.table, listed, "s", _FAMILIES_LISTED, after)
-        families = [layout.in_family(item["s"]["B"], within) for item in answer["Items"]]
-        while families:
-            yield families[:together]
-            families = families[together:]
-            together = min(_FAMILIES_AT_ONCE, together * 2)
-        after = answer.get("LastEvaluatedKey")
-        if after is None:
-            break
-    last = layout.after_families(within)
-    if last is not None:
-        yield (last,)
-
-
-async def _read_stretch(
-    calls: TableCalls, table: str, stretch: KeyStretch, within: KeyRange, limit: int, values: bool
-) -> tuple[list[StoredEntry], bool]:
-    """Return the first entries of a stretch, and whether that is all of them.
-
-    DynamoDB ends a page after 1 MiB, which then ends this page too, unless it has nothing in the range.
-    """
-    entries: list[StoredEntry] = []
-    attributes = "s, v, d" if values else "s, v"
-    after: Item | None = None
-    while True:
-        asked = min(limit - len(entries), _LARGEST_LIMIT)
-        answer = await query(calls, table, stretch, attributes, asked, after)
-        items = answer["Items"]
-        keys = [stretch.table_key(item["s"]["B"]) for item in items]
-        entries += [
-            StoredEntry(key, item["v"]["B"], item["d"]["B"] if values else None)
-            for key, item in zip(keys, items, strict=True)
-            if key >= within.start and (within.end is None or key < within.end)
-        ]
-        after = answer.get("LastEvaluatedKey")
-        if after is None:
-            return entries, True
-        if len(entries) >= limit or (entries and len(items) < asked):
-            return entries, False
-
-
-async def query(
-    calls: TableCalls, table: str, stretch: KeyStretch, attributes: str, limit: int, after: Item | None = None
-) -> Any:
-    """Return DynamoDB's answer with at most `limit` items of a stretch, with these attributes."""
-    bounds = {":h": stretch.hash_key, ":a": stretch.lowest, ":z": stretch.highest}
-    request: dict[str, Any] = {
-        "TableName": table,
-        "KeyConditionExpression": "h = :h AND s BETWEEN :a AND :z",
-        "ExpressionAttributeValues": {name: {"B": value} for name, value in bounds.items()},
-        "ProjectionExpression": attributes,
-        "ConsistentRead": True,
-        "Limit": limit,
-    }
-    if after is not None:
-        request["ExclusiveStartKey"] = after
-    return await calls.read(lambda client: client.query(**request))
-
-
-def _entry(key: bytes, item: Item, values: bool) -> StoredEntry:
-    return StoredEntry(key, item["v"]["B"], item["d"]["B"] if values else None)
 
 
 # Requests of writes and the meaning of their rejections, without I/O.
@@ -231,34 +81,6 @@ class Cancelled:
         return (self.conflict or self.throttled) and self.refused is None
 
 
-def write_request(
-    layout: SegmentLayout, changes: Sequence[SegmentChange], token: bytes, number: int, term: int
-) -> dict[str, Any]:
-    """Return the request of the `number`th try, from 0, of changes whose families are listed at `term`."""
-    return {
-        "ClientRequestToken": _client_token(token, number),
-        "TransactItems": [_gate_check(layout, token, term), *(_action(layout, change) for change in changes)],
-    }
-
-
-def token_invalidation_request(layout: SegmentLayout, token: bytes, number: int, term: int) -> dict[str, Any]:
-    """Return a harmless request with the client request token of a try.
-
-    DynamoDB applies one of the two. Once it has applied this one, it rejects a late copy of the try, because the token
-    is of another request.
-    """
-    item = {**layout.invalidated(gate_number(token)), "t": {"B": token}}
-    return {
-        "ClientRequestToken": _client_token(token, number),
-        "TransactItems": [_gate_check(layout, token, term), {"Put": {"TableName": layout.table, "Item": item}}],
-    }
-
-
-def gate_number(token: bytes) -> int:
-    """Return the gate that a request checks; any will do, because sealing closes all."""
-    return token[0] % GATES
-
-
 def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
     """Return why DynamoDB cancelled a transaction, from its response."""
     reasons: Sequence[Mapping[str, Any]] = response.get("CancellationReasons") or ()
@@ -287,136 +109,6 @@ def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
         throttled=any(code in _THROTTLED for code in looked_at),
         refused=refused[0] if refused else None,
     )
-
-
-def _client_token(token: bytes, number: int) -> str:
-    return f"{token.hex()}-{number}"
-
-
-def term_of(item: Item) -> int | None:
-    """Return the term of a gate or of a listed family, None if it has none."""
-    return int(item["n"]["N"]) if "n" in item else None
-
-
-def _gate_check(layout: SegmentLayout, token: bytes, term: int) -> Item:
-    check = {
-        "TableName": layout.table,
-        "Key": layout.gate(gate_number(token)),
-        "ConditionExpression": "attribute_not_exists(h) OR n <= :n",
-        "ExpressionAttributeValues": {":n": {"N": str(term)}},
-        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
-    }
-    return {"ConditionCheck": check}
-
-
-def _action(layout: SegmentLayout, change: SegmentChange) -> Item:
-    key = layout.entry(change.key)
-    action: dict[str, Any] = {"TableName": layout.table}
-    kind = "ConditionCheck" if change.is_guard else "Delete" if change.value is None else "Put"
-    if change.value is None:
-        action["Key"] = key
-    else:
-        action["Item"] = {**key, "v": {"B": change.version}, "d": {"B": change.value}}
-    if change.expected is ABSENT:
-        action["ConditionExpression"] = "attribute_not_exists(h)"
-    elif isinstance(change.expected, bytes):
-        action["ConditionExpression"] = "v = :v"
-        action["ExpressionAttributeValues"] = {":v": {"B": change.expected}}
-    if "ConditionExpression" in action:
-        action["ReturnValuesOnConditionCheckFailure"] = "ALL_OLD"
-    return {kind: action}
-
-
-# Purging the list of families without entries; `dynamodb_layout.py` explains why this is safe during writes.
-#
-# Processes that add families do it, one part of the list after the other: for every `PURGE_AFTER` new families they
-# look at four times as many. So at most half of the list, or some hundred families, have no entries.
-
-
-SETTLING_SECONDS = 60  # by DynamoDB's clock, after which no transaction is left that passed a gate before it was raised
-FAMILIES_PER_PURGE = 4 * PURGE_AFTER
-MIN_EMPTY_FAMILIES = PURGE_AFTER // 2  # families without entries for which all gates are raised
-_PURGE_PATIENCE = 5.0  # seconds for which a gate that writes are passing is retried
-_log = logging.getLogger("adjunct.key_value")
-
-
-async def purge_families(calls: TableCalls, layout: SegmentLayout) -> None:
-    """Purge a part of the list. Its errors are only logged, because they are not of the write that was just applied."""
-    try:
-        await _purge(calls, layout)
-    except (AdjunctError, KeyError, ValueError) as error:
-        _log.warning("%s: families without entries stay in its list for now: %s", calls.label, error)
-
-
-async def _purge(calls: TableCalls, layout: SegmentLayout) -> None:
-    table = layout.table
-    answer: Any = await calls.read(
-        lambda client: client.get_item(TableName=table, Key=layout.progress(), ConsistentRead=True)
-    )
-    item = answer.get("Item")
-    # All gates had this term at this time, by DynamoDB's clock; the families from `place` on are next.
-    term, at, place = (int(item["n"]["N"]), int(item["a"]["N"]), item["p"]["B"]) if item else (0, 0, b"")
-    if _time_of(answer) < at + SETTLING_SECONDS:
-        return
-    stretch = layout.families(KeyRange(place))
-    if stretch is None:
-        raise ValueError(f"item {layout.progress()} has a place that is no family's: {place.hex()}; delete it")
-    part = await query(calls, table, stretch, "s, n", FAMILIES_PER_PURGE)
-    terms = {item["s"]["B"]: term_of(item) or 0 for item in part["Items"]}
-    found = await calls.at_once(query(calls, table, layout.in_family(family, KeyRange()), "s", 1) for family in terms)
-    empty = [family for family, entries in zip(terms, found, strict=True) if not entries["Items"]]
-    await calls.at_once(
-        calls.read(partial(_remove_family, layout, family, term)) for family in empty if terms[family] < term
-    )
-    newer = [terms[family] for family in empty if terms[family] >= term]
-    if len(newer) >= MIN_EMPTY_FAMILIES:
-        term = max(newer) + 1
-        at = max(await calls.at_once(_raise_gate(calls, layout, number, term) for number in range(GATES)))
-    place = key_after_family(list(terms)[-1]) if part.get("LastEvaluatedKey") else b""
-    progress = {**layout.progress(), "n": {"N": str(term)}, "a": {"N": str(at)}, "p": {"B": place}}
-    await calls.read(lambda client: client.put_item(TableName=table, Item=progress))
-
-
-def _remove_family(layout: SegmentLayout, family: bytes, term: int, client: DynamoDBClient) -> None:
-    """Remove a family from the list, unless another process has listed it at this term or a newer one."""
-    ignore_failed_condition(
-        client.delete_item,
-        TableName=layout.table,
-        Key=layout.family(family),
-        ConditionExpression="attribute_not_exists(n) OR n < :n",
-        ExpressionAttributeValues={":n": {"N": str(term)}},
-    )
-
-
-async def _raise_gate(calls: TableCalls, layout: SegmentLayout, number: int, term: int) -> int:
-    """Make a gate reject older terms, as one of a newer term, or of a sealed table, does; return when."""
-    patience = Patience(_PURGE_PATIENCE)
-
-    def put(client: DynamoDBClient) -> int:
-        try:
-            answer: Any = client.put_item(
-                TableName=layout.table,
-                Item={**layout.gate(number), "n": {"N": str(term)}},
-                ConditionExpression="attribute_not_exists(h) OR n < :n",
-                ExpressionAttributeValues={":n": {"N": str(term)}},
-            )
-        except Exception as error:
-            if error_code(error) != "ConditionalCheckFailedException":
-                raise
-            answer = getattr(error, "response", {})
-        return _time_of(answer)
-
-    while True:
-        try:
-            return await calls.read(put)
-        except TableUnavailableError:
-            if not await patience.wait():
-                raise
-
-
-def _time_of(answer: Mapping[str, Any]) -> int:
-    """Return the time of DynamoDB's answer in seconds, by its own clock."""
-    return int(parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp())
 
 
 # Writes: one transaction each, tried until its outcome is known.
@@ -450,26 +142,158 @@ class LastTry:
     over: bool = False
 
 
-class SegmentWrites:
-    """The writes of one segment in this process."""
+class DynamoDbSegment:
+    """A partition of a key-value table, in the DynamoDB table that all its partitions share.
+
+    Several keys are read at different moments. The segments of a table share `calls`: closing one closes them all for
+    the running event loop, or for the threads without one.
+    """
+
+    limits = LIMITS
 
     def __init__(self, calls: TableCalls, layout: SegmentLayout, patience: float = PATIENCE) -> None:
-        self._calls = calls
-        self._layout = layout
-        self._patience = patience
-        self._families = Families(calls, layout)
+        self._calls, self._layout, self._patience = calls, layout, patience
+        self._families = FamilyList(calls, layout)
         self._lost: dict[bytes, LastTry] = {}  # by token
         self._remembering = threading.Lock()
 
-    async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool) -> None:
-        """Apply changes as `TableSegment.apply` does."""
-        if not repeated:
-            await self._try(changes, token, 0)
-        elif not await self._settle(changes, token):
-            await self._try(changes, token, self._lost[token].number + 1)
-            self._forget(token)
-        if self._families.take_purge_due():
-            await purge_families(self._calls, self._layout)
+    def __repr__(self) -> str:
+        return f"DynamoDbSegment({self._calls.name!r}, partition={self._layout.partition})"
+
+    async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
+        with self._report_foreign_items():
+            if not repeated:
+                await self._try(changes, token, 0)
+            elif not await self._settle(changes, token):
+                await self._try(changes, token, self._lost[token].number + 1)
+                self._forget(token)
+            await self._families.purge_if_due()
+
+    async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
+        with self._report_foreign_items():
+            if len(keys) == 1:
+                asked: dict[str, Any] = {"Key": self._layout.entry(keys[0]), "ConsistentRead": True}
+                if not values:
+                    asked["ProjectionExpression"] = "v"
+                answer: Any = await self._calls.read(
+                    lambda client: client.get_item(TableName=self._calls.name, **asked)
+                )
+                item = answer.get("Item")
+                return [None if item is None else _entry(keys[0], item, values)]
+            distinct = list(dict.fromkeys(keys))
+            parts = [distinct[start : start + KEYS_AT_ONCE] for start in range(0, len(distinct), KEYS_AT_ONCE)]
+            entries: dict[bytes, StoredEntry] = {}
+            await self._calls.at_once(self._read_batch(part, values, entries) for part in parts)
+            return [entries.get(key) for key in keys]
+
+    async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
+        if within.is_empty:
+            return StoredPage(is_last=True)
+        read: list[StoredEntry] = []
+        with self._report_foreign_items():
+            async for stretches in self._stretches(within):
+                left = limit - len(read)
+                parts = await self._calls.at_once(self._read_stretch(part, within, left, values) for part in stretches)
+                for entries, whole in parts:
+                    read += entries
+                    if len(read) >= limit or not whole:
+                        return StoredPage.of(read[:limit])
+        return StoredPage.of(read, is_last=True)
+
+    async def close(self) -> None:
+        await self._calls.close()
+
+    @contextmanager
+    def _report_foreign_items(self) -> Iterator[None]:
+        """Name the table in errors for items with missing or other attributes, which were not written here."""
+        try:
+            yield
+        except KeyError as error:
+            raise TableError(
+                f"{self._calls.label}, table {self._calls.name}: an item has no {error}: something else wrote it.",
+                "Find items whose v and d are not both binary, and correct or delete them.",
+                table=self._calls.label,
+            ) from error
+
+    async def _read_batch(self, keys: Sequence[bytes], values: bool, into: dict[bytes, StoredEntry]) -> None:
+        """Add the entries of up to 100 keys to `into`. Keys that DynamoDB leaves out for lack of capacity are requested
+        again, with growing pauses."""
+        calls, patience = self._calls, Patience(_PATIENCE)
+        left: Any = list(map(self._layout.entry, keys))
+        attributes = "s, v, d" if values else "s, v"
+        by_sort_key: dict[bytes, bytes] | None = None
+        if len({item["h"]["B"] for item in left}) == 1:
+            # boto3 spends time on every attribute, and this one is known.
+            by_sort_key = {item["s"]["B"]: key for item, key in zip(left, keys, strict=True)}
+        else:
+            attributes = f"h, {attributes}"
+        while True:
+            request: Any = {calls.name: {"Keys": left, "ConsistentRead": True, "ProjectionExpression": attributes}}
+            answer: Any = await calls.read(lambda client, request=request: client.batch_get_item(RequestItems=request))  # type: ignore[misc]
+            for item in answer["Responses"].get(calls.name, ()):
+                key = table_key_of(item) if by_sort_key is None else by_sort_key[item["s"]["B"]]
+                into[key] = _entry(key, item, values)
+            left = answer.get("UnprocessedKeys", {}).get(calls.name, {}).get("Keys")
+            if not left:
+                return
+            if not await patience.wait():
+                error = throttled_problem(calls.label, f"{len(left)} keys unprocessed").error
+                assert error is not None
+                raise error
+
+    async def _stretches(self, within: KeyRange) -> AsyncIterator[Sequence[KeyStretch]]:
+        """Yield the places of a range's entries, in order, grouped as they are best read.
+
+        The more families a page has had, the smaller they are, and the more of them are read at a time.
+        """
+        layout = self._layout
+        before = layout.before_families(within)
+        if before is not None:
+            yield (before,)
+        begun = family_prefix_at(within.start)
+        if begun is not None:
+            # Most pages continue in a family that has enough entries for them, so the list is not needed.
+            yield (layout.in_family(begun, within),)
+        listed = layout.families(within if begun is None else KeyRange(key_after_family(begun), within.end))
+        together, after = 1, None
+        while listed is not None:
+            answer = await self._calls.query(listed, "s", _FAMILIES_LISTED, after)
+            families = [layout.in_family(item["s"]["B"], within) for item in answer["Items"]]
+            while families:
+                yield families[:together]
+                families = families[together:]
+                together = min(_FAMILIES_AT_ONCE, together * 2)
+            after = answer.get("LastEvaluatedKey")
+            if after is None:
+                break
+        last = layout.after_families(within)
+        if last is not None:
+            yield (last,)
+
+    async def _read_stretch(
+        self, stretch: KeyStretch, within: KeyRange, limit: int, values: bool
+    ) -> tuple[list[StoredEntry], bool]:
+        """Return the first entries of a stretch, and whether that is all of them.
+
+        DynamoDB ends a page after 1 MiB, which then ends this page too, unless it has nothing in the range.
+        """
+        entries: list[StoredEntry] = []
+        after: Item | None = None
+        while True:
+            asked = min(limit - len(entries), _LARGEST_LIMIT)
+            answer = await self._calls.query(stretch, "s, v, d" if values else "s, v", asked, after)
+            items = answer["Items"]
+            keys = [stretch.table_key(item["s"]["B"]) for item in items]
+            entries += [
+                _entry(key, item, values)
+                for key, item in zip(keys, items, strict=True)
+                if key >= within.start and (within.end is None or key < within.end)
+            ]
+            after = answer.get("LastEvaluatedKey")
+            if after is None:
+                return entries, True
+            if len(entries) >= limit or (entries and len(items) < asked):
+                return entries, False
 
     async def _try(self, changes: Sequence[SegmentChange], token: bytes, number: int) -> None:
         """Apply the changes; no try from `number` on was sent yet, or all that were sent are over."""
@@ -477,7 +301,7 @@ class SegmentWrites:
         term = await self._families.ensure_listed(changes)
         while True:
             try:
-                answer = await self._send(write_request(self._layout, changes, token, number, term))
+                answer = await self._send(token, number, term, *map(self._action, changes))
             except ReplyLostError:
                 self._remember(token, number, term)
                 raise
@@ -525,7 +349,7 @@ class SegmentWrites:
         patience = Patience(self._patience)
         taken = False
         while True:
-            answer = await self._send(write_request(self._layout, changes, token, number, term))
+            answer = await self._send(token, number, term, *map(self._action, changes))
             if not isinstance(answer, Cancelled):
                 if answer is TransactionAnswer.TOKEN_TAKEN and not sent_here:
                     raise self._sent_elsewhere()
@@ -544,7 +368,11 @@ class SegmentWrites:
                 self._remember(token, number, term, over=True)
                 return False
             elif not answer.may_pass:
-                invalidated = await self._send(token_invalidation_request(self._layout, token, number, term))
+                # A harmless request with the try's token. DynamoDB applies one of the two, and once it has applied this
+                # one, it rejects a late copy of the try, because the token is of another request.
+                item = {**self._layout.invalidated(_gate_number(token)), "t": {"B": token}}
+                put = {"Put": {"TableName": self._calls.name, "Item": item}}
+                invalidated = await self._send(token, number, term, put)
                 if invalidated is TransactionAnswer.APPLIED or (taken and invalidated is TransactionAnswer.TOKEN_TAKEN):
                     self._remember(token, number, term, over=True)
                     self._check(answer)
@@ -556,7 +384,19 @@ class SegmentWrites:
             if not await patience.wait():
                 raise self._contended()
 
-    async def _send(self, request: dict[str, Any]) -> TransactionAnswer | Cancelled:
+    async def _send(self, token: bytes, number: int, term: int, *actions: Item) -> TransactionAnswer | Cancelled:
+        """Send the `number`th try, from 0, of a write whose families are listed at `term`."""
+        check = {
+            "TableName": self._calls.name,
+            "Key": self._layout.gate(_gate_number(token)),
+            "ConditionExpression": "attribute_not_exists(h) OR n <= :n",
+            "ExpressionAttributeValues": {":n": {"N": str(term)}},
+            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+        }
+        request: dict[str, Any] = {
+            "ClientRequestToken": f"{token.hex()}-{number}",
+            "TransactItems": [{"ConditionCheck": check}, *actions],
+        }
         try:
             await self._calls.call(lambda client: client.transact_write_items(**request))
         except AdjunctError:
@@ -611,47 +451,28 @@ class SegmentWrites:
         problem = f"{self._calls.label}: a write was sent through another handle, and families were purged since."
         return ReplyLostError(problem, "Read its keys, or repeat it through the handle that sent it.")
 
+    def _action(self, change: SegmentChange) -> Item:
+        key = self._layout.entry(change.key)
+        action: dict[str, Any] = {"TableName": self._calls.name}
+        kind = "ConditionCheck" if change.is_guard else "Delete" if change.value is None else "Put"
+        if change.value is None:
+            action["Key"] = key
+        else:
+            action["Item"] = {**key, "v": {"B": change.version}, "d": {"B": change.value}}
+        if change.expected is ABSENT:
+            action["ConditionExpression"] = "attribute_not_exists(h)"
+        elif isinstance(change.expected, bytes):
+            action["ConditionExpression"] = "v = :v"
+            action["ExpressionAttributeValues"] = {":v": {"B": change.expected}}
+        if "ConditionExpression" in action:
+            action["ReturnValuesOnConditionCheckFailure"] = "ALL_OLD"
+        return {kind: action}
 
-class DynamoDbSegment:
-    """A partition of a key-value table, in the DynamoDB table that all its partitions share.
 
-    Several keys are read at different moments. The segments of a table share `calls`: closing one closes them all for
-    the running event loop.
-    """
+def _entry(key: bytes, item: Item, values: bool) -> StoredEntry:
+    return StoredEntry(key, item["v"]["B"], item["d"]["B"] if values else None)
 
-    limits = LIMITS
 
-    def __init__(self, calls: TableCalls, layout: SegmentLayout, patience: float = PATIENCE) -> None:
-        self._calls = calls
-        self._layout = layout
-        self._writes = SegmentWrites(calls, layout, patience)
-
-    def __repr__(self) -> str:
-        return f"DynamoDbSegment({self._layout.table!r}, partition={self._layout.partition})"
-
-    async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
-        with self._report_foreign_items():
-            await self._writes.apply(changes, token, repeated=repeated)
-
-    async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
-        with self._report_foreign_items():
-            return await read_keys(self._calls, self._layout, keys, values=values) if keys else []
-
-    async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
-        with self._report_foreign_items():
-            return await read_range(self._calls, self._layout, within, limit, values=values)
-
-    async def close(self) -> None:
-        await self._calls.close()
-
-    @contextmanager
-    def _report_foreign_items(self) -> Iterator[None]:
-        """Name the table in errors for items with missing or other attributes, which were not written here."""
-        try:
-            yield
-        except KeyError as error:
-            raise TableError(
-                f"{self._calls.label}, table {self._layout.table}: an item has no {error}: something else wrote it.",
-                "Find items whose v and d are not both binary, and correct or delete them.",
-                table=self._calls.label,
-            ) from error
+def _gate_number(token: bytes) -> int:
+    """Return the gate that a request checks; any will do, because sealing closes all."""
+    return token[0] % GATES

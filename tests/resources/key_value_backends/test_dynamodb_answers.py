@@ -29,8 +29,8 @@ from dagster_adjunct.resources.key_value.segment import (
     table_key,
 )
 from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
+from dagster_adjunct.resources.key_value_backends.dynamodb_families import PURGE_AFTER
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
-    PURGE_AFTER,
     SegmentLayout,
     TableCalls,
 )
@@ -70,7 +70,7 @@ class Script:
         self.answers = deque(answers)
         self.asked: list[dict[str, Any]] = []
 
-    def new(self, label: str, threads: int) -> Script:
+    def new(self, label: str) -> Script:
         return self
 
     def put_item(self, **_: Any) -> Any:
@@ -105,8 +105,8 @@ def asked_by(request: pytest.FixtureRequest) -> None:
 
 def segment_of(script: Script, patience: float = 60) -> DynamoDbSegment:
     return DynamoDbSegment(
-        TableCalls(TABLE, script, 4),  # type: ignore[arg-type]
-        SegmentLayout(NAME, 0),
+        TableCalls(TABLE, NAME, script.new, 4),  # type: ignore[arg-type]
+        SegmentLayout(0),
         patience,
     )
 
@@ -302,7 +302,7 @@ def test_a_write_is_done_though_families_can_not_be_forgotten_after_it(
 
 
 def test_keys_that_were_not_processed_are_asked_for_again() -> None:
-    layout = SegmentLayout(NAME, 0)
+    layout = SegmentLayout(0)
     keys = [key(b"%d" % number) for number in range(5)]
     items = [{**layout.entry(one), "v": {"B": b"v"}, "d": {"B": one}} for one in keys]
     left = {NAME: {"Keys": [layout.entry(one) for one in keys[2:]]}}
@@ -325,7 +325,7 @@ def test_a_read_without_an_answer_may_be_repeated(answer: Exception) -> None:
 
 @pytest.mark.parametrize("other", [{"d": {"B": b""}}, {"v": {"S": "1"}, "d": {"B": b""}}, {"v": {"B": b"v"}}])
 def test_items_that_something_else_has_written_are_told(other: dict[str, Any]) -> None:
-    layout = SegmentLayout(NAME, 0)
+    layout = SegmentLayout(0)
     item = {**layout.entry(key(b"a")), **other}
     for answer, read in (
         ({"Item": item}, lambda segment: segment.get([key(b"a")])),
@@ -352,7 +352,7 @@ def test_pages_without_anything_in_the_range_do_not_end_it() -> None:
 
 def backend_of(script: Script) -> DynamoDbSegments:
     backend = DynamoDbSegments(threads=1)
-    backend._clients = script  # type: ignore[assignment]
+    backend._connect = script.new  # type: ignore[method-assign,assignment]
     return backend
 
 

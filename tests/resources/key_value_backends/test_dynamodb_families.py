@@ -26,18 +26,11 @@ from dagster_adjunct.resources.key_value.segment import (
     run_without_loop,
     table_key,
 )
-from dagster_adjunct.resources.key_value_backends import (
-    dynamodb_layout as dynamodb_families,
-)
-from dagster_adjunct.resources.key_value_backends import (
-    dynamodb_segment as dynamodb_forgetting,
-)
-from dagster_adjunct.resources.key_value_backends import (
-    dynamodb_segment as dynamodb_transactions,
-)
+from dagster_adjunct.resources.key_value_backends import dynamodb_families, dynamodb_segment
 from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
-from dagster_adjunct.resources.key_value_backends.dynamodb_layout import Clients, SegmentLayout, TableCalls
-from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment, SegmentWrites, purge_families
+from dagster_adjunct.resources.key_value_backends.dynamodb_families import FamilyList
+from dagster_adjunct.resources.key_value_backends.dynamodb_layout import SegmentLayout, TableCalls
+from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment
 from tests.servers.dynamodb import DynamoDbServer, new_name
 from tests.servers.tcp_proxy import TcpProxy
 
@@ -64,9 +57,9 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     Who writes looks at the list only where a test does: else one write in some dozen would make requests of its own.
     """
     monkeypatch.setattr(dynamodb_families, "PURGE_AFTER", 1_000_000_000)
-    monkeypatch.setattr(dynamodb_forgetting, "SETTLING_SECONDS", 0)
-    monkeypatch.setattr(dynamodb_forgetting, "MIN_EMPTY_FAMILIES", 1)
-    for module in (dynamodb_forgetting, dynamodb_transactions):
+    monkeypatch.setattr(dynamodb_families, "SETTLING_SECONDS", 0)
+    monkeypatch.setattr(dynamodb_families, "MIN_EMPTY_FAMILIES", 1)
+    for module in (dynamodb_families, dynamodb_segment):
         monkeypatch.setattr(module, "GATES", 2)
 
 
@@ -74,7 +67,8 @@ class Interrupted(TableCalls):
     """Calls of which one, counted from 0, is held up until something else was done."""
 
     def __init__(self, table: TableId, at: int = -1, meanwhile: Callable[[], Awaitable[Any]] | None = None) -> None:
-        super().__init__(table, Clients(DynamoDbSegments().connection), 1)
+        backend = DynamoDbSegments()
+        super().__init__(table, name_of(backend, table), backend._connect, 1)
         self._at, self._meanwhile = at, meanwhile
         self.made = 0
 
@@ -88,8 +82,11 @@ class Interrupted(TableCalls):
         return [await one for one in asked]
 
 
-def layout_of(backend: DynamoDbSegments, table: TableId) -> SegmentLayout:
-    return SegmentLayout(backend.location(table, 0).split("table ")[1].split(",")[0], 0)
+LAYOUT = SegmentLayout(0)
+
+
+def name_of(backend: DynamoDbSegments, table: TableId) -> str:
+    return backend.location(table, 0).split("table ")[1].split(",")[0]
 
 
 def key(family: str, name: bytes = b"k") -> bytes:
@@ -115,13 +112,13 @@ async def keys_of(segment: TableSegment) -> list[bytes]:
     return [*(await segment.page(KeyRange(), 100_000, values=False)).keys]
 
 
-def listed(server: DynamoDbServer, layout: SegmentLayout) -> set[bytes]:
+def listed(server: DynamoDbServer, table: TableId) -> set[bytes]:
     """Return the families in the list, as a bare client sees it."""
-    stretch = layout.families(KeyRange())
+    stretch = LAYOUT.families(KeyRange())
     assert stretch is not None
     client, found = server.client(), set[bytes]()
     asked: dict[str, Any] = {
-        "TableName": layout.table,
+        "TableName": name_of(DynamoDbSegments(), table),
         "KeyConditionExpression": "h = :h AND s >= :a",
         "ExpressionAttributeValues": {":h": {"B": stretch.hash_key}, ":a": {"B": stretch.lowest}},
         "ConsistentRead": True,
@@ -137,11 +134,10 @@ def listed(server: DynamoDbServer, layout: SegmentLayout) -> set[bytes]:
 def test_families_of_jobs_that_are_over_leave_the_list_and_those_with_entries_stay(
     backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dynamodb_forgetting, "SETTLING_SECONDS", 0)
+    monkeypatch.setattr(dynamodb_families, "SETTLING_SECONDS", 0)
     monkeypatch.setattr(dynamodb_families, "PURGE_AFTER", 16)
-    monkeypatch.setattr(dynamodb_forgetting, "FAMILIES_PER_PURGE", 64)
-    monkeypatch.setattr(dynamodb_forgetting, "MIN_EMPTY_FAMILIES", 8)
-    layout = layout_of(backend, table)
+    monkeypatch.setattr(dynamodb_families, "FAMILIES_PER_PURGE", 64)
+    monkeypatch.setattr(dynamodb_families, "MIN_EMPTY_FAMILIES", 8)
     lasting = [key(f"customer-{number}") for number in range(20)]
     segment = backend.open(table, 0)
     for one in lasting:
@@ -152,7 +148,7 @@ def test_families_of_jobs_that_are_over_leave_the_list_and_those_with_entries_st
         if number == 80:  # the process is another one from time to time
             segment = backend.open(table, 0)
     assert run_without_loop(keys_of(segment)) == sorted(lasting)
-    families = listed(dynamodb, layout)
+    families = listed(dynamodb, table)
     assert {family_prefix(f"customer-{number}") for number in range(20)} <= families
     assert len(families) <= 20 + 4 * 16
     run_without_loop(segment.close())
@@ -162,15 +158,14 @@ def test_an_ordinary_put_is_one_request_also_after_families_were_forgotten(
     backend: DynamoDbSegments, table: TableId, eager: None
 ) -> None:
     calls = Interrupted(table)
-    layout = layout_of(backend, table)
 
     async def work() -> None:
-        segment = DynamoDbSegment(calls, layout)
+        segment = DynamoDbSegment(calls, LAYOUT)
         await write(segment, key("f"))
         await write(segment, key("gone"))
         await write(segment, key("gone"), None)
         for _ in range(2):
-            await purge_families(calls, layout)
+            await FamilyList(calls, LAYOUT).purge()
         await write(segment, key("f"))  # learns of the term
         before = calls.made
         for number in range(5):
@@ -184,7 +179,6 @@ def test_an_ordinary_put_is_one_request_also_after_families_were_forgotten(
 def test_no_entry_is_missed_if_an_insert_precedes_any_request_of_a_purge(
     backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None
 ) -> None:
-    layout = layout_of(backend, table)
     outcomes = set()
 
     async def interleave(at: int) -> bool:
@@ -195,9 +189,9 @@ def test_no_entry_is_missed_if_an_insert_precedes_any_request_of_a_purge(
         await write(writer, key(family), None)
         calls = Interrupted(table, at, lambda: write(writer, key(family), b"v", ABSENT))
         for _ in range(2):  # the first one moves the gates, the second one takes families away
-            await purge_families(calls, layout)
+            await FamilyList(calls, LAYOUT).purge()
         interrupted = calls.made > at
-        outcomes.add(family_prefix(family) in listed(dynamodb, layout))
+        outcomes.add(family_prefix(family) in listed(dynamodb, table))
         assert (key(family) in await keys_of(writer)) is interrupted
         await write(writer, key(family), None)
         await calls.close()
@@ -217,7 +211,6 @@ def test_no_entry_is_missed_if_an_insert_precedes_any_request_of_a_purge(
 def test_no_entry_is_missed_if_a_purge_precedes_any_request_of_an_insert(
     backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None
 ) -> None:
-    layout = layout_of(backend, table)
 
     async def work() -> None:
         for by_heart in (False, True):
@@ -228,11 +221,11 @@ def test_no_entry_is_missed_if_a_purge_precedes_any_request_of_an_insert(
 
                 async def forget(plain: Interrupted = plain, family: str = family, seen: set = seen) -> None:
                     for _ in range(2):
-                        await purge_families(plain, layout)
-                    seen.add(family_prefix(family) in listed(dynamodb, layout))
+                        await FamilyList(plain, LAYOUT).purge()
+                    seen.add(family_prefix(family) in listed(dynamodb, table))
 
                 calls = Interrupted(table, -1, forget)
-                segment = DynamoDbSegment(calls, layout)
+                segment = DynamoDbSegment(calls, LAYOUT)
                 await write(segment, key("other" if not by_heart else family))
                 await write(segment, key("other" if not by_heart else family), None)
                 calls._at = calls.made + at
@@ -250,17 +243,16 @@ def test_a_write_that_learns_a_newer_term_is_sent_again_after_a_slow_connect(
     backend: DynamoDbSegments, table: TableId, eager: None
 ) -> None:
     """As on a machine that has much to do: a handle's first request took longer than a write may meet others."""
-    layout = layout_of(backend, table)
 
     async def work() -> None:
         old = Interrupted(table)
-        segment = DynamoDbSegment(old, layout)
+        segment = DynamoDbSegment(old, LAYOUT)
         await write(segment, key("gone"))
         await write(segment, key("gone"), None)
         for _ in range(2):
-            await purge_families(old, layout)
+            await FamilyList(old, LAYOUT).purge()
         calls = Interrupted(table, 0, lambda: asyncio.sleep(0.3))
-        await SegmentWrites(calls, layout, patience=0.2).apply(
+        await DynamoDbSegment(calls, LAYOUT, patience=0.2).apply(
             [SegmentChange(key("f"), b"v", make_version(new_token(), 0), ANYTHING)], new_token(), repeated=False
         )
         assert await keys_of(segment) == [key("f")]
@@ -277,20 +269,19 @@ def test_families_are_purged_only_after_writes_past_a_gate_have_settled(
     eager: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layout = layout_of(backend, table)
     calls = Interrupted(table)
 
     async def work() -> None:
-        segment = DynamoDbSegment(calls, layout)
+        segment = DynamoDbSegment(calls, LAYOUT)
         await write(segment, key("gone"))
         await write(segment, key("gone"), None)
-        monkeypatch.setattr(dynamodb_forgetting, "SETTLING_SECONDS", 60)
+        monkeypatch.setattr(dynamodb_families, "SETTLING_SECONDS", 60)
         for _ in range(3):
-            await purge_families(calls, layout)
-        assert listed(dynamodb, layout) == {family_prefix("gone")}
-        monkeypatch.setattr(dynamodb_forgetting, "SETTLING_SECONDS", 0)
-        await purge_families(calls, layout)
-        assert listed(dynamodb, layout) == set()
+            await FamilyList(calls, LAYOUT).purge()
+        assert listed(dynamodb, table) == {family_prefix("gone")}
+        monkeypatch.setattr(dynamodb_families, "SETTLING_SECONDS", 0)
+        await FamilyList(calls, LAYOUT).purge()
+        assert listed(dynamodb, table) == set()
         await calls.close()
 
     asyncio.run(work())
@@ -300,7 +291,7 @@ def test_families_are_purged_only_after_writes_past_a_gate_have_settled(
 def test_a_lost_write_is_applied_once_though_families_are_purged_meanwhile(
     backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None, trouble: Any
 ) -> None:
-    layout, token = layout_of(backend, table), new_token()
+    token = new_token()
 
     async def work(segment: TableSegment, proxy: TcpProxy) -> None:
         await write(segment, key("f"))
@@ -309,12 +300,12 @@ def test_a_lost_write_is_applied_once_though_families_are_purged_meanwhile(
         with pytest.raises(ReplyLostError):
             await write(segment, key("f"), b"mine", ABSENT, token=token)
         calls = Interrupted(table)
-        other = DynamoDbSegment(calls, layout)
+        other = DynamoDbSegment(calls, LAYOUT)
         await write(other, key("gone"))
         await write(other, key("gone"), None)
         for _ in range(2):
-            await purge_families(calls, layout)
-        assert family_prefix("gone") not in listed(dynamodb, layout)
+            await FamilyList(calls, LAYOUT).purge()
+        assert family_prefix("gone") not in listed(dynamodb, table)
         await write(segment, key("learns"))
         if trouble == "lost-after":
             await write(other, key("learns"))
@@ -338,19 +329,18 @@ def test_a_lost_write_is_applied_once_though_families_are_purged_meanwhile(
 def test_a_sealed_table_stays_sealed_when_families_are_forgotten(
     backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None
 ) -> None:
-    layout = layout_of(backend, table)
     calls = Interrupted(table)
 
     async def work() -> None:
-        segment = DynamoDbSegment(calls, layout)
+        segment = DynamoDbSegment(calls, LAYOUT)
         for _ in range(2):
             await write(segment, key("gone"))
             await write(segment, key("gone"), None)
-            await purge_families(calls, layout)
+            await FamilyList(calls, LAYOUT).purge()
         await write(segment, key("kept"))
         await asyncio.to_thread(backend.seal, table, 1)
         for _ in range(2):
-            await purge_families(calls, layout)
+            await FamilyList(calls, LAYOUT).purge()
         with pytest.raises(Exception, match="sealed"):
             await write(segment, key("kept"))
         assert await keys_of(segment) == [key("kept")]
@@ -362,7 +352,7 @@ def test_a_sealed_table_stays_sealed_when_families_are_forgotten(
 def test_writers_and_those_who_forget_at_once_lose_no_entry(
     backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None
 ) -> None:
-    layout, over = layout_of(backend, table), threading.Event()
+    over = threading.Event()
 
     def come_and_go(number: int) -> None:
         """Insert a key into families that others use too, look for it, remove it."""
@@ -376,7 +366,7 @@ def test_writers_and_those_who_forget_at_once_lose_no_entry(
     def forget() -> None:
         segment = backend.open(table, 0)
         while not over.is_set():
-            run_without_loop(purge_families(segment._calls, layout))  # type: ignore[attr-defined]
+            run_without_loop(FamilyList(segment._calls, LAYOUT).purge())  # type: ignore[attr-defined]
 
     with ThreadPoolExecutor(6) as pool:
         forgetting = [pool.submit(forget) for _ in range(2)]
@@ -390,6 +380,6 @@ def test_writers_and_those_who_forget_at_once_lose_no_entry(
             one.result(30)
     segment = backend.open(table, 0)
     assert run_without_loop(keys_of(segment)) == []
-    answer = dynamodb.client().get_item(TableName=layout.table, Key=layout.progress())
+    answer = dynamodb.client().get_item(TableName=name_of(backend, table), Key=LAYOUT.progress())
     assert int(answer["Item"]["n"]["N"]) > 2
     run_without_loop(segment.close())
