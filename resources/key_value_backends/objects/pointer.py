@@ -23,12 +23,12 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import AdjunctError, PreconditionFailedError, TransientError
 from dagster_adjunct.resources.key_value.segment import TOKEN_BYTES, VERSION_BYTES, ReplyLostError
-from dagster_adjunct.resources.key_value_backends.objects.runs import Columns, Versioned, damaged_object_error
+from dagster_adjunct.resources.key_value_backends.objects.runs import Columns, RunRef, Versioned, damaged_object_error
 from dagster_adjunct.resources.objects.store import ObjectStore
 
 _TOKEN_HEAD = struct.Struct("<QQI")
@@ -83,18 +83,6 @@ class Status(IntEnum):
     DELETED = 2
 
 
-class RunRef(StoredDocument):
-    """A run: its id, size and footer size in bytes, number of entries, first and last commit, and time of the last."""
-
-    id: str
-    size: int = Field(ge=0)
-    footer: int = Field(ge=0)
-    count: int = Field(ge=0)
-    first: int
-    last: int
-    newest: int
-
-
 class DroppedRun(StoredDocument):
     """A run that is unused since a time in milliseconds. Its object is deleted later."""
 
@@ -122,20 +110,11 @@ class Levels(StoredDocument):
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
-    """A commit's write of a key; a value of None removes it."""
-
-    key: bytes
-    version: bytes
-    value: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
 class SegmentState:
     """The state of a segment after commit `number`; `time` in milliseconds never decreases.
 
     `recent` (by key) and `tokens` (with the numbers of their commits) are the content of the log. `stored_levels` are
-    the bytes of `levels`.
+    the bytes of `levels`. `etag` is that of the pointer, once the state is stored.
     """
 
     status: Status = Status.OPEN
@@ -146,6 +125,7 @@ class SegmentState:
     log: bytes = b""
     recent: Mapping[bytes, Versioned] = field(default_factory=dict)
     tokens: Mapping[bytes, int] = field(default_factory=dict)
+    etag: str = ""
 
     @property
     def levels(self) -> Levels:
@@ -155,7 +135,7 @@ class SegmentState:
         """Return the same state for the next swap; `now` is the time of the writer's clock."""
         return replace(self, number=self.number + 1, time=max(now, self.time), nonce=os.urandom(12))
 
-    def with_commit(self, now: int, tokens: Sequence[bytes], writes: Sequence[Write]) -> SegmentState:
+    def with_commit(self, now: int, tokens: Sequence[bytes], writes: Mapping[bytes, Versioned]) -> SegmentState:
         """Return the state after a commit of these writes, by requests of these tokens, or without any."""
         after = self.following(now)
         if not tokens:
@@ -164,7 +144,7 @@ class SegmentState:
         return replace(
             after,
             log=self.log + added,
-            recent={**self.recent, **{write.key: (write.version, write.value) for write in writes}},
+            recent={**self.recent, **writes},
             tokens={**self.tokens, **dict.fromkeys(tokens, after.number)},
         )
 
@@ -175,7 +155,7 @@ class SegmentState:
         return _POINTER_HEAD.pack(_MAGIC, zlib.crc32(body)) + body
 
 
-def read_pointer(data: bytes, where: str, before: SegmentState | None = None) -> SegmentState:
+def read_pointer(data: bytes, where: str, etag: str = "", before: SegmentState | None = None) -> SegmentState:
     """Return the state of a pointer. Raises MalformedDocumentError.
 
     `before` is any earlier state of this pointer: the common part of the log is not decoded again.
@@ -192,16 +172,22 @@ def read_pointer(data: bytes, where: str, before: SegmentState | None = None) ->
     except ValidationError as error:
         raise damaged_object_error(where, first_validation_problem(error)) from None
     log = data[at + size :]
-    recent, tokens, known = {}, {}, 0
+    state = SegmentState(Status(status), number, time, nonce, stored_levels, etag=etag)
     if before is not None and before.levels.flushed == levels.flushed and log.startswith(before.log):
-        recent, tokens, known = {**before.recent}, {**before.tokens}, len(before.log)
-    for commit, writes in read_log(log, known):
-        recent.update((write.key, (write.version, write.value)) for write in writes)
+        state = replace(state, log=before.log, recent=before.recent, tokens=before.tokens)
+    return _with_log(state, log)
+
+
+def _with_log(state: SegmentState, log: bytes) -> SegmentState:
+    """Return the state with this log, which begins with its own."""
+    recent, tokens = {**state.recent}, {**state.tokens}
+    for commit, writes in read_log(log, len(state.log)):
+        recent.update(writes)
         tokens.update(dict.fromkeys(commit.tokens, commit.number))
-    return SegmentState(Status(status), number, time, nonce, stored_levels, log, recent, tokens)
+    return replace(state, log=log, recent=recent, tokens=tokens)
 
 
-def read_log(log: bytes, at: int = 0) -> list[tuple[CommitTokens, list[Write]]]:
+def read_log(log: bytes, at: int = 0) -> list[tuple[CommitTokens, dict[bytes, Versioned]]]:
     """Return the commits of a log from an offset on, oldest first."""
     commits = []
     while at < len(log):
@@ -210,7 +196,7 @@ def read_log(log: bytes, at: int = 0) -> list[tuple[CommitTokens, list[Write]]]:
         end = at + length
         (commit,) = read_tokens(log[at : at + tokens_length])
         at += tokens_length
-        writes = []
+        writes: dict[bytes, Versioned] = {}
         while at < end:
             key_length, value_length, version = _CHANGE.unpack_from(log, at)
             at += _CHANGE.size
@@ -220,7 +206,7 @@ def read_log(log: bytes, at: int = 0) -> list[tuple[CommitTokens, list[Write]]]:
             if value_length != _REMOVED:
                 value = log[at : at + value_length]
                 at += value_length
-            writes.append(Write(key, version, value))
+            writes[key] = version, value
         commits.append((commit, writes))
     return commits
 
@@ -230,12 +216,7 @@ def replace_log(state: SegmentState, levels: Levels, log: bytes) -> SegmentState
     stored = levels.model_dump_json().encode()
     if log == state.log:
         return replace(state, stored_levels=stored)
-    recent: dict[bytes, Versioned] = {}
-    tokens: dict[bytes, int] = {}
-    for commit, writes in read_log(log):
-        recent.update((write.key, (write.version, write.value)) for write in writes)
-        tokens.update(dict.fromkeys(commit.tokens, commit.number))
-    return replace(state, stored_levels=stored, log=log, recent=recent, tokens=tokens)
+    return _with_log(replace(state, stored_levels=stored, log=b"", recent={}, tokens={}), log)
 
 
 def log_tokens(log: bytes) -> bytes:
@@ -250,12 +231,12 @@ def columns_from_log(recent: Mapping[bytes, Versioned]) -> Columns:
     return Columns(keys, [version for version, _ in versioned], [value for _, value in versioned])
 
 
-def _commit_bytes(commit: CommitTokens, writes: Sequence[Write]) -> bytes:
+def _commit_bytes(commit: CommitTokens, writes: Mapping[bytes, Versioned]) -> bytes:
     tokens = commit.to_bytes()
     parts = [tokens]
-    for write in writes:
-        length = _REMOVED if write.value is None else len(write.value)
-        parts += (_CHANGE.pack(len(write.key), length, write.version), write.key, write.value or b"")
+    for key, (version, value) in writes.items():
+        length = _REMOVED if value is None else len(value)
+        parts += (_CHANGE.pack(len(key), length, version), key, value or b"")
     body = b"".join(parts)
     return _COMMIT.pack(len(body), len(tokens)) + body
 
@@ -271,19 +252,11 @@ _TURNS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class PointerSnapshot:
-    """A state, and the ETag of its pointer."""
-
-    state: SegmentState
-    etag: str
-
-
-@dataclass(frozen=True, slots=True)
 class SwapResult:
     """Whether our swap took place, and the state after it: ours, or a later one."""
 
     won: bool
-    snapshot: PointerSnapshot
+    state: SegmentState
 
 
 class PointerObject:
@@ -291,25 +264,22 @@ class PointerObject:
 
     def __init__(self, store: ObjectStore, key: str) -> None:
         self.store, self.key = store, key
-        self.last: PointerSnapshot | None = None  # read or written by this process
+        self.last: SegmentState | None = None  # read or written by this process
         self.swaps = 0  # by this process
         self._turn = threading.Condition()
         self._begun = 0
         self._ended = 0
-        self._outcome: PointerSnapshot | None = None  # of the last read that ended; None where it failed
+        self._outcome: SegmentState | None = None  # of the last read that ended; None where it failed
 
-    def read(self) -> PointerSnapshot:
+    def read(self) -> SegmentState:
         """Return the current state, by one GET."""
-        stored = self.store.get(self.key)
-        last = self.last
+        stored, last = self.store.get(self.key), self.last
         if last is not None and last.etag == stored.etag:
             return last
-        before = None if last is None else last.state
-        state = read_pointer(stored.data, f"pointer {self.key!r} in {self.store.url}", before)
-        self.last = PointerSnapshot(state, stored.etag)
+        self.last = read_pointer(stored.data, f"pointer {self.key!r} in {self.store.url}", stored.etag, last)
         return self.last
 
-    def read_fresh(self) -> PointerSnapshot:
+    def read_fresh(self) -> SegmentState:
         """Return the state at some moment of this call. Threads that ask during a GET share the next one."""
         with self._turn:
             mine = self._begun + 1  # a GET from before this call may return an earlier state
@@ -322,13 +292,13 @@ class PointerObject:
                 self._turn.wait()
             self._begun += 1
             number = self._begun
-        snapshot: PointerSnapshot | None = None
+        state: SegmentState | None = None
         try:
-            snapshot = self.read()
-            return snapshot
+            state = self.read()
+            return state
         finally:
             with self._turn:
-                self._ended, self._outcome = number, snapshot
+                self._ended, self._outcome = number, state
                 self._turn.notify_all()
 
     def change(
@@ -339,20 +309,20 @@ class PointerObject:
         `is_in` and errors are those of `swap`. If `make` returns None, there is nothing to change, and the result was
         not won. None means that others were always first.
         """
-        snapshot = self.read()
+        state = self.read()
         for _ in range(_TURNS):
-            after = make(snapshot.state)
+            after = make(state)
             if after is None:
-                return SwapResult(False, snapshot)
-            swapped = self.swap(snapshot, after, is_in=is_in)
+                return SwapResult(False, state)
+            swapped = self.swap(state, after, is_in=is_in)
             if swapped.won:
                 return swapped
-            snapshot = swapped.snapshot
+            state = swapped.state
         return None
 
     def swap(
         self,
-        before: PointerSnapshot,
+        before: SegmentState,
         after: SegmentState,
         *,
         is_in: Callable[[SegmentState], bool],
@@ -378,15 +348,15 @@ class PointerObject:
                     raise
                 raise self._lost(error) from problem
             else:
-                self.last = PointerSnapshot(after, etag)
+                self.last = replace(after, etag=etag)
                 self.swaps += 1
                 return SwapResult(True, self.last)
             try:
                 now = self.read()
-                if now.state.nonce == after.nonce:
+                if now.nonce == after.nonce:
                     return SwapResult(True, now)
                 if now.etag != before.etag:  # a request of ours that is still in flight is rejected now
-                    return SwapResult(is_in(now.state), now)
+                    return SwapResult(is_in(now), now)
             except AdjunctError as error:
                 raise self._lost(error) from problem
             time.sleep(random.uniform(0.5, 1.0) * _FIRST_PAUSE * 2**attempt)  # the identical request again

@@ -10,18 +10,24 @@ ranges: its footer, whose size is in the pointer, then single blocks.
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, TypeVar
 
 import mmh3
+from cachetools import LRUCache
+from pydantic import Field
 
 from dagster_adjunct.resources.arrow import np
+from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.errors import MalformedDocumentError
-from dagster_adjunct.resources.key_value.segment import VERSION_BYTES
+from dagster_adjunct.resources.key_value.segment import VERSION_BYTES, threads
+from dagster_adjunct.resources.objects.store import ObjectStore
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -179,6 +185,19 @@ _HEAD = struct.Struct("<8sIIQIII")
 _OVERHEAD = 24  # bytes of an entry besides key and value: version and lengths
 
 
+class RunRef(StoredDocument):
+    """A run: its id, size and footer size in bytes, number of entries (removed ones included), first and last commit,
+    and time of the last."""
+
+    id: str
+    size: int = Field(ge=0)
+    footer: int = Field(ge=0)
+    count: int = Field(ge=0)
+    first: int
+    last: int
+    newest: int
+
+
 @dataclass(frozen=True, slots=True)
 class RunIndex:
     """The content of a footer: `offsets` of blocks and the end of the last one, `firsts` their first keys."""
@@ -220,8 +239,8 @@ class RunWriter:
                 start = place
         self._extend(entries, start, len(entries))
 
-    def finish(self, tokens: bytes) -> WrittenRun:
-        """Write the rest; return the sizes of the run."""
+    def finish(self, tokens: bytes) -> dict[str, int]:
+        """Write the rest; return the size of the run and of its footer, and the number of its entries."""
         if len(self._open):
             self._close()
         number = len(self._counts)
@@ -241,7 +260,7 @@ class RunWriter:
         count = sum(self._counts)
         footer = _HEAD.pack(_MAGIC, zlib.crc32(body), number, count, *sizes) + body
         self._write(footer)
-        return WrittenRun(self._offsets[-1] + len(footer), len(footer), count)
+        return {"size": self._offsets[-1] + len(footer), "footer": len(footer), "count": count}
 
     def _extend(self, entries: Columns, start: int, end: int) -> None:
         self._open.keys += entries.keys[start:end]
@@ -256,15 +275,6 @@ class RunWriter:
         self._counts.append(len(self._open))
         self._firsts.append(self._open.keys[0])
         self._open, self._size = Columns([], [], []), 0
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenRun:
-    """A run's size and that of its footer in bytes, and its number of entries, removed ones included."""
-
-    size: int
-    footer: int
-    count: int
 
 
 def read_footer(data: bytes, where: str) -> RunIndex:
@@ -295,3 +305,118 @@ def damaged_object_error(where: str, problem: str) -> MalformedDocumentError:
     """Return the error for a damaged object of a segment."""
     step = "Restore this object from a backup or an older object version; for a newer format, upgrade dagster-adjunct."
     return MalformedDocumentError(f"{where} can't be read: {problem}.", step, document=where)
+
+
+# Reading runs from a store: footers and blocks by ranges, verified, with a cache of bounded size.
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+_WHOLE = 256 * 1024  # a run up to this size is read by one request
+_SPAN = 4 * 1024 * 1024  # adjacent blocks are read together, up to this size
+_WEIGHT = 3  # in memory an entry takes about three times its stored bytes
+
+
+class BlockCache:
+    """The most recently used footers and blocks, which never change, up to so many bytes."""
+
+    def __init__(self, size: int) -> None:
+        self._kept: LRUCache[tuple[str, int], tuple[int, RunIndex | Columns]] = LRUCache(size, getsizeof=itemgetter(0))
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[str, int]) -> RunIndex | Columns | None:
+        with self._lock:
+            return self._kept.get(key, (0, None))[1]
+
+    def put(self, key: tuple[str, int], content: RunIndex | Columns, size: int) -> None:
+        weight = size * (_WEIGHT if isinstance(content, Columns) else 1)
+        with self._lock:
+            if weight <= self._kept.maxsize:
+                self._kept[key] = weight, content
+
+
+class RunObjects:
+    """The runs of a segment, below `prefix`, for any thread.
+
+    Raises ObjectNotFoundError for a missing run, MalformedDocumentError for a damaged one, and StoreUnavailableError.
+    """
+
+    def __init__(self, store: ObjectStore, prefix: str, cache: BlockCache) -> None:
+        self.store, self.prefix, self._cache = store, prefix, cache
+
+    def key(self, run: str) -> str:
+        """Return the key of a run's object."""
+        return f"{self.prefix}/runs/{run}"
+
+    def indexes(self, runs: Sequence[RunRef]) -> list[RunIndex]:
+        """Return the indexes of several runs, fetched concurrently."""
+        return _at_once(self.index, runs)
+
+    def index(self, run: RunRef) -> RunIndex:
+        """Return the index of a run."""
+        key = self.key(run.id)
+        kept = self._cache.get((key, -1))
+        if isinstance(kept, RunIndex):
+            return kept
+        start = 0 if run.size <= _WHOLE else run.size - run.footer
+        data = self.store.get_range(key, start, run.size - start)
+        if len(data) != run.size - start:
+            raise damaged_object_error(
+                self._where(key), f"it ends after {start + len(data):,} bytes, expected {run.size:,}"
+            )
+        index = read_footer(data[len(data) - run.footer :], self._where(key))
+        self._cache.put((key, -1), index, run.footer)
+        if start == 0:
+            self._keep(key, index, range(len(index.counts)), data)
+        return index
+
+    def blocks(self, run: RunRef, index: RunIndex, first: int, last: int) -> list[Columns]:
+        """Return the blocks of a run from `first` to `last`, included; neighbors are fetched by one request."""
+        key = self.key(run.id)
+        blocks_by_number = {number: self._cache.get((key, number)) for number in range(first, last + 1)}
+        missing = [number for number, block in blocks_by_number.items() if block is None]
+        for blocks in _at_once(lambda span: self._fetch(key, index, span), [*_spans(missing, index)]):
+            blocks_by_number.update(blocks)
+        return [block for block in blocks_by_number.values() if isinstance(block, Columns)]
+
+    def fetch_at_once(self, wanted: Sequence[tuple[RunRef, RunIndex, int]]) -> list[Columns]:
+        """Return single blocks of several runs, fetched concurrently."""
+        return _at_once(lambda one: self.blocks(one[0], one[1], one[2], one[2])[0], wanted)
+
+    def _fetch(self, key: str, index: RunIndex, numbers: range) -> dict[int, Columns]:
+        start, end = index.offsets[numbers[0]], index.offsets[numbers[-1] + 1]
+        data = self.store.get_range(key, start, end - start)
+        return self._keep(key, index, numbers, data)
+
+    def _keep(self, key: str, index: RunIndex, numbers: range, data: bytes) -> dict[int, Columns]:
+        """Verify and cache the blocks of `numbers`, whose bytes these are."""
+        origin = index.offsets[numbers[0]] if numbers else 0
+        blocks = {}
+        for number in numbers:
+            part = data[index.offsets[number] - origin : index.offsets[number + 1] - origin]
+            if zlib.crc32(part) != index.checksums[number]:
+                raise damaged_object_error(self._where(key), f"block {number} has another checksum than in its footer")
+            blocks[number] = read_block(part)
+            self._cache.put((key, number), blocks[number], len(part))
+        return blocks
+
+    def _where(self, key: str) -> str:
+        return f"run {key!r} in {self.store.url}"
+
+
+def _spans(numbers: Sequence[int], index: RunIndex) -> Iterator[range]:
+    """Yield ranges of adjacent blocks that are not too large together."""
+    start = 0
+    for place in range(1, len(numbers) + 1):
+        whole = place < len(numbers) and numbers[place] == numbers[place - 1] + 1
+        if whole and index.offsets[numbers[place] + 1] - index.offsets[numbers[start]] <= _SPAN:
+            continue
+        yield range(numbers[start], numbers[place - 1] + 1)
+        start = place
+
+
+def _at_once(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
+    """Return the results of `work` for all items, in threads if there are several; `work` must not use them."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    return list(threads("runs", 16).map(work, items))

@@ -9,9 +9,12 @@ A write is one swap of the pointer, which many requests share.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -23,6 +26,9 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.key_value.segment import (
+    ABSENT,
+    ANYTHING,
+    ConditionsFailed,
     KeyRange,
     ReplyLostError,
     SegmentChange,
@@ -35,21 +41,248 @@ from dagster_adjunct.resources.key_value.segment import (
     result_of,
     threads,
 )
-from dagster_adjunct.resources.key_value_backends.objects.group_commit import GroupCommit
 from dagster_adjunct.resources.key_value_backends.objects.pointer import (
     Levels,
     PointerObject,
     SegmentState,
     Status,
+    SwapBackoff,
+    SwapResult,
     replace_log,
 )
-from dagster_adjunct.resources.key_value_backends.objects.segment_core import SegmentCore, SegmentUpkeep, now_in_ms
-from dagster_adjunct.resources.key_value_backends.objects.store import BlockCache, RunObjects
+from dagster_adjunct.resources.key_value_backends.objects.runs import BlockCache, RunObjects, Versioned
+from dagster_adjunct.resources.key_value_backends.objects.segment_core import (
+    SegmentCore,
+    SegmentUpkeep,
+    SegmentView,
+    now_in_ms,
+)
 from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, lake_in, open_store
 from dagster_adjunct.resources.objects.store import S3Options, StoreDescriptor
 from dagster_adjunct.resources.validation import validated
 
 _THREADS = partial(threads, "key-values", 32)
+
+
+# Group commit: requests that arrive during a swap go into the next one together.
+#
+# Each process does this for itself, and the swap of the pointer decides among processes. The requests of a group are
+# decided one after the other, as if each were a commit of its own.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueuedWrite:
+    """A call of `apply`, with the future of its answer."""
+
+    changes: Sequence[SegmentChange]
+    token: bytes
+    repeated: bool
+    answer: Future[None] = field(default_factory=Future)
+
+    @property
+    def size(self) -> int:
+        """Bytes of keys and values."""
+        return sum(len(change.key) + len(change.value or b"") for change in self.changes)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitDecision:
+    """The requests that a commit applies, those that an earlier commit has applied, and those whose conditions fail,
+    with the versions found. `writes` has each key once, as the last applied request leaves it."""
+
+    applied: tuple[QueuedWrite, ...]
+    before: tuple[QueuedWrite, ...]
+    refused: tuple[tuple[QueuedWrite, dict[int, bytes | None]], ...]
+    writes: Mapping[bytes, Versioned]
+
+    @property
+    def needs_swap(self) -> bool:
+        """Whether callers may only be answered after a swap. The rejection of a repeated request is final only once the
+        pointer has changed, because its first attempt may still be in flight."""
+        return bool(self.applied) or any(request.repeated for request, _ in self.refused)
+
+
+def conditional_keys(requests: Sequence[QueuedWrite]) -> set[bytes]:
+    """Return the keys whose versions decide."""
+    return {change.key for request in requests for change in request.changes if change.expected is not ANYTHING}
+
+
+def decide_commit(
+    requests: Sequence[QueuedWrite], versions: Mapping[bytes, bytes | None], applied_before: Collection[bytes]
+) -> CommitDecision:
+    """Decide about each request, given the current versions (None: no such key).
+
+    `applied_before` are the tokens of repeated requests that an earlier commit has applied.
+    """
+    applied, before, refused = [], [], []
+    current = dict(versions)
+    writes: dict[bytes, Versioned] = {}
+    for request in requests:
+        if request.token in applied_before:
+            before.append(request)
+            continue
+        failing = {
+            place: current.get(change.key)
+            for place, change in enumerate(request.changes)
+            if not _holds(change, current.get(change.key))
+        }
+        if failing:
+            refused.append((request, failing))
+            continue
+        applied.append(request)
+        for change in request.changes:
+            if change.is_guard:
+                continue
+            writes[change.key] = change.version, change.value
+            current[change.key] = None if change.value is None else change.version
+    return CommitDecision(tuple(applied), tuple(before), tuple(refused), writes)
+
+
+def _holds(change: SegmentChange, version: bytes | None) -> bool:
+    if change.expected is ANYTHING:
+        return True
+    return version is None if change.expected is ABSENT else version == change.expected
+
+
+_GROUP_BYTES = 8 * 1024 * 1024
+_GROUP_REQUESTS = 2000
+_PATIENCE = 30.0  # seconds for which a group competes with other writers
+_READS = 5
+
+
+class GroupCommit:
+    """Writes to a segment from this process, submitted by any thread."""
+
+    def __init__(self, core: SegmentCore) -> None:
+        self.process, self.core, self.upkeep = os.getpid(), core, SegmentUpkeep(core)
+        self._waiting: list[QueuedWrite] = []
+        self._running = False
+        self._lock = threading.Lock()
+        self._backoff = SwapBackoff()
+        self._seen = (0, 0)  # number of our last commit, and the swaps of this process until then
+
+    def submit(self, changes: Sequence[SegmentChange], token: bytes, repeated: bool) -> Future[None]:
+        """Return the future of the outcome: None, or an error of `TableSegment.apply`."""
+        request = QueuedWrite(changes, token, repeated)
+        with self._lock:
+            self._waiting.append(request)
+            if not self._running:
+                _THREADS().submit(self._run)
+                self._running = True
+        return request.answer
+
+    def _run(self) -> None:
+        while True:
+            group = self._take([])
+            if not group:
+                with self._lock:
+                    if not self._waiting:
+                        self._running = False
+                        return
+                continue
+            try:
+                with self.core.translate_errors():
+                    self._commit(group)
+            except BaseException as error:  # noqa: BLE001 - callers wait for their answers
+                for request in group:
+                    if not request.answer.done():
+                        request.answer.set_exception(error)
+
+    def _take(self, group: list[QueuedWrite]) -> list[QueuedWrite]:
+        """Return the waiting requests that join a group, as many as it may have."""
+        size = sum(request.size for request in group)
+        joining: list[QueuedWrite] = []
+        with self._lock:
+            while self._waiting and len(group) + len(joining) < _GROUP_REQUESTS:
+                size += self._waiting[0].size
+                if size > _GROUP_BYTES and (group or joining):
+                    break
+                request = self._waiting.pop(0)
+                if request.answer.set_running_or_notify_cancel():
+                    joining.append(request)
+        return joining
+
+    def _commit(self, group: list[QueuedWrite]) -> None:
+        """Decide and swap until the requests of a group are answered; later ones join it meanwhile."""
+        deadline = time.monotonic() + _PATIENCE
+        state = self.core.pointer.last if self._backoff.is_alone else None
+        fresh = False
+        reads = 0
+        self._wait()
+        while time.monotonic() < deadline:
+            began = time.monotonic()
+            joining = self._take(group)
+            group += joining
+            if state is None:
+                state, fresh = self.core.pointer.read(), True
+            elif joining:
+                fresh = False
+            try:
+                decision = self._decide(state, group)
+            except ObjectNotFoundError as error:  # the run was merged away since
+                reads, state = reads + 1, None
+                if reads == _READS:
+                    raise self.core.missing_run_error(error) from error
+                continue
+            if not decision.needs_swap:
+                if fresh:
+                    _answer(decision)
+                    return
+                state = None
+                continue
+            swapped = self._swap(state, decision)
+            if swapped.won:
+                self._won(swapped, began)
+                self.upkeep.after_commit(state, swapped.state)  # first, so that closing waits for it
+                _answer(decision)
+                return
+            state, fresh = swapped.state, True
+        problem = f"other writers of {self.core.pointer.key!r} were faster for {_PATIENCE:.0f} s."
+        step = "Try again, with more partitions or fewer writers."
+        raise TableUnavailableError(problem, step, table=str(self.core.table))
+
+    def _decide(self, state: SegmentState, group: list[QueuedWrite]) -> CommitDecision:
+        """Decide about the group. Requests that a sealed segment rejects are answered, and leave the group."""
+        self.core.require_existing(state)
+        repeated = {request.token for request in group if request.repeated}
+        before = self.core.find_applied(state, repeated) if repeated else set()
+        if state.status is Status.SEALED:
+            for request in group:
+                if request.token not in before:
+                    request.answer.set_exception(self.core.sealed_error())
+            group[:] = [request for request in group if request.token in before]
+        entries = SegmentView(state, self.core.objects).find(conditional_keys(group))
+        return decide_commit(group, {key: entry and entry[0] for key, entry in entries.items()}, before)
+
+    def _swap(self, state: SegmentState, decision: CommitDecision) -> SwapResult:
+        tokens = [request.token for request in decision.applied]
+        after = state.with_commit(now_in_ms(), tokens, decision.writes)
+        return self.core.pointer.swap(
+            state,
+            self.upkeep.spill_log(after),
+            is_in=lambda later: bool(tokens and self.core.find_applied(later, tokens[:1], after.number)),
+            pause=self._lost,
+        )
+
+    def _won(self, swapped: SwapResult, began: float) -> None:
+        seen, self._seen = self._seen, (swapped.state.number, self.core.pointer.swaps)
+        others = self._seen[0] - seen[0] - (self._seen[1] - seen[1]) if seen[0] else 0
+        self._backoff.record_win(others, time.monotonic() - began)
+
+    def _lost(self) -> None:
+        self._backoff.record_loss()
+        self._wait()
+
+    def _wait(self) -> None:
+        if seconds := self._backoff.next_pause():
+            time.sleep(seconds)
+
+
+def _answer(decision: CommitDecision) -> None:
+    for request in (*decision.applied, *decision.before):
+        request.answer.set_result(None)
+    for request, failing in decision.refused:
+        request.answer.set_exception(ConditionsFailed(failing))
 
 
 class ObjectSegment:
@@ -58,17 +291,17 @@ class ObjectSegment:
     def __init__(self, limits: SegmentLimits, core: Callable[[], SegmentCore]) -> None:
         self.limits = limits
         self._make = core
-        self._made: _SegmentParts | None = None
+        self._made: GroupCommit | None = None
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
-        await result_of(self._parts().commits.submit(changes, token, repeated))
+        await result_of(self._commits().submit(changes, token, repeated))
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
-        core = self._parts().core
+        core = self._commits().core
         return await in_thread(_THREADS, lambda: core.get(keys, values=values)) if keys else []
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
-        core = self._parts().core
+        core = self._commits().core
         return await in_thread(_THREADS, lambda: core.page(within, limit, values=values))
 
     async def close(self) -> None:
@@ -76,21 +309,11 @@ class ObjectSegment:
         if self._made is not None and self._made.process == os.getpid():
             await in_thread(_THREADS, self._made.upkeep.finish)
 
-    def _parts(self) -> _SegmentParts:
+    def _commits(self) -> GroupCommit:
         made = self._made
         if made is None or made.process != os.getpid():
-            core = self._make()
-            upkeep = SegmentUpkeep(core)
-            self._made = made = _SegmentParts(os.getpid(), core, upkeep, GroupCommit(core, upkeep))
+            self._made = made = GroupCommit(self._make())
         return made
-
-
-@dataclass(frozen=True, slots=True)
-class _SegmentParts:
-    process: int
-    core: SegmentCore
-    upkeep: SegmentUpkeep
-    commits: GroupCommit
 
 
 _MEGABYTE = 1024 * 1024
@@ -218,7 +441,7 @@ def _settle_status(table: TableId, pointer: PointerObject, status: Status) -> St
     if swapped is None:
         problem = f"other writers were always first to replace {pointer.key!r} in {pointer.store.url}."
         raise TableUnavailableError(problem, "Do it again.", table=str(table))
-    return swapped.snapshot.state.status
+    return swapped.state.status
 
 
 def _prefix(table: TableId, partition: int) -> str:

@@ -41,8 +41,6 @@ from dagster_adjunct.resources.key_value_backends.objects.pointer import (
     Levels,
     MergeClaim,
     PointerObject,
-    PointerSnapshot,
-    RunRef,
     SegmentState,
     Status,
     columns_from_log,
@@ -52,9 +50,12 @@ from dagster_adjunct.resources.key_value_backends.objects.pointer import (
     tokens_since,
 )
 from dagster_adjunct.resources.key_value_backends.objects.runs import (
+    BlockCache,
     Columns,
     Hashed,
     RunIndex,
+    RunObjects,
+    RunRef,
     RunWriter,
     Versioned,
     concat_columns,
@@ -62,7 +63,6 @@ from dagster_adjunct.resources.key_value_backends.objects.runs import (
     hash_key,
     may_hold,
 )
-from dagster_adjunct.resources.key_value_backends.objects.store import BlockCache, RunObjects
 from dagster_adjunct.resources.objects.store import staged_file_errors
 
 # Eight adjacent runs of about one size are merged into one. So an entry is rewritten once for each power of eight that
@@ -158,7 +158,7 @@ class SegmentView:
     def _parts(self, within: KeyRange, wanted: int) -> list[Part]:
         runs = zip(self.state.levels.runs, self._indexes, strict=True)
         recent = columns_from_log(self.state.recent).between(within.start, within.end)
-        return [*(RunPart(self._objects, run, index, wanted, within.end) for run, index in runs), LogPart(recent)]
+        return [*(RunPart(self._objects, run, index, wanted, within.end) for run, index in runs), recent]
 
 
 @dataclass(slots=True)
@@ -167,21 +167,6 @@ class _Search:
     hashed: Hashed
     run: int
     block: int = -1
-
-
-class LogPart:
-    """Entries of the log, which are in memory."""
-
-    def __init__(self, entries: Columns) -> None:
-        self._entries = entries
-
-    def reach(self, within: KeyRange) -> bytes | None:
-        """Return the key before which a window should end; None means the end of the range."""
-        return None
-
-    def read(self, within: KeyRange) -> Columns:
-        """Return the entries of a range."""
-        return self._entries.between(within.start, within.end)
 
 
 class RunPart:
@@ -202,17 +187,20 @@ class RunPart:
         reached = index.firsts[last] if last < len(index.firsts) else None
         return reached if reached is not None and (within.end is None or reached < within.end) else None
 
-    def read(self, within: KeyRange) -> Columns:
-        """Return the entries of a range; only blocks that may have some are read, and some that follow."""
+    def between(self, start: bytes, end: bytes | None) -> Columns:
+        """Return the entries from `start` up to but not including `end`.
+
+        Only blocks that may have some are read, and some that follow.
+        """
         firsts = self._index.firsts
-        first = max(0, self._index.block_of(within.start))
-        last = len(firsts) if within.end is None else bisect_left(firsts, within.end)
+        first = max(0, self._index.block_of(start))
+        last = len(firsts) if end is None else bisect_left(firsts, end)
         if first >= last:
             return Columns([], [], [])
         if not all(number in self._held for number in range(first, last)):
             ahead = max(last, self._ahead_of(first))
             self._held = dict(enumerate(self._objects.blocks(self._run, self._index, first, ahead - 1), first))
-        return concat_columns([self._held[number] for number in range(first, last)]).between(within.start, within.end)
+        return concat_columns([self._held[number] for number in range(first, last)]).between(start, end)
 
     def _ahead_of(self, first: int) -> int:
         """Return the block before which there are about as many entries as wanted in all, within the range."""
@@ -225,7 +213,8 @@ class RunPart:
         return last
 
 
-Part = LogPart | RunPart
+Part = RunPart | Columns
+"""Entries of a run, or those of the log, which are in memory."""
 
 
 def merge_parts(parts: Sequence[Part], within: KeyRange) -> Iterator[Columns]:
@@ -236,9 +225,9 @@ def merge_parts(parts: Sequence[Part], within: KeyRange) -> Iterator[Columns]:
     start: bytes | None = within.start
     while start is not None:
         left = KeyRange(start, within.end)
-        reached = min((key for part in parts if (key := part.reach(left)) is not None), default=None)
-        window = KeyRange(start, within.end if reached is None else reached)
-        sources = [part.read(window) for part in parts]
+        reaches = (part.reach(left) for part in parts if isinstance(part, RunPart))
+        reached = min((key for key in reaches if key is not None), default=None)
+        sources = [part.between(start, within.end if reached is None else reached) for part in parts]
         yield merge_newest([source for source in sources if len(source)])
         start = reached
 
@@ -275,7 +264,7 @@ class SegmentCore:
     def get(self, keys: Collection[bytes], *, values: bool) -> list[StoredEntry | None]:
         """Return the entries of keys, all of one moment."""
         by_key = self.read_consistently(
-            lambda snapshot: SegmentView(self.require_existing(snapshot), self.objects).find(keys)
+            lambda state: SegmentView(self.require_existing(state), self.objects).find(keys)
         )
         entries: list[StoredEntry | None] = []
         for key in keys:
@@ -288,7 +277,7 @@ class SegmentCore:
         follows = self._ends.pop(within.start, _NEW) is None
         wanted = max(limit, _AHEAD) if follows else limit
         page = self.read_consistently(
-            lambda snapshot: self._page(self.require_existing(snapshot), within, limit, wanted, values)
+            lambda state: self._page(self.require_existing(state), within, limit, wanted, values)
         )
         if len(page.keys) == limit:
             self._ends[within.after(page.keys[-1]).start] = None
@@ -296,23 +285,23 @@ class SegmentCore:
                 self._ends.popitem(last=False)
         return page
 
-    def read_consistently(self, read: Callable[[PointerSnapshot], T]) -> T:
+    def read_consistently(self, read: Callable[[SegmentState], T]) -> T:
         """Return what `read` returns for the current state; again if a run that it needs was merged away meanwhile."""
         with self.translate_errors():
             missing: ObjectNotFoundError | None = None
             for _ in range(_READS):
-                snapshot = self.pointer.read_fresh()
+                state = self.pointer.read_fresh()
                 try:
-                    return read(snapshot)
+                    return read(state)
                 except ObjectNotFoundError as error:
                     missing = error
             raise self.missing_run_error(missing)
 
-    def require_existing(self, snapshot: PointerSnapshot) -> SegmentState:
+    def require_existing(self, state: SegmentState) -> SegmentState:
         """Return the state of a segment; raise the error of a deleted one."""
-        if snapshot.state.status is Status.DELETED:
+        if state.status is Status.DELETED:
             raise self.deleted_error()
-        return snapshot.state
+        return state
 
     def find_applied(self, state: SegmentState, tokens: Collection[bytes], oldest: int | None = None) -> set[bytes]:
         """Return which of these tokens were applied by a recent commit, or by one from number `oldest` on."""
@@ -409,11 +398,11 @@ class SegmentUpkeep:
         self._asked = False
         self._alive = False
 
-    def after_commit(self, before: PointerSnapshot, after: PointerSnapshot) -> None:
+    def after_commit(self, before: SegmentState, after: SegmentState) -> None:
         """Start the upkeep that a commit of ours made due."""
-        grown = len(after.state.log) // FLUSHED_BYTES > len(before.state.log) // FLUSHED_BYTES
-        spilled = after.state.levels.flushed == after.state.number
-        if len(after.state.levels.runs) >= _MANY_RUNS:
+        grown = len(after.log) // FLUSHED_BYTES > len(before.log) // FLUSHED_BYTES
+        spilled = after.levels.flushed == after.number
+        if len(after.levels.runs) >= _MANY_RUNS:
             self._do(self._merge_all)  # slows down writers that flush faster than runs are merged
         elif grown or spilled:
             self._start()
@@ -473,7 +462,7 @@ class SegmentUpkeep:
         self._merge_all()
 
     def _flush(self) -> None:
-        state = self._core.pointer.read().state
+        state = self._core.pointer.read()
         if len(state.log) < FLUSHED_BYTES or state.status is Status.DELETED:
             return
         run = self._write_log(state)
@@ -515,7 +504,7 @@ class SegmentUpkeep:
                 state.following(now), state.levels.model_copy(update={"claims": (*others, claim)}), state.log
             )
 
-        if not plan_merge(self._core.pointer.read().state.levels, now_in_ms()) or not self._swap(
+        if not plan_merge(self._core.pointer.read().levels, now_in_ms()) or not self._swap(
             claimed, _NO_RUN, lambda levels: claim in levels.claims
         ):
             return False
@@ -546,7 +535,7 @@ class SegmentUpkeep:
         indexes = objects.indexes(runs)
         parts = [RunPart(objects, run, index, _MERGED_AT_ONCE, None) for run, index in zip(runs, indexes, strict=True)]
         everything = merge_parts(parts, KeyRange())
-        if self._core.pointer.read().state.levels.runs[:1] == runs[:1]:
+        if self._core.pointer.read().levels.runs[:1] == runs[:1]:
             everything = map(drop_removed, everything)
         kept_since = now_in_ms() - TOKENS_KEPT
         tokens = b"".join(
@@ -566,8 +555,7 @@ class SegmentUpkeep:
             writer = RunWriter(file.write)
             for part in entries:
                 writer.add(part)
-            written = writer.finish(tokens)
-            return RunRef(id=run, size=written.size, footer=written.footer, count=written.count, **facts)
+            return RunRef(id=run, **writer.finish(tokens), **facts)
 
         if size <= _IN_MEMORY:
             buffer = io.BytesIO()
@@ -587,8 +575,7 @@ class SegmentUpkeep:
         """Delete unused runs written before a swap of ours, which can't become part of the segment after it."""
         pointer, prefix = self._core.pointer, self._core.objects.key("")
         listed = {item.key.removeprefix(prefix) for item in pointer.store.list(prefix)}
-        snapshot = pointer.read().state
-        if not listed - _referenced_runs(snapshot.levels):
+        if not listed - _referenced_runs(pointer.read().levels):
             return
 
         def with_collected(state: SegmentState) -> SegmentState | None:
@@ -616,7 +603,7 @@ class SegmentUpkeep:
             return change(state)
 
         swapped = pointer.change(changed, is_in=lambda state: is_in(state.levels))
-        return swapped.snapshot.state if swapped is not None and swapped.won else None
+        return swapped.state if swapped is not None and swapped.won else None
 
 
 def _referenced_runs(levels: Levels) -> set[str]:
