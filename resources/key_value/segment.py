@@ -18,7 +18,7 @@ from enum import Enum
 from functools import lru_cache
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import mmh3
 
@@ -260,6 +260,22 @@ class ConditionsFailed(Exception):
         self.found = dict(found)
 
 
+Failing: TypeAlias = dict[int, bytes | None]
+"""The indexes of changes whose conditions do not hold, with the versions found."""
+
+
+def failed_conditions(
+    changes: Sequence[SegmentChange], current: Mapping[bytes, bytes | None], start: int = 0
+) -> Failing:
+    """Return the changes, from `start` on, whose conditions do not hold for these versions of their keys."""
+    return {
+        place: current.get(change.key)
+        for place, change in enumerate(changes[start:], start)
+        if change.expected is not ANYTHING
+        and current.get(change.key) != (None if change.expected is ABSENT else change.expected)
+    }
+
+
 class ReplyLostError(TransientError):
     """A request was sent, and whether it was applied is unknown. It is sent again with `repeated=True`."""
 
@@ -398,6 +414,14 @@ def backend_from(description: Mapping[str, Any]) -> SegmentBackend:
     return _BACKENDS.from_description(description)
 
 
+B = TypeVar("B", bound=SegmentBackend)
+
+
+def restore_backend(kind: Callable[..., B], settings: Mapping[str, Any]) -> B:
+    """Return the backend of these settings, for pickle."""
+    return kind(**settings)
+
+
 def deleted_table_error(table: TableId, label: str) -> KeyValueTableNotFoundError:
     """Return the error for a table that no longer exists; `label` says which it is, and where it was."""
     problem = f"{label} was deleted since it was opened."
@@ -432,6 +456,12 @@ def new_token() -> bytes:
 def make_version(token: bytes, index: int) -> bytes:
     """Return the version that the change at this index of a request gives its key. It is never used again."""
     return token + index.to_bytes(VERSION_BYTES - TOKEN_BYTES, "big")
+
+
+def with_versions(changes: Iterable[SegmentChange]) -> tuple[list[SegmentChange], bytes]:
+    """Return the changes of a request, each with its version, and the request's token."""
+    token = new_token()
+    return [change._replace(version=make_version(token, place)) for place, change in enumerate(changes)], token
 
 
 # Not frozen: one is made for each entry that is read, and a frozen one takes twice as long to make.

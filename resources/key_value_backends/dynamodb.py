@@ -16,7 +16,7 @@ from dagster_adjunct.resources.backends.dynamodb import resolve_table_key
 from dagster_adjunct.resources.backends.dynamodb_connection import Connection, error_code
 from dagster_adjunct.resources.common import argument_error, check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, TableUnavailableError, TransientError
-from dagster_adjunct.resources.key_value.segment import TableId, TableSegment
+from dagster_adjunct.resources.key_value.segment import TableId, TableSegment, restore_backend
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     GATES,
     KEY_SCHEMA,
@@ -98,7 +98,7 @@ class DynamoDbSegments:
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make, (self.to_dict(),)
+        return restore_backend, (DynamoDbSegments, self.to_dict())
 
     def create(self, table: TableId, partitions: int) -> None:
         """Create a table, paid per request, and wait until it accepts requests."""
@@ -198,7 +198,3 @@ def _may_pass(error: BaseException) -> bool:
 
     unreached = isinstance(error.__cause__, EndpointConnectionError | ConnectTimeoutError)
     return isinstance(error, TransientError) and not unreached
-
-
-def _make(settings: dict[str, Any]) -> DynamoDbSegments:
-    return DynamoDbSegments(**settings)

@@ -20,7 +20,13 @@ from dagster_adjunct.resources.backends.postgres_connection import (
 )
 from dagster_adjunct.resources.backends.store import check_variable_name
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
-from dagster_adjunct.resources.key_value.segment import SegmentLimits, TableId, TableSegment, is_blocking
+from dagster_adjunct.resources.key_value.segment import (
+    SegmentLimits,
+    TableId,
+    TableSegment,
+    is_blocking,
+    restore_backend,
+)
 from dagster_adjunct.resources.key_value_backends.callers import PerCaller
 from dagster_adjunct.resources.key_value_backends.sqlite import sql_table_name
 from dagster_adjunct.resources.validation import validated
@@ -94,7 +100,7 @@ class PostgresSegments:
         return {name: getattr(self, name) for name in names}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make, (self.to_dict(),)
+        return restore_backend, (PostgresSegments, self.to_dict())
 
     def create(self, table: TableId, partitions: int) -> None:
         entries, tokens, _ = self._names(table)
@@ -260,7 +266,3 @@ class PostgresSegments:
 
 def _label(table: TableId) -> str:
     return f"key-value table {table}"
-
-
-def _make(settings: dict[str, Any]) -> PostgresSegments:
-    return PostgresSegments(**settings)

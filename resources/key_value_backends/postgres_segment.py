@@ -20,6 +20,7 @@ from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
     ConditionsFailed,
+    Failing,
     KeyRange,
     ReplyLostError,
     SegmentChange,
@@ -28,6 +29,7 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredPage,
     TableId,
     deleted_table_error,
+    failed_conditions,
     pause,
     sealed_table_error,
 )
@@ -301,7 +303,6 @@ WRITES_BETWEEN_PRUNING = 1000
 _KEY = itemgetter(0)
 
 R = TypeVar("R")
-Failing = dict[int, bytes | None]
 _entry: Callable[[Sequence[Any]], StoredEntry] = partial(tuple.__new__, StoredEntry)
 
 
@@ -481,14 +482,7 @@ class PostgresSegment:
         """
         keys = self._addresses([change.key for change in changes])
         rows = wire.rows(await wire.ask(self._statements.get_many_versions, [keys]), _entry)
-        current = {entry.key: entry.version for entry in rows}
-        failing = {
-            place: current.get(change.key)
-            for place, change in enumerate(changes)
-            if change.expected is not ANYTHING
-            and current.get(change.key) != (None if change.expected is ABSENT else change.expected)
-        }
-        return failing or None
+        return failed_conditions(changes, {entry.key: entry.version for entry in rows}) or None
 
     def _addresses(self, keys: Sequence[bytes]) -> bytes:
         return encode_bytea_array(keys, self._prefix)

@@ -29,6 +29,7 @@ from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
     ConditionsFailed,
+    Failing,
     KeyRange,
     ReplyLostError,
     SegmentChange,
@@ -38,7 +39,9 @@ from dagster_adjunct.resources.key_value.segment import (
     TableId,
     TableSegment,
     deleted_table_error,
+    failed_conditions,
     missing_table_error,
+    restore_backend,
     sealed_table_error,
 )
 from dagster_adjunct.resources.validation import validated
@@ -298,8 +301,6 @@ _KEY = itemgetter(0)
 
 T = TypeVar("T")
 _Execute = Callable[..., sqlite3.Cursor]
-Failing = dict[int, bytes | None]
-"""The indexes of changes whose conditions do not hold, with the versions found."""
 
 
 class SqliteSegment:
@@ -396,14 +397,12 @@ class SqliteSegment:
 
     def _failing(self, execute: _Execute, changes: Sequence[SegmentChange], start: int) -> Failing:
         """Return the changes, from `start` on, whose conditions do not hold."""
-        failing: Failing = {}
-        for place, change in enumerate(changes[start:], start):
+        current: dict[bytes, bytes] = {}
+        for change in changes[start:]:
             if change.expected is not ANYTHING:
                 row = execute(self._sql.get_version, (self._partition, change.key)).fetchone()
-                version = None if row is None else row[1]
-                if version != (None if change.expected is ABSENT else change.expected):
-                    failing[place] = version
-        return failing
+                current |= {} if row is None else {change.key: row[1]}
+        return failed_conditions(changes, current, start)
 
     def _commit(self, execute: _Execute) -> None:
         try:
@@ -514,7 +513,7 @@ class SqliteSegments:
         return {"path": self.path, "busy_timeout": self.busy_timeout}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make, (self.to_dict(),)
+        return restore_backend, (SqliteSegments, self.to_dict())
 
     def create(self, table: TableId, partitions: int) -> None:
         label, name = self._label(table), sql_table_name(table)
@@ -579,7 +578,3 @@ class SqliteSegments:
 
     def _label(self, table: TableId) -> str:
         return f"key-value table {table} in {self.path}"
-
-
-def _make(settings: dict[str, Any]) -> SqliteSegments:
-    return SqliteSegments(**settings)

@@ -26,9 +26,9 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.key_value.segment import (
-    ABSENT,
     ANYTHING,
     ConditionsFailed,
+    Failing,
     KeyRange,
     ReplyLostError,
     SegmentChange,
@@ -37,6 +37,7 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredPage,
     TableId,
     TableSegment,
+    failed_conditions,
     in_thread,
     result_of,
     threads,
@@ -92,7 +93,7 @@ class CommitDecision:
 
     applied: tuple[QueuedWrite, ...]
     before: tuple[QueuedWrite, ...]
-    refused: tuple[tuple[QueuedWrite, dict[int, bytes | None]], ...]
+    refused: tuple[tuple[QueuedWrite, Failing], ...]
     writes: Mapping[bytes, Versioned]
 
     @property
@@ -100,11 +101,6 @@ class CommitDecision:
         """Whether callers may only be answered after a swap. The rejection of a repeated request is final only once the
         pointer has changed, because its first attempt may still be in flight."""
         return bool(self.applied) or any(request.repeated for request, _ in self.refused)
-
-
-def conditional_keys(requests: Sequence[QueuedWrite]) -> set[bytes]:
-    """Return the keys whose versions decide."""
-    return {change.key for request in requests for change in request.changes if change.expected is not ANYTHING}
 
 
 def decide_commit(
@@ -121,12 +117,7 @@ def decide_commit(
         if request.token in applied_before:
             before.append(request)
             continue
-        failing = {
-            place: current.get(change.key)
-            for place, change in enumerate(request.changes)
-            if not _holds(change, current.get(change.key))
-        }
-        if failing:
+        if failing := failed_conditions(request.changes, current):
             refused.append((request, failing))
             continue
         applied.append(request)
@@ -136,12 +127,6 @@ def decide_commit(
             writes[change.key] = change.version, change.value
             current[change.key] = None if change.value is None else change.version
     return CommitDecision(tuple(applied), tuple(before), tuple(refused), writes)
-
-
-def _holds(change: SegmentChange, version: bytes | None) -> bool:
-    if change.expected is ANYTHING:
-        return True
-    return version is None if change.expected is ABSENT else version == change.expected
 
 
 _GROUP_BYTES = 8 * 1024 * 1024
@@ -251,7 +236,8 @@ class GroupCommit:
                 if request.token not in before:
                     request.answer.set_exception(self.core.sealed_error())
             group[:] = [request for request in group if request.token in before]
-        entries = SegmentView(state, self.core.objects).find(conditional_keys(group))
+        conditional = {change.key for one in group for change in one.changes if change.expected is not ANYTHING}
+        entries = SegmentView(state, self.core.objects).find(conditional)
         return decide_commit(group, {key: entry and entry[0] for key, entry in entries.items()}, before)
 
     def _swap(self, state: SegmentState, decision: CommitDecision) -> SwapResult:
