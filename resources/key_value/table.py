@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from dagster_adjunct.resources.common import check_whole_number
-from dagster_adjunct.resources.errors import KeyValueTableError
+from dagster_adjunct.resources.errors import KeyValueTableError, TransientError
 from dagster_adjunct.resources.key_value.entries import (
     EntryCoder,
     Put,
@@ -68,6 +68,53 @@ PAGE_SIZE = 1000
 _READERS = partial(threads, "key-value-partitions", 16)
 
 
+class OpenTable(Generic[K, V]):
+    """The segments of a table, opened on first use, and the conversion of its entries."""
+
+    def __init__(
+        self,
+        id: TableId,
+        configuration: KeyValueTableConfiguration,
+        backend: SegmentBackend,
+        key: Serializer[K],
+        value: Serializer[V],
+    ) -> None:
+        self.id, self.partitions, self.backend = id, configuration.partitions, backend
+        self.coder = EntryCoder(id, configuration, backend.limits, key, value)
+        self._segments: dict[int, TableSegment] = {}
+
+    def segment(self, partition: int) -> TableSegment:
+        """Return a segment."""
+        segment = self._segments.get(partition)
+        if segment is None:  # of two threads that open it at once, one gets the other's
+            segment = self._segments.setdefault(partition, self.backend.open(self.id, partition))
+        return segment
+
+    def place(self, family: str | None, key: K) -> tuple[int, bytes]:
+        """Return the partition and the table key of a key. Raises KeyTooLongError and SerializationError."""
+        prefix = self.coder.prefix(family)
+        stored = self.coder.table_key(prefix, key)
+        return self.coder.partition(prefix, stored), stored
+
+    async def apply(
+        self,
+        partition: int,
+        changes: Sequence[SegmentChange],
+        token: bytes,
+        *,
+        retried: type[TransientError] = TransientError,
+    ) -> None:
+        """Apply all changes or none, as `apply_until_settled` does. Raises BatchTooLargeError if they are too many."""
+        check_limits(self.id, changes, self.backend.limits)
+        segment, horizon = self.segment(partition), self.backend.horizon
+        await apply_until_settled(self.id, segment, changes, token, horizon=horizon, retried=retried)
+
+    async def close(self) -> None:
+        """Release what the running event loop uses, or the threads without one."""
+        for segment in list(self._segments.values()):
+            await segment.close()
+
+
 def _names_family(operation: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Make errors of an operation name the family that it was called with."""
 
@@ -106,9 +153,8 @@ class KeyValueTable(Generic[K, V]):
     ) -> None:
         self.id, self.configuration, self.backend = id, configuration, backend
         self.key_serializer, self.value_serializer = key, value
-        self._limits = backend.limits
-        self._coder = EntryCoder(id, configuration, backend.limits, key, value)
-        self._segments: dict[int, TableSegment] = {}
+        self._open = OpenTable(id, configuration, backend, key, value)
+        self._coder = self._open.coder
 
     def __reduce__(self) -> tuple[Any, ...]:
         return KeyValueTable, (self.id, self.configuration, self.backend, self.key_serializer, self.value_serializer)
@@ -272,38 +318,24 @@ class KeyValueTable(Generic[K, V]):
 
     async def close(self) -> None:
         """Release what the running event loop uses; a later operation opens it again."""
-        for segment in list(self._segments.values()):
-            await segment.close()
-
-    def _segment(self, partition: int) -> TableSegment:
-        segment = self._segments.get(partition)
-        if segment is None:  # of two threads that open it at once, one gets the other's
-            segment = self._segments.setdefault(partition, self.backend.open(self.id, partition))
-        return segment
+        await self._open.close()
 
     async def _write(self, family: str | None, key: K, value: bytes | None, expected: Expected | bytes) -> KeyVersion:
-        coder = self._coder
-        prefix = coder.prefix(family)
-        stored = coder.table_key(prefix, key)
-        token = new_token()
+        (partition, stored), token = self._open.place(family, key), new_token()
         version = make_version(token, 0)
         changes = (SegmentChange(stored, value, version, expected),)
-        await self._apply(coder.partition(prefix, stored), WriteRequest(family, (key,), changes, token))
+        await self._apply(partition, WriteRequest(family, (key,), changes, token))
         return KeyVersion(version)
 
     async def _apply(self, partition: int, request: WriteRequest[K]) -> None:
-        check_limits(self.id, request.changes, self._limits)
-        segment, horizon = self._segment(partition), self.backend.horizon
         try:
-            await apply_until_settled(self.id, segment, request.changes, request.token, horizon=horizon)
+            await self._open.apply(partition, request.changes, request.token)
         except ConditionsFailed as failed:
             raise conditions_error(self.id, request, failed) from None
 
     async def _find(self, family: str | None, key: K, *, values: bool) -> StoredEntry | None:
-        coder = self._coder
-        prefix = coder.prefix(family)
-        stored = coder.table_key(prefix, key)
-        (entry,) = await self._get(coder.partition(prefix, stored), (stored,), values)
+        partition, stored = self._open.place(family, key)
+        (entry,) = await self._get(partition, (stored,), values)
         return entry
 
     async def _get_from_partitions(self, prefixes: Iterable[bytes], keys: Sequence[bytes]) -> list[StoredEntry | None]:
@@ -320,7 +352,7 @@ class KeyValueTable(Generic[K, V]):
         return entries
 
     async def _get(self, partition: int, keys: Sequence[bytes], values: bool) -> list[StoredEntry | None]:
-        return await read_with_retries(partial(self._segment(partition).get, keys, values=values))
+        return await read_with_retries(partial(self._open.segment(partition).get, keys, values=values))
 
     def _range(self, family: str, prefix: str | bytes | None, start: K | None, end: K | None) -> KeyRange:
         check_family(self.id, family)
@@ -354,7 +386,7 @@ class KeyValueTable(Generic[K, V]):
 
         async def read(partition: int, within: KeyRange, limit: int, values: bool) -> StoredPage:
             if partition not in readers:
-                segment = self._segment(partition)
+                segment = self._open.segment(partition)
                 readers.clear()
                 readers[partition] = (
                     segment.prefetching_reader() if isinstance(segment, PrefetchingSegment) else segment

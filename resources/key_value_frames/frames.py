@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, SchemaMismatchError
-from dagster_adjunct.resources.key_value.entries import EntryCoder, TableEntry
+from dagster_adjunct.resources.key_value.entries import TableEntry
 from dagster_adjunct.resources.key_value.segment import (
-    SegmentBackend,
     SegmentChange,
     TableId,
-    TableSegment,
-    apply_until_settled,
-    make_version,
-    new_token,
+    at_once,
+    run_without_loop,
     split_into_requests,
     split_table_key,
+    threads,
+    with_versions,
 )
 from dagster_adjunct.resources.key_value.serializers import (
     AvroSerializer,
@@ -32,7 +31,7 @@ from dagster_adjunct.resources.key_value.serializers import (
     Serializer,
     TextSerializer,
 )
-from dagster_adjunct.resources.key_value.table import KeyValueTable
+from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable, KeyValueTable, OpenTable
 from dagster_adjunct.resources.schemas.column_sql import named_column as sql_column
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.schemas.values import first_unreadable
@@ -89,13 +88,22 @@ def column_form(serializer: Serializer[Any]) -> ColumnForm:
 
 
 _AT_ONCE = 8  # concurrent requests
+_WRITERS = partial(threads, "key-value-frames", _AT_ONCE)
+
+Stored = OpenTable[bytes, bytes]
+"""A table of keys and values as they are stored."""
+
+
+def _stored(table: KeyValueTable[Any, Any]) -> Callable[[], Stored]:
+    """Return what opens a table as it is stored, in a worker."""
+    return partial(OpenTable, table.id, table.configuration, table.backend, BytesSerializer(), BytesSerializer())
 
 
 class PartitionLoad:
     """Writes the rows of one partition and counts `rows` and `entries`. Memory: a batch and eight requests."""
 
-    def __init__(self, table: TableId, backend: SegmentBackend) -> None:
-        self._table, self._backend = table, backend
+    def __init__(self, table: Stored) -> None:
+        self._table = table
         self._number: int | None = None
         self.rows = self.entries = 0
 
@@ -105,24 +113,15 @@ class PartitionLoad:
         first = next(changes, None)
         if first is None or self._number is None:
             return
-        segment = self._backend.open(self._table, self._number)
-        requests = split_into_requests(chain([first], changes), self._backend.limits)
-        at_once = _AT_ONCE if self._backend.waits else 1
-        with asyncio.Runner() as loop:
-            try:
-                while parts := list(islice(requests, at_once)):
-                    loop.run(self._apply_each(segment, parts))
-                    self.entries += sum(map(len, parts))
-            finally:
-                loop.run(segment.close())
-
-    async def _apply_each(self, segment: TableSegment, parts: list[list[SegmentChange]]) -> None:
-        await asyncio.gather(*(self._apply(segment, part) for part in parts))
-
-    async def _apply(self, segment: TableSegment, part: list[SegmentChange]) -> None:
-        token = new_token()
-        changes = [change._replace(version=make_version(token, place)) for place, change in enumerate(part)]
-        await apply_until_settled(self._table, segment, changes, token, horizon=self._backend.horizon)
+        requests = split_into_requests(chain([first], changes), self._table.backend.limits)
+        count = _AT_ONCE if self._table.backend.waits else 1
+        try:
+            while parts := list(islice(requests, count)):
+                writes = (self._table.apply(self._number, *with_versions(part)) for part in parts)
+                run_without_loop(at_once(_WRITERS, writes))
+                self.entries += sum(map(len, parts))
+        finally:
+            run_without_loop(self._table.close())
 
     def _changes(self, batches: Iterator[Any]) -> Iterator[SegmentChange]:
         """Yield a put of the last row of each key."""
@@ -155,10 +154,10 @@ class PartitionLoad:
         of_family = "" if family is None else f" of family {family!r:.60}"
         same = "" if row[2] is None else f" with the same order, {row[2]!r:.60}"
         return SchemaMismatchError(
-            f"key-value table {self._table}: the frame has two rows of the key {key!r:.60}{of_family}{same}, and the "
-            "last one is undefined.",
+            f"key-value table {self._table.id}: the frame has two rows of the key {key!r:.60}{of_family}{same}, and "
+            "the last one is undefined.",
             "Name a column that orders them with order_by=, or keep one row of each key.",
-            table=str(self._table),
+            table=str(self._table.id),
         )
 
 
@@ -182,7 +181,8 @@ def read_key_value_table(
     """
     key, value = column_form(table.key_serializer), column_form(table.value_serializer)
     readers = ((key.type, key.from_bytes), (value.type, value.from_bytes))  # all that workers need
-    stored = KeyValueTable(table.id, table.configuration, table.backend, BytesSerializer(), BytesSerializer())
+    bytes_ = BytesSerializer()
+    stored = BlockingKeyValueTable(KeyValueTable(table.id, table.configuration, table.backend, bytes_, bytes_))
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -195,16 +195,12 @@ def read_key_value_table(
 
 
 def _pages(
-    stored: KeyValueTable[bytes, bytes], number: int, page_size: int, readers: tuple[Reader, Reader]
+    stored: BlockingKeyValueTable[bytes, bytes], number: int, page_size: int, readers: tuple[Reader, Reader]
 ) -> Iterator[Any]:
     """Yield the entries of a partition as Arrow batches, one per page."""
-    with asyncio.Runner() as loop:
-        try:
-            pages = stored.all_entries(partitions=[number], page_size=page_size)
-            while (page := loop.run(pages.next_page())) is not None:
-                yield _batch(page.items, *readers)
-        finally:
-            loop.run(stored.close())
+    with stored:
+        for page in stored.all_entries(partitions=[number], page_size=page_size):
+            yield _batch(page.items, *readers)
 
 
 def _batch(entries: Sequence[TableEntry[bytes, bytes]], key: Reader, value: Reader) -> Any:
@@ -295,35 +291,33 @@ def _addressing(
     table: KeyValueTable[Any, Any], key: ColumnForm, value: ColumnForm
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return the task that serializes rows and finds their partitions."""
-    stored = (table.id, table.configuration, table.backend)
+    stored = _stored(table)
 
     def address(batches: Iterator[Any]) -> Iterator[Any]:
-        id, configuration, backend = stored
-        coder = EntryCoder(id, configuration, backend.limits, BytesSerializer(), BytesSerializer())
-        yield from encode_task_errors(_addressed(batch, coder, key, value) for batch in batches)
+        opened = stored()
+        yield from encode_task_errors(_addressed(batch, opened, key, value) for batch in batches)
 
     return address
 
 
-def _addressed(batch: Any, coder: EntryCoder[bytes, bytes], key: ColumnForm, value: ColumnForm) -> Any:
+def _addressed(batch: Any, table: Stored, key: ColumnForm, value: ColumnForm) -> Any:
     names = batch.schema.names
     for name in ("key", "value"):
         if batch.column(name).null_count:
-            raise _null(coder, name)
+            raise _null(table.id, name)
     if (found := first_unreadable(batch)) is not None:
-        raise found.error(f"key-value table {coder.table}", "a row of the frame", table=coder.table.name)
+        raise found.error(f"key-value table {table.id}", "a row of the frame", table=table.id.name)
     families = batch.column("family").to_pylist() if "family" in names else [None] * batch.num_rows
     partitions, table_keys = [], []
     for family, given in zip(families, batch.column("key").to_pylist(), strict=True):
-        prefix = coder.prefix(family)
-        stored = coder.table_key(prefix, key.to_bytes(given))
+        partition, stored = table.place(family, key.to_bytes(given))
         table_keys.append(stored)
-        partitions.append(coder.partition(prefix, stored))
+        partitions.append(partition)
     columns = {
         "partition": pa.array(partitions, pa.int32()),
         "table_key": pa.array(table_keys, pa.binary()),
         "value": pa.array(
-            [coder.value(value.to_bytes(cell)) for cell in batch.column("value").to_pylist()], pa.binary()
+            [table.coder.value(value.to_bytes(cell)) for cell in batch.column("value").to_pylist()], pa.binary()
         ),
     }
     if "order" in names:
@@ -331,19 +325,19 @@ def _addressed(batch: Any, coder: EntryCoder[bytes, bytes], key: ColumnForm, val
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _null(coder: EntryCoder[bytes, bytes], name: str) -> AdjunctError:
-    problem, next_step = f"key-value table {coder.table}: a row of the frame has no {name}.", "Filter out such rows."
+def _null(table: TableId, name: str) -> AdjunctError:
+    problem, next_step = f"key-value table {table}: a row of the frame has no {name}.", "Filter out such rows."
     if name == "key":
-        return NullKeyError(problem, next_step, table=coder.table.name)
+        return NullKeyError(problem, next_step, table=table.name)
     return SchemaMismatchError(problem, next_step, column=name)
 
 
 def _writing(table: KeyValueTable[Any, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return the task that writes the rows of one partition."""
-    stored = (table.id, table.backend)
+    stored = _stored(table)
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
-        load = PartitionLoad(*stored)
+        load = PartitionLoad(stored())
         try:
             load.run(batches)
             report: dict[str, Any] = {"rows": load.rows, "entries": load.entries}

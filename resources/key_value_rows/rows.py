@@ -36,7 +36,6 @@ from dagster_adjunct.resources.errors import (
     ScopeNotFoundError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.key_value.entries import EntryCoder, check_limits
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, ensure_table
 from dagster_adjunct.resources.key_value.segment import (
     ConditionsFailed,
@@ -45,18 +44,14 @@ from dagster_adjunct.resources.key_value.segment import (
     ReplyLostError,
     SegmentBackend,
     SegmentChange,
-    SegmentLimits,
     StoredEntry,
-    TableId,
-    TableSegment,
-    apply_until_settled,
     backend_from,
     describe_backend,
-    make_version,
-    new_token,
     split_into_requests,
+    with_versions,
 )
 from dagster_adjunct.resources.key_value.serializers import BytesSerializer, TextSerializer
+from dagster_adjunct.resources.key_value.table import OpenTable
 from dagster_adjunct.resources.key_value_rows.row_documents import (
     APPLIED,
     AT,
@@ -83,77 +78,33 @@ from dagster_adjunct.resources.tables.operation import (
 )
 from dagster_adjunct.resources.validation import validated
 
-
-@dataclass(frozen=True, slots=True)
-class OpenPartition:
-    """One partition. Errors of requests without effect are raised, for the remote table's own retry policy."""
-
-    table: TableId
-    segment: TableSegment
-    limits: SegmentLimits
-    horizon: float
-
-    async def apply(self, changes: Sequence[SegmentChange], token: bytes) -> None:
-        """Apply all changes or none. Raises ConditionsFailed, and OutcomeUnknownError if a reply was lost for good."""
-        check_limits(self.table, changes, self.limits)
-        await apply_until_settled(
-            self.table, self.segment, changes, token, horizon=self.horizon, retried=ReplyLostError
-        )
-
-
-class OpenTable:
-    """An open table with all its partitions."""
-
-    def __init__(self, table: TableId, configuration: KeyValueTableConfiguration, backend: SegmentBackend) -> None:
-        self._coder = EntryCoder(table, configuration, backend.limits, TextSerializer(), BytesSerializer())
-        self.partitions = tuple(
-            OpenPartition(table, backend.open(table, number), backend.limits, backend.horizon)
-            for number in range(configuration.partitions)
-        )
-
-    def place(self, family: str | None, key: str) -> tuple[int, bytes]:
-        """Return the partition and the table key. Raises KeyTooLongError and SerializationError."""
-        prefix = self._coder.prefix(family)
-        stored = self._coder.table_key(prefix, key)
-        return self._coder.partition(prefix, stored), stored
-
-    def checked(self, document: bytes) -> bytes:
-        """Return a value that the table accepts. Raises ValueTooLongError."""
-        return self._coder.value(document)
-
-    async def close(self) -> None:
-        """Release what the running event loop uses."""
-        for partition in self.partitions:
-            await partition.segment.close()
-
-
+Table = OpenTable[str, bytes]
 _PAGE = 500  # entries
 
 
-async def purge_marks(table: OpenTable, before: float) -> int:
+async def purge_marks(table: Table, before: float) -> int:
     """Remove the marks of updates applied before a time (seconds since 1970); return the number of keys.
 
     A record that others write meanwhile keeps its marks.
     """
     forgotten = 0
-    for partition in table.partitions:
+    for partition in range(table.partitions):
         left: KeyRange | None = KeyRange()
         while left is not None:
-            page = await partition.segment.page(left, _PAGE, values=True)
+            page = await table.segment(partition).page(left, _PAGE, values=True)
             left = left.after(page.keys[-1]) if page else None
             changes = [change for entry in page.entries() if (change := _without_marks(entry, before)) is not None]
-            for part in split_into_requests(changes, partition.limits):
-                forgotten += await _apply(partition, part)
+            for part in split_into_requests(changes, table.backend.limits):
+                forgotten += await _apply(table, partition, part)
     return forgotten
 
 
-async def _apply(partition: OpenPartition, changes: Sequence[SegmentChange]) -> int:
+async def _apply(table: Table, partition: int, changes: Sequence[SegmentChange]) -> int:
     """Apply the changes whose keys nobody has written meanwhile; return their number."""
     while changes:
-        token = new_token()
-        request = [change._replace(version=make_version(token, place)) for place, change in enumerate(changes)]
         try:
-            await partition.apply(request, token)
+            # Errors of requests without effect are raised, for the remote table's own retry policy.
+            await table.apply(partition, *with_versions(changes), retried=ReplyLostError)
             break
         except ConditionsFailed as late:
             changes = [change for place, change in enumerate(changes) if place not in late.found]
@@ -192,7 +143,8 @@ class OptimisticWrites:
     """
 
     label: str
-    partition: OpenPartition
+    table: Table
+    partition: int
     left: Sequence[Entry]
     table_keys: Mapping[Row, bytes]
     reads: bool
@@ -223,7 +175,7 @@ class OptimisticWrites:
         if self.reads:
             keys = list(dict.fromkeys(entry.key for entry in entries))
             try:
-                stored = await self.partition.segment.get([self.table_keys[key] for key in keys])
+                stored = await self.table.segment(self.partition).get([self.table_keys[key] for key in keys])
             except AdjunctError as error:
                 self._give_up(entries, error)
                 return False
@@ -243,10 +195,8 @@ class OptimisticWrites:
         failed: dict[Row, Problem] = {}
         lost: set[Row] = set()
         for keys, changes in self._requests(decision):
-            token = new_token()
-            request = [change._replace(version=make_version(token, place)) for place, change in enumerate(changes)]
             try:
-                await self.partition.apply(request, token)
+                await self.table.apply(self.partition, *with_versions(changes), retried=ReplyLostError)
             except ConditionsFailed as conflict:
                 self._contested |= {keys[place] for place in conflict.found}
                 lost.update(keys)
@@ -266,7 +216,7 @@ class OptimisticWrites:
         alone = [key for key in changes if key in self._contested]
         together = [key for key in changes if key not in self._contested]
         keys = iter(together)
-        for part in split_into_requests([changes[key] for key in together], self.partition.limits):
+        for part in split_into_requests([changes[key] for key in together], self.table.backend.limits):
             yield [next(keys) for _ in part], part
         for key in alone:
             yield [key], [changes[key]]
@@ -331,7 +281,7 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         self._codec = RowCodec(self._label, self.key, declared)
         self._documents = RowDocuments(self._label, declared)
         self._keys = RowKeys(self._label, [self._codec.columns[name] for name in self.key], self.family)
-        self._open: OpenTable | None = None
+        self._open: Table | None = None
         self._opening = threading.Lock()
 
     def __repr__(self) -> str:
@@ -407,16 +357,15 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         """
         return await purge_marks(await self._opened(make=self.create), time.time() - older_than)
 
-    async def _get(self, opened: OpenTable, operation: Operation[Any]) -> Outcomes:
+    async def _get(self, opened: Table, operation: Operation[Any]) -> Outcomes:
         asked = validate_entries(self._codec, operation)
-        problems = dict(asked.problems)
+        table_keys, parts, unfit = self._placed(opened, asked.entries)
+        problems = {**asked.problems, **unfit}
         records: list[Any] = [None] * len(operation)
 
         async def read(number: int, entries: list[Entry]) -> None:
             try:
-                stored_entries = await opened.partitions[number].segment.get(
-                    [places[entry.key][1] for entry in entries]
-                )
+                stored_entries = await opened.segment(number).get([table_keys[entry.key] for entry in entries])
             except AdjunctError as error:
                 problems.update(dict.fromkeys([entry.place for entry in entries], self._outcome(error)))
                 return
@@ -426,28 +375,26 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
                 except AdjunctError as error:
                     problems[entry.place] = self._outcome(error)
 
-        places, unfit = self._places(opened, asked.entries)
-        problems |= unfit
-        parts = _by_partition(asked.entries, places)
         await asyncio.gather(*(read(number, entries) for number, entries in parts.items()))
         return Outcomes(len(operation), records, problems)
 
-    async def _write(self, opened: OpenTable, operation: Operation[Any]) -> Outcomes:
+    async def _write(self, opened: Table, operation: Operation[Any]) -> Outcomes:
         asked = validate_entries(self._codec, operation)
-        places, unfit = self._places(opened, asked.entries)
+        table_keys, parts, unfit = self._placed(opened, asked.entries)
         writes = [
             OptimisticWrites(
                 label=self._label,
-                partition=opened.partitions[number],
+                table=opened,
+                partition=number,
                 left=entries,
-                table_keys={entry.key: places[entry.key][1] for entry in entries},
+                table_keys=table_keys,
                 reads=needs_stored_rows(operation),
                 decide=lambda part, stored: plan_documents(
-                    self._codec, self._documents, operation, part, stored, time.time(), opened.checked
+                    self._codec, self._documents, operation, part, stored, time.time(), opened.coder.value
                 ),
                 problem_of=self._outcome,
             )
-            for number, entries in _by_partition(asked.entries, places).items()
+            for number, entries in parts.items()
         ]
         await asyncio.gather(*(write.finish() for write in writes))
         problems = {**asked.problems, **unfit}
@@ -455,19 +402,21 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
             problems |= write.problems
         return Outcomes(len(operation), problems=problems, defaults_put=sum(write.defaults_put for write in writes))
 
-    def _places(
-        self, opened: OpenTable, entries: Sequence[Entry]
-    ) -> tuple[dict[Row, tuple[int, bytes]], dict[int, Problem]]:
-        """Return the partition and table key of each key, and the problems of entries whose key is rejected."""
+    def _placed(
+        self, opened: Table, entries: Sequence[Entry]
+    ) -> tuple[dict[Row, bytes], dict[int, list[Entry]], dict[int, Problem]]:
+        """Return the table keys, the entries by partition, and the problems of entries whose key is rejected."""
         places: dict[Row, tuple[int, bytes]] = {}
+        parts: dict[int, list[Entry]] = {}
         unfit: dict[int, Problem] = {}
         for entry in entries:
-            if entry.key not in places:
-                try:
+            try:
+                if entry.key not in places:
                     places[entry.key] = opened.place(*self._keys.address(entry.key))
-                except AdjunctError as error:
-                    unfit[entry.place] = self._outcome(error)
-        return places, unfit
+                parts.setdefault(places[entry.key][0], []).append(entry)
+            except AdjunctError as error:
+                unfit[entry.place] = self._outcome(error)
+        return {key: stored for key, (_, stored) in places.items()}, parts, unfit
 
     def _record(self, key: Row, stored: bytes) -> dict[str, Any] | None:
         document = self._documents.from_bytes(stored, key)
@@ -479,11 +428,11 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
             self._open = None  # the table may be created again
         return self.problem_of(error)
 
-    async def _opened(self, *, make: bool) -> OpenTable:
+    async def _opened(self, *, make: bool) -> Table:
         opened = self._open
         return opened if opened is not None else await asyncio.to_thread(self._open_now, make=make and self.create)
 
-    def _open_now(self, *, make: bool) -> OpenTable:
+    def _open_now(self, *, make: bool) -> Table:
         # Registers the backends. Here, because declaring a table should not import what they need.
         from dagster_adjunct.resources import key_value_backends  # noqa: F401
 
@@ -496,14 +445,6 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
                 if make:
                     ensure_table(manager, self.scope, self.table, self.partitions)
                 table = manager.open(self.scope, self.table, key=TextSerializer(), value=BytesSerializer())
-                opened = OpenTable(table.id, table.configuration, table.backend)
+                opened = OpenTable(table.id, table.configuration, table.backend, TextSerializer(), BytesSerializer())
                 self._open = opened
             return opened
-
-
-def _by_partition(entries: Sequence[Entry], places: Mapping[Row, tuple[int, bytes]]) -> dict[int, list[Entry]]:
-    parts: dict[int, list[Entry]] = {}
-    for entry in entries:
-        if entry.key in places:
-            parts.setdefault(places[entry.key][0], []).append(entry)
-    return parts

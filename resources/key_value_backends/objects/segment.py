@@ -39,6 +39,7 @@ from dagster_adjunct.resources.key_value.segment import (
     TableSegment,
     failed_conditions,
     in_thread,
+    restore_backend,
     result_of,
     threads,
 )
@@ -346,8 +347,8 @@ class ObjectSegments:
             store = open_store(self._given, LakeSettings())
         return lake_in(store)
 
-    def __reduce__(self) -> tuple[Callable[[Lake, int], ObjectSegments], tuple[Lake, int]]:
-        return _make, (self._lake, self._cache_bytes)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restore_backend, (ObjectSegments, {"url": self._lake, "cache_bytes": self._cache_bytes})
 
     def __repr__(self) -> str:
         return f"ObjectSegments({self._given.url if isinstance(self._given, Lake) else self._given!r})"
@@ -432,7 +433,3 @@ def _settle_status(table: TableId, pointer: PointerObject, status: Status) -> St
 
 def _prefix(table: TableId, partition: int) -> str:
     return f"key-values/{check_name('incarnation', table.incarnation)}/{partition}"
-
-
-def _make(lake: Lake, cache_bytes: int) -> ObjectSegments:
-    return ObjectSegments(lake, cache_bytes=cache_bytes)

@@ -359,7 +359,7 @@ def test_partitions_are_read_at_once_where_the_backend_waits() -> None:
 
     async def read() -> None:
         for partition in range(4):
-            segment = table._segment(partition)
+            segment = table._open.segment(partition)
 
             async def get(keys: Any, *, values: bool = True, partition: int = partition) -> Any:
                 arrived.append(partition)
@@ -390,7 +390,7 @@ def test_where_one_partition_fails_no_request_goes_on_behind_the_error() -> None
                     await asyncio.sleep(0)  # giving a connection back takes a moment, too
                     ended.append(partition)
 
-            table._segment(partition).get = get  # type: ignore[method-assign]
+            table._open.segment(partition).get = get  # type: ignore[method-assign]
         with pytest.raises(TableAccessError):
             await table.get_all([f"k{n}" for n in range(100)])
         assert sorted(ended) == [0, 1, 3]

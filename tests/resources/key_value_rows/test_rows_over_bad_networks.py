@@ -9,8 +9,10 @@ from random import Random
 import pytest
 
 from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration, TableId
+from dagster_adjunct.resources.key_value.serializers import BytesSerializer, TextSerializer
+from dagster_adjunct.resources.key_value.table import OpenTable
 from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
-from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows, OpenTable
+from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
 from dagster_adjunct.resources.tables.operation import Changes, Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.retry import RetryPolicy
 from dagster_adjunct.resources.tables.table import RemoteTable
@@ -34,8 +36,9 @@ class ReachedRows(KeyValueRows):
     def make(self) -> None:
         self._backend.create(self._id, PARTITIONS)
 
-    def _open_now(self, *, make: bool) -> OpenTable:
-        self._open = OpenTable(self._id, KeyValueTableConfiguration(PARTITIONS), self._backend)
+    def _open_now(self, *, make: bool) -> OpenTable[str, bytes]:
+        declared = KeyValueTableConfiguration(PARTITIONS)
+        self._open = OpenTable(self._id, declared, self._backend, TextSerializer(), BytesSerializer())
         return self._open
 
 
