@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from dagster_adjunct.resources.errors import IteratorStateError, KeyValueTableError
-from dagster_adjunct.resources.key_value.segment import KeyRange, StoredPage, TableId
+from dagster_adjunct.resources.key_value.segment import (
+    KeyRange,
+    PageReader,
+    PrefetchingSegment,
+    StoredPage,
+    TableId,
+    TableSegment,
+    read_with_retries,
+)
 
 _FORMAT = 1
 _HEAD = struct.Struct(">Bc8s16s")
@@ -46,60 +55,6 @@ class IteratorState:
             problem = f"an iterator state has format {stored[0]}; this release reads {_FORMAT}."
             raise IteratorStateError(problem, "Continue with the release that wrote it, or start again.")
         return IteratorState(stored)
-
-
-@dataclass(frozen=True, slots=True)
-class Iteration:
-    """What is iterated: entries (`values`) or keys, in a range of each of the `partitions`, in this order."""
-
-    table: TableId
-    values: bool
-    partitions: tuple[int, ...]
-    within: KeyRange
-
-    @property
-    def head(self) -> bytes:
-        """The start of all states of the iteration, for `make_iterator_state`."""
-        end = b"-" if self.within.end is None else b"+" + self.within.end
-        parts = (self.within.start, end, ",".join(map(str, self.partitions)).encode())
-        content = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-        iterated = hashlib.blake2b(content, digest_size=16).digest()
-        return _HEAD.pack(_FORMAT, b"e" if self.values else b"k", bytes.fromhex(self.table.incarnation), iterated)
-
-    def resume(self, state: IteratorState) -> tuple[int, KeyRange]:
-        """Return the index of the partition to continue with, and the rest of its range.
-
-        Raises IteratorStateError for the state of another iteration.
-        """
-        if not isinstance(state, IteratorState):
-            raise self.table.error(
-                IteratorStateError,
-                f"{state!r:.60} is not an iterator state.",
-                "Pass the state of a page, or None; IteratorState.from_bytes reads a stored one.",
-            )
-        stored = IteratorState.from_bytes(state.to_bytes()).to_bytes()
-        _, kind, incarnation, iterated = _HEAD.unpack_from(stored)
-        _, expected_kind, expected_incarnation, expected = _HEAD.unpack_from(self.head)
-        partition = int.from_bytes(stored[_HEAD.size : _BEFORE_KEY], "big")
-        if incarnation != expected_incarnation:
-            origin = "another table, or one that was deleted since"
-        elif kind != expected_kind:
-            origin = f"an iterator over {'keys' if self.values else 'entries'}"
-        elif iterated != expected or partition not in self.partitions:
-            origin = "another family or range, or other partitions"
-        else:
-            return self.partitions.index(partition), self.within.after(stored[_BEFORE_KEY:-_CHECK_BYTES])
-        raise self.table.error(
-            IteratorStateError,
-            f"the iterator state is of {origin}.",
-            "Pass it to the same iterator over the same table, family and range, or start again with None.",
-        )
-
-
-def make_iterator_state(head: bytes, partition: int, key: bytes) -> IteratorState:
-    """Return the state of a page whose last item is this table key; `head` is that of its iteration."""
-    stored = head + partition.to_bytes(4, "big") + key
-    return IteratorState(stored + _checksum(stored))
 
 
 def _checksum(stored: bytes) -> bytes:
@@ -156,8 +111,6 @@ def _page_items(items: list[Any]) -> PageItems[Any]:
 
 
 T = TypeVar("T")
-ReadPage = Callable[[int, KeyRange, int, bool], Awaitable[StoredPage]]
-"""Reads the first entries of a range of a partition: at most so many, with values or without."""
 
 
 class IteratorPage(NamedTuple, Generic[T]):
@@ -177,18 +130,30 @@ class TablePages(Generic[T]):
 
     def __init__(
         self,
-        iteration: Iteration,
-        read: ReadPage,
+        table: TableId,
+        open_segment: Callable[[int], TableSegment],
+        partitions: Sequence[int],
+        within: KeyRange,
         make: Callable[[StoredPage], PageItems[T]],
         page_size: int,
         state: IteratorState | None,
-        family: str | None = None,
+        *,
+        family: str | None,
+        values: bool,
     ) -> None:
-        self._iteration, self._read, self._make, self._page_size = iteration, read, make, page_size
-        self._head = iteration.head
-        self._family = family
+        self._open, self._partitions, self._whole, self._make = open_segment, partitions, within, make
+        self._page_size, self._values, self._family = page_size, values, family
+        end = b"-" if within.end is None else b"+" + within.end
+        parts = (within.start, end, ",".join(map(str, partitions)).encode())
+        content = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        iterated = hashlib.blake2b(content, digest_size=16).digest()
+        # The start of all states of the iteration.
+        self._head = _HEAD.pack(_FORMAT, b"e" if values else b"k", bytes.fromhex(table.incarnation), iterated)
+        self._place, self._within = 0, within
+        self._reader: PageReader | None = None  # of the current partition
         try:
-            self._place, self._within = (0, iteration.within) if state is None else iteration.resume(state)
+            if state is not None:
+                self._resume(table, state)
         except KeyValueTableError as error:
             raise error.of_family(family) from None
 
@@ -203,21 +168,55 @@ class TablePages(Generic[T]):
 
     async def next_page(self) -> IteratorPage[T] | None:
         """Return the next page, None after the last one."""
-        iteration = self._iteration
         try:
-            while self._place < len(iteration.partitions):
-                partition, within = iteration.partitions[self._place], self._within
+            while self._place < len(self._partitions):
+                partition, within = self._partitions[self._place], self._within
                 page = StoredPage(is_last=True)
                 if not within.is_empty:
-                    page = await self._read(partition, within, self._page_size, iteration.values)
+                    page = await self._read(partition, within)
                 # After its last page a partition is done: later entries are not of the moment of that page.
                 if page.is_last or not page:
-                    self._place, self._within = self._place + 1, iteration.within
+                    self._place, self._within, self._reader = self._place + 1, self._whole, None
                 else:
-                    self._within = iteration.within.after(page.keys[-1])
+                    self._within = self._whole.after(page.keys[-1])
                 if page:
-                    return IteratorPage(self._make(page), make_iterator_state(self._head, partition, page.keys[-1]))
+                    state = self._head + partition.to_bytes(4, "big") + page.keys[-1]
+                    return IteratorPage(self._make(page), IteratorState(state + _checksum(state)))
             return None
         except KeyValueTableError as error:
             error.of_family(self._family)
             raise
+
+    async def _read(self, partition: int, within: KeyRange) -> StoredPage:
+        if self._reader is None:
+            segment = self._open(partition)
+            self._reader = segment.prefetching_reader() if isinstance(segment, PrefetchingSegment) else segment
+        return await read_with_retries(partial(self._reader.page, within, self._page_size, values=self._values))
+
+    def _resume(self, table: TableId, state: IteratorState) -> None:
+        """Continue after a page. Raises IteratorStateError for the state of another iteration."""
+        if not isinstance(state, IteratorState):
+            raise table.error(
+                IteratorStateError,
+                f"{state!r:.60} is not an iterator state.",
+                "Pass the state of a page, or None; IteratorState.from_bytes reads a stored one.",
+            )
+        stored = IteratorState.from_bytes(state.to_bytes()).to_bytes()
+        _, kind, incarnation, iterated = _HEAD.unpack_from(stored)
+        _, expected_kind, expected_incarnation, expected = _HEAD.unpack_from(self._head)
+        partition = int.from_bytes(stored[_HEAD.size : _BEFORE_KEY], "big")
+        if incarnation != expected_incarnation:
+            origin = "another table, or one that was deleted since"
+        elif kind != expected_kind:
+            origin = f"an iterator over {'keys' if self._values else 'entries'}"
+        elif iterated != expected or partition not in self._partitions:
+            origin = "another family or range, or other partitions"
+        else:
+            self._place = self._partitions.index(partition)
+            self._within = self._whole.after(stored[_BEFORE_KEY:-_CHECK_BYTES])
+            return
+        raise table.error(
+            IteratorStateError,
+            f"the iterator state is of {origin}.",
+            "Pass it to the same iterator over the same table, family and range, or start again with None.",
+        )

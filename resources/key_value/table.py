@@ -29,7 +29,7 @@ from dagster_adjunct.resources.key_value.entries import (
     to_replace,
     version_bytes,
 )
-from dagster_adjunct.resources.key_value.iterators import Iteration, IteratorPage, IteratorState, PageItems, TablePages
+from dagster_adjunct.resources.key_value.iterators import IteratorPage, IteratorState, PageItems, TablePages
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
@@ -38,8 +38,6 @@ from dagster_adjunct.resources.key_value.segment import (
     KeyRange,
     KeyValueTableConfiguration,
     KeyVersion,
-    PageReader,
-    PrefetchingSegment,
     SegmentBackend,
     SegmentChange,
     StoredEntry,
@@ -382,18 +380,8 @@ class KeyValueTable(Generic[K, V]):
         else:
             chosen = (self._coder.partition(self._coder.prefix(family), b""),)
         check_whole_number(page_size, f"page_size={page_size!r}", "a whole number from 1 on", argument="page_size")
-        readers: dict[int, PageReader] = {}
-
-        async def read(partition: int, within: KeyRange, limit: int, values: bool) -> StoredPage:
-            if partition not in readers:
-                segment = self._open.segment(partition)
-                readers.clear()
-                readers[partition] = (
-                    segment.prefetching_reader() if isinstance(segment, PrefetchingSegment) else segment
-                )
-            return await read_with_retries(partial(readers[partition].page, within, limit, values=values))
-
-        return TablePages(Iteration(self.id, values, chosen, within), read, make, page_size, state, family)
+        segment = self._open.segment
+        return TablePages(self.id, segment, chosen, within, make, page_size, state, family=family, values=values)
 
 
 def _blocking(
