@@ -40,8 +40,7 @@ from dagster_adjunct.resources.schemas.column_sql import F, quote_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import first_message_line
 from dagster_adjunct.resources.sql.checking import check_expression, check_select, needs_spark_analysis
-from dagster_adjunct.resources.sql.expression import did_you_mean
-from dagster_adjunct.resources.sql.parser import multi_record_functions, parse_expression
+from dagster_adjunct.resources.sql.expression import did_you_mean, multi_record_functions, parse_expression
 from dagster_adjunct.resources.user_code import check_plain_function
 from dagster_adjunct.resources.validation import validated
 

@@ -41,7 +41,7 @@ from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.sql.checking import check_condition, check_expression, check_expressions
-from dagster_adjunct.resources.sql.parser import implies_true, parse_expression, struct_fields
+from dagster_adjunct.resources.sql.expression import implies_true, parse_expression, struct_fields
 from dagster_adjunct.resources.sql.types import expression_type, types_differ
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.user_code import check_plain_function

@@ -44,8 +44,7 @@ from dagster_adjunct.resources.common import argument_error, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import quote_name, quote_text
 from dagster_adjunct.resources.sql.checking import check_expression
-from dagster_adjunct.resources.sql.expression import did_you_mean
-from dagster_adjunct.resources.sql.parser import parse_expression
+from dagster_adjunct.resources.sql.expression import did_you_mean, parse_expression
 from dagster_adjunct.resources.sql.types import expression_type
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.layers import Capabilities

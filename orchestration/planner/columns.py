@@ -40,9 +40,10 @@ from dagster_adjunct.resources.sql.checking import (
     check_single_record,
     nondeterministic_parts,
 )
-from dagster_adjunct.resources.sql.expression import WindowClause, nearest_names
-from dagster_adjunct.resources.sql.parser import (
+from dagster_adjunct.resources.sql.expression import (
+    WindowClause,
     multi_record_functions,
+    nearest_names,
     parse_expression,
     unknown_functions,
     window_clauses,

@@ -28,7 +28,6 @@ from dagster_adjunct.resources.key_value.iterators import PageItems
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
-    MAX_KEY_BYTES,
     VERSION_BYTES,
     ConditionsFailed,
     KeyValueTableConfiguration,
@@ -184,7 +183,7 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
 
 
 S = TypeVar("S")
-_VERSION, _VALUE = itemgetter(1), itemgetter(2)  # of a StoredEntry
+_KEY, _VERSION, _VALUE = itemgetter(0), itemgetter(1), itemgetter(2)  # of a StoredEntry
 
 
 class EntryCoder(Generic[K, V]):
@@ -211,17 +210,23 @@ class EntryCoder(Generic[K, V]):
         self._value = _require_serializer(table, "value", value)
         self._decode_keys, self._decode_values = reader_of_many(key), reader_of_many(value)
         self._family_most = limits.family_prefix if limits.family_prefix is not None else limits.table_key
-        self._key_most: Any = _smallest(configuration.longest_key, limits.key, limits.table_key)
+        self._key_most: Any = _smallest(configuration.longest_key, limits.key, limits.table_key - 2)
         self._value_most = _smallest(configuration.longest_value, limits.value)
 
     def prefix(self, family: str | None) -> bytes:
         """Return the start of a family's table keys; nothing for None."""
         if family is None:
             return b""
+        if not isinstance(family, str) or not family:
+            problem = f"a key family is {family!r:.80}: expected text, or None."
+            step = "Pass at least one character, or None for keys without a family."
+            raise self.table.error(SerializationError, problem, step, family=f"{family!s:.80}")
         try:
             prefix = family_prefix(family) if type(family) is str else family_prefix.__wrapped__(family)
-        except KeyValueTableError as error:
-            raise self._named(error) from None
+        except UnicodeEncodeError as error:
+            problem = f"the key family {family!r} is not valid text: lone surrogate at {error.start}."
+            step = "Pass text that UTF-8 can encode."
+            raise self.table.error(SerializationError, problem, step, family=f"{family!r:.80}") from None
         if len(prefix) > self._family_most:
             size = len(prefix) - 2
             self._too_long(f"the key family {family!r:.60} has {size:,} bytes", self._family_most - 2, size, prefix)
@@ -231,12 +236,12 @@ class EntryCoder(Generic[K, V]):
         """Return the table key of a key whose family has this prefix."""
         try:
             serialized = self.serialize_key(key)
-            stored = table_key(prefix, serialized)
         except KeyValueTableError as error:
-            raise self._named(error).of_family(_family_of(prefix)) from error.__cause__
+            raise error.of_family(_family_of(prefix)) from error.__cause__
         size = len(serialized)
         if size > self._key_most:
             self._too_long(f"the key {key!r:.60} has {size:,} bytes", self._key_most, size, prefix)
+        stored = table_key(prefix, serialized)
         size, most = len(stored) - 2, self._limits.table_key - 2
         if size > most:
             self._too_long(f"the key {key!r:.60} and its family have {size:,} bytes", most, size, prefix)
@@ -249,8 +254,8 @@ class EntryCoder(Generic[K, V]):
                 serialized = list(map(self.key_serializer.to_bytes, keys))
                 longest = max(map(len, serialized), default=0)
             except Exception:  # noqa: BLE001 - raised again below, with the key that it is about
-                serialized, longest = [], MAX_KEY_BYTES
-            fits = longest <= self._key_most and longest + len(prefix) <= min(self._limits.table_key, MAX_KEY_BYTES + 2)
+                serialized, longest = [], self._limits.table_key
+            fits = longest <= self._key_most and longest + len(prefix) <= self._limits.table_key
             if fits and set(map(type, serialized)) <= {bytes}:
                 return list(map(prefix.__add__, serialized))
         return [self.table_key(prefix, key) for key in keys]
@@ -292,10 +297,7 @@ class EntryCoder(Generic[K, V]):
         self, families: Iterable[str | None], keys: Iterable[K], stored: Sequence[StoredEntry]
     ) -> list[TableEntry[K, V]]:
         """Return the entries found for known keys."""
-        try:
-            values: Iterable[V] = list(self._decode_values(map(_VALUE, stored)))
-        except Exception:  # noqa: BLE001 - raised again, with the key that it is about
-            values = [self._read(entry.key, entry.value) for entry in stored]
+        values = self._values(map(_KEY, stored), list(map(_VALUE, stored)))
         return list(_table_entries(families, keys, map(_VERSION, stored), values))
 
     def page_keys(self, page: StoredPage) -> PageItems[TableKey[K]]:
@@ -310,10 +312,7 @@ class EntryCoder(Generic[K, V]):
     def page_entries(self, page: StoredPage) -> PageItems[TableEntry[K, V]]:
         """Return the entries of a page that is not empty."""
         families, keys = self._split(page.keys)
-        try:
-            values = list(self._decode_values(page.values))  # type: ignore[arg-type]  # values were requested
-        except Exception:  # noqa: BLE001 - raised again, with the key that it is about
-            values = list(map(self._read, page.keys, page.values))
+        values = self._values(page.keys, page.values)
         return PageItems(len(keys), lambda: _table_entries(families, keys, page.versions, values))
 
     def _split(self, stored: Sequence[bytes]) -> tuple[Iterable[str | None], list[K]]:
@@ -329,6 +328,13 @@ class EntryCoder(Generic[K, V]):
             return families, list(self._decode_keys(serialized))
         except Exception:  # noqa: BLE001 - raised again, with the key that it is about
             return families, list(map(self._read_key, serialized))
+
+    def _values(self, keys: Iterable[bytes], values: Sequence[bytes | None]) -> list[V]:
+        """Return the values of stored keys."""
+        try:
+            return list(self._decode_values(values))  # type: ignore[arg-type]  # they were requested
+        except Exception:  # noqa: BLE001 - raised again, with the key that it is about
+            return list(map(self._read, keys, values))
 
     def _read_key(self, serialized: bytes) -> K:
         try:
@@ -347,13 +353,6 @@ class EntryCoder(Generic[K, V]):
             failed = self._failed(what, error, self._value)
             raise (failed.of_family(family) if isinstance(failed, KeyValueTableError) else failed) from error
 
-    def _named(self, error: KeyValueTableError) -> KeyValueTableError:
-        """Return an error that names this table."""
-        if error.table is not None:
-            return error
-        names = {"scope": self.table.scope, "table": self.table.name}
-        return error.reworded(f"key-value table {self.table}: {error.problem}", error.next_step, **names)
-
     def _too_long(self, what: str, most: int, size: int, prefix: bytes) -> NoReturn:
         problem, next_step = f"{what}; at most {most:,} are allowed.", "Use a shorter one, such as a hash of it."
         raise self.table.error(KeyTooLongError, problem, next_step, size=size).of_family(_family_of(prefix))
@@ -370,7 +369,8 @@ class EntryCoder(Generic[K, V]):
         name = type(serializer).__name__
         if isinstance(error, KeyValueTableError):
             about = {"serializer": name} if isinstance(error, SerializationError) else {}
-            return self._named(error.reworded(f"{what}: {error.problem}", error.next_step, table=None, **about))
+            about |= {"scope": self.table.scope, "table": self.table.name}
+            return error.reworded(f"key-value table {self.table}: {what}: {error.problem}", error.next_step, **about)
         if isinstance(error, AdjunctError):
             return error
         return self.table.error(

@@ -26,12 +26,10 @@ from dagster_adjunct.resources.common import ClassRegistry, check_whole_number
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
-    KeyTooLongError,
     KeyValueTableError,
     KeyValueTableNotFoundError,
     KeyValueTableSealedError,
     OutcomeUnknownError,
-    SerializationError,
     TableNotFoundError,
     TransientError,
 )
@@ -73,36 +71,13 @@ class KeyRange:
 
 @lru_cache(maxsize=1024)
 def family_prefix(family: str) -> bytes:
-    """Return the start of a family's table keys. Raises SerializationError and KeyTooLongError."""
-    if not isinstance(family, str):
-        problem = f"a key family is {family!r}: expected text, or None."
-        raise SerializationError(problem, family=f"{family!r:.80}")
-    if not family:
-        raise SerializationError(
-            "a key family is empty.", "Pass at least one character, or None for keys without a family.", family=family
-        )
-    try:
-        encoded = family.encode()
-    except UnicodeEncodeError as error:
-        problem = f"the key family {family!r} is not valid text: lone surrogate at {error.start}."
-        raise SerializationError(problem, "Pass text that UTF-8 can encode.", family=f"{family!r:.80}") from None
-    if len(encoded) > MAX_KEY_BYTES:
-        raise KeyTooLongError(
-            f"a key family has {len(encoded):,} bytes of UTF-8; at most {MAX_KEY_BYTES:,} are allowed with the key.",
-            "Use a shorter one, such as a hash of it.",
-            family=family[:80],
-            size=len(encoded),
-        )
-    return _LENGTH.pack(len(encoded)) + encoded
+    """Return the start of a family's table keys. One whose family has more than MAX_KEY_BYTES is not valid."""
+    encoded = family.encode()
+    return _LENGTH.pack(min(len(encoded), MAX_KEY_BYTES)) + encoded
 
 
 def table_key(prefix: bytes, key: bytes) -> bytes:
     """Return the table key of a serialized key; `prefix` is that of its family, or empty if it has none."""
-    size = len(key) + max(len(prefix) - 2, 0)
-    if size > MAX_KEY_BYTES:
-        of_family = f" in a family of {len(prefix) - 2:,}" if prefix else ""
-        problem = f"a key of {len(key):,} bytes{of_family} is too long: expected at most {MAX_KEY_BYTES:,} together."
-        raise KeyTooLongError(problem, "Use a shorter one, such as a hash of it.", size=size)
     return prefix + key if prefix else _LENGTH.pack(-len(key)) + key
 
 

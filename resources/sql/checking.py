@@ -9,24 +9,23 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import TYPES
-from dagster_adjunct.resources.sql.expression import NILADIC, ColumnName, Expression, did_you_mean
-from dagster_adjunct.resources.sql.operands import find_operand_problem, relative_datetime_literals
-from dagster_adjunct.resources.sql.parser import (
-    called_functions,
+from dagster_adjunct.resources.sql.expression import (
+    NILADIC,
+    ColumnName,
+    Expression,
+    calls,
+    did_you_mean,
     has_star_argument,
     multi_record_functions,
     parse_expression,
     parse_select,
 )
+from dagster_adjunct.resources.sql.operands import find_operand_problem, relative_datetime_literals
 from dagster_adjunct.resources.sql.spark_functions import GENERATOR_FUNCTIONS
 from dagster_adjunct.resources.sql.types import expression_type, find_non_boolean_operand, referenced_types
-
-if TYPE_CHECKING:
-    pass
 
 _NONDETERMINISTIC_FUNCTIONS = frozenset(
     {
@@ -61,7 +60,7 @@ def nondeterministic_parts(text: str, types: Mapping[str, str | None]) -> list[s
     if not _NONDETERMINISTIC_NAME.search(text):  # the usual case, without parsing
         return special
     plain = _TEXT.sub("''", text)
-    names = [name for name in called_functions(text) if name in _NONDETERMINISTIC_FUNCTIONS]
+    names = list(dict.fromkeys(call.name for call in calls(text) if call.name in _NONDETERMINISTIC_FUNCTIONS))
     names += [match[1].lower() for match in _BARE.finditer(plain)]
     names += ["unix_timestamp"] if _NO_TIME.search(plain) else []
     return [f"{name}()" for name in names] + special

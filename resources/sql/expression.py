@@ -1,4 +1,4 @@
-"""A parsed Spark SQL expression, syntax errors that are found without parsing, and names similar to a mistyped one."""
+"""Parsed Spark SQL expressions, syntax errors that are found without parsing, and names similar to a mistyped one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from dagster_adjunct.resources.common import LazyModule
+from dagster_adjunct.resources.sql.spark_functions import AGGREGATE_FUNCTIONS, GENERATOR_FUNCTIONS, SPARK_FUNCTIONS
 
 if TYPE_CHECKING:
     from sqlglot import exp
+
+    from dagster_adjunct.resources.sql import spark_grammar as grammar
+    from dagster_adjunct.resources.sql.spark_grammar import SelectParts
+else:
+    grammar = LazyModule("dagster_adjunct.resources.sql.spark_grammar")
 
 NILADIC = frozenset(
     {
@@ -41,6 +50,24 @@ class WindowClause:
 
     columns: tuple[str, ...]
     partition_by: str
+
+
+class Call(NamedTuple):
+    """A call of a function by its plain name, in lower case. `arguments` is None if one of them is "*".
+
+    `is_word`: the name is no keyword. `is_compared`: it follows "like". `is_over`: `over (…)` follows it.
+    """
+
+    name: str
+    arguments: int | None
+    is_word: bool
+    is_compared: bool
+    is_over: bool
+
+    @property
+    def reads_several(self) -> bool:
+        """Whether it is an aggregate or a generator, for several records or of them."""
+        return self.name in GENERATOR_FUNCTIONS or (self.name in AGGREGATE_FUNCTIONS and not self.is_compared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +152,98 @@ def did_you_mean(name: str, there: Iterable[str]) -> str:
     """Return "Did you mean 'spent'? ", or "" where no name is similar."""
     similar = [repr(known) for known in nearest_names(name, there)]
     return f"Did you mean {' or '.join(similar)}? " if similar else ""
+
+
+# Parsing, each text once. Plain column names are read without sqlglot, which is slow to import.
+
+
+_NAME = r"`(?:[^`]|``)+`|[A-Za-z_]\w*"
+_PLAIN = re.compile(rf"\s*(?P<column>{_NAME})(?:\s+as\s+(?P<alias>{_NAME}))?\s*", re.IGNORECASE | re.ASCII)
+_VALUES = frozenset({"true", "false", "null"})
+
+
+@lru_cache(maxsize=65_536)
+def parse_expression(text: str) -> Expression:
+    """Return the parsed expression. It never fails: see `Expression.unread` and `Expression.mistake`."""
+    plain = _PLAIN.fullmatch(text)
+    if plain is not None and plain["column"].lower() not in _VALUES:
+        name, alias = _unquote(plain["column"]), _unquote(plain["alias"])
+        columns = (ColumnName((name or "",), plain.start("column")),)
+        return Expression(text, alias, alias or name, name, columns)
+    if text.strip() == "*":
+        return Expression(text, star=True)
+    mistake = find_syntax_error(text)
+    if mistake:
+        return Expression(text, unread=mistake, mistake=mistake)
+    return grammar.read_expression(text)
+
+
+@lru_cache(maxsize=4_096)
+def parse_select(text: str, table: str) -> SelectParts | None:
+    """Return the parts of a SELECT from `table`, None where it reads anything else or can't be parsed."""
+    return grammar.read_select(text, table)
+
+
+def _unquote(name: str | None) -> str | None:
+    if name is None:
+        return None
+    return name[1:-1].replace("``", "`") if name.startswith("`") else name
+
+
+def struct_fields(expression: Expression) -> tuple[tuple[str, Expression], ...]:
+    """Return the fields of a struct that the expression builds (`named_struct('a', x)`), or ()."""
+    tree = expression.tree
+    return () if tree is None else tuple(grammar.struct_fields_of_tree(expression.text, tree))
+
+
+@lru_cache(maxsize=65_536)
+def calls(text: str) -> tuple[Call, ...]:
+    """Return the functions that are called with parentheses. It works also where the expression can't be parsed."""
+    return grammar.find_calls(text) if "(" in text else ()
+
+
+def unknown_functions(text: str) -> tuple[str, ...]:
+    """Return the called functions that are not built into Spark: mistyped, or registered by the user."""
+    return tuple(dict.fromkeys(call.name for call in calls(text) if call.is_word and call.name not in SPARK_FUNCTIONS))
+
+
+def multi_record_functions(text: str) -> tuple[tuple[str, bool], ...]:
+    """Return the called aggregates and generators, each with whether `over (…)` follows it.
+
+    The result is empty where the expression can't be parsed, because a subquery reads records of its own.
+    """
+    found = tuple((call.name, call.is_over) for call in calls(text) if call.reads_several)
+    return () if found and parse_expression(text).unread else found
+
+
+@lru_cache(maxsize=65_536)
+def window_clauses(text: str) -> tuple[WindowClause, ...]:
+    """Return the clauses of window functions, `over (…)`; none where the expression can't be parsed."""
+    if "over" not in text.lower():
+        return ()
+    tree = parse_expression(text).tree
+    return () if tree is None else tuple(grammar.find_window_clauses(tree))
+
+
+def other_records_construct(text: str) -> str:
+    """Return the construct that reads other records (a function, "over", "a subquery"), or "".
+
+    It works on tokens, and so also where the expression can't be parsed.
+    """
+    several = [call.name for call in calls(text) if call.reads_several]
+    return f"{several[0]}()" if several else grammar.find_clause_of_other_records(text) if "(" in text else ""
+
+
+def implies_true(text: str, column: str) -> bool:
+    """Whether a condition certainly holds only for records whose boolean `column` is true."""
+    expression = parse_expression(text)
+    if expression.column is not None:
+        return expression.column.lower() == column.lower()
+    return expression.tree is not None and grammar.tree_implies_true(expression.tree, column)
+
+
+def has_star_argument(expression: Expression) -> bool:
+    """Whether a function takes all columns as "*", as in `struct(*)`, but not `count(*)`."""
+    if expression.tree is None or expression.star or "*" not in expression.text:
+        return False
+    return grammar.tree_has_star_argument(expression.tree)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_adjunct.resources.common import LazyModule
-from dagster_adjunct.resources.sql.expression import Expression
-from dagster_adjunct.resources.sql.parser import parse_expression
+from dagster_adjunct.resources.sql.expression import Expression, parse_expression
 from dagster_adjunct.resources.sql.types import KnownTypes
 
 if TYPE_CHECKING:
@@ -72,15 +71,12 @@ def _is_predicate(node: exp.Expr | None) -> bool:
     return type(node).__name__ in _PREDICATES
 
 
-class Operands:
+class Operands(KnownTypes):
     """The operands of an expression over columns of these types."""
-
-    def __init__(self, types: Mapping[str, str | None]) -> None:
-        self._known = KnownTypes(types)
 
     def kind(self, node: exp.Expr | None) -> str | None:
         """Return the type of an operand, None if it is unknown or null, which fits everywhere."""
-        type_ = self._known.type(node)
+        type_ = self.type(node)
         return None if type_ == "void" else type_
 
     def group(self, node: exp.Expr | None) -> str | None:

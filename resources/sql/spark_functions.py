@@ -113,9 +113,9 @@ _COUNTS = {
 }
 
 
-def argument_count_problem(function: str, given: int) -> str:
+def argument_count_problem(function: str, given: int | None) -> str:
     """Return "upper() takes 1 argument, and gets 2", or "" where the count is allowed or unknown."""
-    if function not in _COUNTS:
+    if given is None or function not in _COUNTS:
         return ""
     counts_text, (counts, least) = _COUNTS[function]
     if given in counts if counts is not None else given >= least:

@@ -14,13 +14,8 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from dagster_adjunct.resources.sql.expression import ColumnName, Expression, WindowClause
-from dagster_adjunct.resources.sql.spark_functions import (
-    AGGREGATE_FUNCTIONS,
-    GENERATOR_FUNCTIONS,
-    SPARK_FUNCTIONS,
-    argument_count_problem,
-)
+from dagster_adjunct.resources.sql.expression import Call, ColumnName, Expression, WindowClause
+from dagster_adjunct.resources.sql.spark_functions import argument_count_problem
 
 if TYPE_CHECKING:
     from sqlglot.parsers.spark import SparkParser
@@ -63,7 +58,7 @@ def read_expression(text: str) -> Expression:
 
 def find_wrong_call(text: str) -> str:
     """Return the first call with a wrong number of arguments, as a message, or ""."""
-    problems = (argument_count_problem(name, count) for name, count in _calls(_tokens(text)) if count is not None)
+    problems = (argument_count_problem(call.name, call.arguments) for call in find_calls(text))
     return next(filter(None, problems), "")
 
 
@@ -87,34 +82,8 @@ def parse_tree(text: str, *, query: bool = False) -> exp.Expr | str:
     return "only Spark can parse it" if tree is None else tree
 
 
-def find_unknown_functions(text: str) -> tuple[str, ...]:
-    """Return the called functions that are not built into Spark, of an expression that can be parsed."""
-    tokens = _tokens(text)
-    words = {token.text.lower() for token in tokens if token.token_type is TokenType.VAR}  # without keywords
-    return tuple(dict.fromkeys(name for name, _ in _calls(tokens) if name in words and name not in SPARK_FUNCTIONS))
-
-
-def find_called_functions(text: str) -> tuple[str, ...]:
-    """Return the functions that are called by a plain name, in lower case, each once."""
-    return tuple(dict.fromkeys(name for name, _ in _calls(_tokens(text))))
-
-
-def find_multi_record_functions(text: str) -> tuple[tuple[str, bool], ...]:
-    """Return the called aggregates and generators, each with whether `over (…)` follows it."""
-    tokens, calls = _tokens(text), []
-    for at in _call_positions(tokens):
-        name = tokens[at].text.lower()
-        compared = at > 0 and tokens[at - 1].token_type in (TokenType.LIKE, TokenType.ILIKE, TokenType.RLIKE)
-        if name in GENERATOR_FUNCTIONS or (name in AGGREGATE_FUNCTIONS and not compared):
-            calls.append((name, _has_over_clause(tokens, at + 1)))
-    return tuple(calls)
-
-
-def find_other_records_construct(text: str) -> str:
-    """Return the construct that reads other records (a function, "over", "a subquery"), or ""."""
-    calls = find_multi_record_functions(text)
-    if calls:
-        return f"{calls[0][0]}()"
+def find_clause_of_other_records(text: str) -> str:
+    """Return the clause that reads other records ("over", "a subquery"), or ""."""
     for before, token in pairwise(_tokens(text)):
         if token.text.lower() == "over" and before.token_type is TokenType.R_PAREN:
             return "over"
@@ -146,18 +115,18 @@ def _has_over_clause(tokens: list[Token], opened: int) -> bool:
     return False
 
 
-def _calls(tokens: list[Token]) -> Iterator[tuple[str, int | None]]:
-    """Yield the functions that are called by plain names, with their argument counts (None if "*" is an argument)."""
-    for at in _call_positions(tokens):
-        yield tokens[at].text.lower(), _count_arguments(tokens, at + 2)
-
-
-def _call_positions(tokens: list[Token]) -> Iterator[int]:
-    for at, token in enumerate(tokens[:-1]):
-        qualified = at > 0 and tokens[at - 1].token_type is TokenType.DOT
-        named = token.token_type is not TokenType.IDENTIFIER and token.text.isidentifier() and not qualified
-        if named and tokens[at + 1].token_type is TokenType.L_PAREN:
-            yield at
+def find_calls(text: str) -> tuple[Call, ...]:
+    """Return the functions that are called by plain names."""
+    tokens, calls = _tokens(text), []
+    for at, (token, following) in enumerate(pairwise(tokens)):
+        before = tokens[at - 1].token_type if at > 0 else None
+        named = token.token_type is not TokenType.IDENTIFIER and token.text.isidentifier() and before != TokenType.DOT
+        if named and following.token_type is TokenType.L_PAREN:
+            is_compared = before in (TokenType.LIKE, TokenType.ILIKE, TokenType.RLIKE)
+            is_word = token.token_type is TokenType.VAR
+            counted, over = _count_arguments(tokens, at + 2), _has_over_clause(tokens, at + 1)
+            calls.append(Call(token.text.lower(), counted, is_word, is_compared, over))
+    return tuple(calls)
 
 
 def _count_arguments(tokens: list[Token], start: int) -> int | None:

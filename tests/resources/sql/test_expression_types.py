@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.resources.sql.parser import parse_expression
+from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.sql.types import expression_type
 
 TYPES = {

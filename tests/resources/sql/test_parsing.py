@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dagster_adjunct.resources.sql.parser import parse_expression, struct_fields, unknown_functions
+from dagster_adjunct.resources.sql.expression import parse_expression, struct_fields, unknown_functions
 
 
 def named(text: str) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.sql.checking import check_expression, check_expressions
-from dagster_adjunct.resources.sql.parser import parse_expression
+from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.sql.types import types_differ
 from tests.resources.sql.drawn_expressions import DDL, TYPES, Drawn
 
