@@ -13,7 +13,7 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
@@ -65,12 +65,6 @@ class NamespaceDocument(StoredDocument):
 
     format: Literal[1] = 1
     pages: tuple[DocumentPage, ...] = ()
-
-    @classmethod
-    def parse(cls, body: Mapping[str, Any], where: str) -> NamespaceDocument:
-        """Return the document that a commit holds. Raises MalformedDocumentError."""
-        next_step = "Restore that object from a backup or an older object version."
-        return decode_body(cls, body, where, f"is no namespace of format {FORMAT}", next_step)
 
     def page_of(self, key: str) -> int:
         """Return the index of the page for this key."""
@@ -220,7 +214,7 @@ class Namespace:
         self._store: ObjectStore = lake.store
         self._prefix = prefix
         self._log = lake.commit_log(prefix, KIND)
-        self._cache = _Cache()
+        self._pages: dict[str, Entries] = {}  # the latest that were read or written; pages never change
 
     def read(self) -> NamespaceSnapshot:
         """Return the current state of the namespace."""
@@ -272,34 +266,26 @@ class Namespace:
         if commit is None:
             return NamespaceSnapshot(0, NamespaceDocument(), self._page)
         where = f"the namespace {commit.manifest_key!r} in {self._store.url}"
-        return NamespaceSnapshot(commit.number, NamespaceDocument.parse(commit.body, where), self._page)
+        step = "Restore that object from a backup or an older object version."
+        document = decode_body(NamespaceDocument, commit.body, where, f"is no namespace of format {FORMAT}", step)
+        return NamespaceSnapshot(commit.number, document, self._page)
 
     def _page(self, page: DocumentPage) -> Entries:
-        entries = self._cache.get(page.key)
+        entries = self._pages.get(page.key)
         if entries is None:
-            entries = dict(read_page(self._store, PageRef(page.key, page.count, page.sha256)))
-            self._cache.put(page.key, entries)
+            entries = self._keep(page.key, read_page(self._store, PageRef(page.key, page.count, page.sha256)))
         return entries
 
     def _write(self, entries: Sequence[tuple[str, Any]]) -> DocumentPage:
         ref = write_page(self._store, self._prefix, entries)
-        self._cache.put(ref.key, dict(entries))
+        self._keep(ref.key, entries)
         return DocumentPage(first=entries[0][0], key=ref.key, count=ref.count, sha256=ref.sha256)
 
-
-@dataclass(slots=True)
-class _Cache:
-    """The latest pages that were read or written; pages never change."""
-
-    pages: dict[str, Entries] = field(default_factory=dict)
-
-    def get(self, key: str) -> Entries | None:
-        return self.pages.get(key)
-
-    def put(self, key: str, entries: Entries) -> None:
-        while len(self.pages) >= _PAGES_KEPT:
-            self.pages.pop(next(iter(self.pages), key), None)
-        self.pages[key] = entries
+    def _keep(self, key: str, entries: Sequence[Any]) -> Entries:
+        while len(self._pages) >= _PAGES_KEPT:
+            self._pages.pop(next(iter(self._pages), key), None)
+        kept = self._pages[key] = dict(entries)
+        return kept
 
 
 # `SharedValue`: one small value that processes change by compare-and-swap, without a history.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
@@ -35,7 +35,7 @@ from dagster_adjunct.resources.backends.write_plan import (
     plan_writes,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, KeyValueTableError, SchemaMismatchError
-from dagster_adjunct.resources.key_value.segment import ABSENT, ANYTHING, Expected, StoredEntry
+from dagster_adjunct.resources.key_value.segment import ABSENT, ANYTHING, SegmentChange, StoredEntry
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Problem, State
 
 # The JSON form of values, for any reader:
@@ -222,19 +222,12 @@ def marks_of(codec: RowCodec, newest_by: str | None, applied: Applied, at: float
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentWrite:
-    """The write of one key: `document` as bytes, None to remove it. `begins`: a default starts the record."""
-
-    document: bytes | None
-    expected: Expected | bytes
-    begins: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class PlannedWrites:
-    """The writes by key, and the problems of entries by their places."""
+    """The change of each key, without a version, the keys whose record starts from a default, and the problems of
+    entries by their places."""
 
-    written: Mapping[Row, DocumentWrite]
+    changes: Mapping[Row, SegmentChange]
+    begun: Collection[Row]
     problems: Mapping[int, Problem]
 
 
@@ -257,6 +250,7 @@ def plan_documents(
     documents: RowDocuments,
     operation: Operation[Any],
     asked: ValidEntries,
+    table_keys: Mapping[Row, bytes],
     stored_entries: Mapping[Row, StoredEntry | None],
     at: float,
     fitting: Callable[[bytes], bytes],
@@ -274,8 +268,8 @@ def plan_documents(
         applied = {key: applied_in(codec, newest_by, document) for key, document in seen.documents.items()}
     plan = plan_writes(codec, operation, ValidEntries(fit, {}), StoredState(seen.records, applied))
     marks = {key: marks_of(codec, newest_by, applied_to_key, at) for key, applied_to_key in plan.applied.items()}
-    has_read, begins = needs_stored_rows(operation), operation.kind is OperationKind.UPDATE
-    written: dict[Row, DocumentWrite] = {}
+    has_read, begun = needs_stored_rows(operation), operation.kind is OperationKind.UPDATE
+    written: dict[Row, SegmentChange] = {}
     for key, document in _new_documents(documents, plan, seen, marks):
         entry = stored_entries.get(key)
         if document is None and has_read and entry is None:
@@ -287,8 +281,8 @@ def plan_documents(
             too_large = Problem(State.REFUSED, error)
             unfit |= {one.place: too_large for one in fit if one.key == key}
         else:
-            written[key] = DocumentWrite(stored, expected, begins and key in plan.begins)
-    return PlannedWrites(written, {**unfit, **plan.problems})
+            written[key] = SegmentChange(table_keys[key], stored, b"", expected)
+    return PlannedWrites(written, plan.begins if begun else (), {**unfit, **plan.problems})
 
 
 def _parse_stored(

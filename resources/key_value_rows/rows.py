@@ -203,15 +203,12 @@ class OptimisticWrites:
             except AdjunctError as error:
                 failed.update(dict.fromkeys(keys, self.problem_of(error)))
             else:
-                self.defaults_put += sum(decision.written[key].begins for key in keys)
+                self.defaults_put += sum(key in decision.begun for key in keys)
         return failed, lost
 
     def _requests(self, decision: PlannedWrites) -> Iterator[tuple[list[Row], list[SegmentChange]]]:
         """Yield the keys of each request and their changes, without versions."""
-        changes = {
-            key: SegmentChange(self.table_keys[key], written.document, b"", written.expected)
-            for key, written in decision.written.items()
-        }
+        changes = decision.changes
         # Lists, because a conflict makes more keys contested, from the next round on.
         alone = [key for key in changes if key in self._contested]
         together = [key for key in changes if key not in self._contested]
@@ -390,7 +387,7 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
                 table_keys=table_keys,
                 reads=needs_stored_rows(operation),
                 decide=lambda part, stored: plan_documents(
-                    self._codec, self._documents, operation, part, stored, time.time(), opened.coder.value
+                    self._codec, self._documents, operation, part, table_keys, stored, time.time(), opened.coder.value
                 ),
                 problem_of=self._outcome,
             )
