@@ -183,6 +183,7 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
 
 
 S = TypeVar("S")
+_LENGTH_BYTES = 2  # of a family's, in its prefix
 _KEY, _VERSION, _VALUE = itemgetter(0), itemgetter(1), itemgetter(2)  # of a StoredEntry
 
 
@@ -217,19 +218,12 @@ class EntryCoder(Generic[K, V]):
         """Return the start of a family's table keys; nothing for None."""
         if family is None:
             return b""
-        if not isinstance(family, str) or not family:
-            problem = f"a key family is {family!r:.80}: expected text, or None."
-            step = "Pass at least one character, or None for keys without a family."
-            raise self.table.error(SerializationError, problem, step, family=f"{family!s:.80}")
         try:
             prefix = family_prefix(family) if type(family) is str else family_prefix.__wrapped__(family)
-        except UnicodeEncodeError as error:
-            problem = f"the key family {family!r} is not valid text: lone surrogate at {error.start}."
-            step = "Pass text that UTF-8 can encode."
-            raise self.table.error(SerializationError, problem, step, family=f"{family!r:.80}") from None
-        if len(prefix) > self._family_most:
-            size = len(prefix) - 2
-            self._too_long(f"the key family {family!r:.60} has {size:,} bytes", self._family_most - 2, size, prefix)
+        except (AttributeError, UnicodeEncodeError):
+            prefix = b""
+        if not _LENGTH_BYTES < len(prefix) <= self._family_most:
+            self._reject_family(family, prefix)
         return prefix
 
     def table_key(self, prefix: bytes, key: K) -> bytes:
@@ -284,6 +278,12 @@ class EntryCoder(Generic[K, V]):
                 size=len(stored),
             )
         return stored
+
+    def place(self, family: str | None, key: K) -> tuple[int, bytes]:
+        """Return the partition and the table key of a key."""
+        prefix = self.prefix(family)
+        stored = self.table_key(prefix, key)
+        return partition_of(prefix or stored, self.partitions), stored
 
     def partition(self, prefix: bytes, stored: bytes) -> int:
         """Return the partition of a table key, or of a family's prefix."""
@@ -356,6 +356,15 @@ class EntryCoder(Generic[K, V]):
     def _too_long(self, what: str, most: int, size: int, prefix: bytes) -> NoReturn:
         problem, next_step = f"{what}; at most {most:,} are allowed.", "Use a shorter one, such as a hash of it."
         raise self.table.error(KeyTooLongError, problem, next_step, size=size).of_family(_family_of(prefix))
+
+    def _reject_family(self, family: object, prefix: bytes) -> NoReturn:
+        if len(prefix) > _LENGTH_BYTES:
+            size = len(prefix) - _LENGTH_BYTES
+            most = self._family_most - _LENGTH_BYTES
+            self._too_long(f"the key family {family!r:.60} has {size:,} bytes", most, size, prefix)
+        problem = f"a key family is {family!r:.80}: expected text that UTF-8 can encode, or None."
+        step = "Pass at least one character, or None for keys without a family."
+        raise self.table.error(SerializationError, problem, step, family=family and f"{family!r:.80}")
 
     def _not_bytes(self, what: str, stored: object, serializer: object) -> NoReturn:
         raise self.table.error(

@@ -581,25 +581,23 @@ async def apply_until_settled(
     began = time.monotonic()
     try:
         return await segment.apply(changes, token)
-    except retried as first:
-        error: TransientError = first
-    lost: ReplyLostError | None = None
+    except retried as error:
+        first = error
+    was_lost = isinstance(first, ReplyLostError)
+
+    async def again(repeated: bool) -> None:
+        nonlocal was_lost
+        try:
+            await segment.apply(changes, token, repeated=repeated)
+        except ReplyLostError:
+            was_lost = True
+            raise
+
     try:
-        for seconds in _pauses():
-            lost = error if isinstance(error, ReplyLostError) else lost
-            limit = min(horizon, RETRY_SECONDS) if lost is None else horizon
-            if time.monotonic() + seconds - began > limit:
-                raise error
-            await pause(seconds)
-            if lost is not None and time.monotonic() - began > horizon:
-                raise lost  # the pause took longer than requested, because the machine was suspended or busy
-            try:
-                return await segment.apply(changes, token, repeated=lost is not None)
-            except TransientError as again:
-                error = again
+        await _repeat(again, first, began, horizon)
     except AdjunctError as failed:
         # "Sealed" and "deleted" are only reported for writes that were not applied.
-        if lost is None or isinstance(failed, KeyValueTableError):
+        if not was_lost or isinstance(failed, KeyValueTableError):
             raise
         raise table.error(
             OutcomeUnknownError,
@@ -614,14 +612,27 @@ async def read_with_retries(request: Callable[[], Awaitable[T]]) -> T:
     began = time.monotonic()
     try:
         return await request()
-    except TransientError as first:
-        error = first
+    except TransientError as error:
+        first = error
+    return await _repeat(lambda repeated: request(), first, began, RETRY_SECONDS)
+
+
+async def _repeat(request: Callable[[bool], Awaitable[T]], error: TransientError, began: float, horizon: float) -> T:
+    """Return the result of a request whose first attempt, which `began` then, ended in an error; repeat it.
+
+    It is told whether an earlier attempt may have had an effect.
+    """
+    lost: ReplyLostError | None = None
     for seconds in _pauses():
-        if time.monotonic() + seconds - began > RETRY_SECONDS:
+        lost = error if isinstance(error, ReplyLostError) else lost
+        limit = min(horizon, RETRY_SECONDS) if lost is None else horizon
+        if time.monotonic() + seconds - began > limit:
             break
         await pause(seconds)
+        if lost is not None and time.monotonic() - began > horizon:
+            raise lost  # the pause took longer than requested, because the machine was suspended or busy
         try:
-            return await request()
+            return await request(lost is not None)
         except TransientError as again:
             error = again
     raise error

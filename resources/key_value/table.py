@@ -88,12 +88,6 @@ class OpenTable(Generic[K, V]):
             segment = self._segments.setdefault(partition, self.backend.open(self.id, partition))
         return segment
 
-    def place(self, family: str | None, key: K) -> tuple[int, bytes]:
-        """Return the partition and the table key of a key. Raises KeyTooLongError and SerializationError."""
-        prefix = self.coder.prefix(family)
-        stored = self.coder.table_key(prefix, key)
-        return self.coder.partition(prefix, stored), stored
-
     async def apply(
         self,
         partition: int,
@@ -319,7 +313,7 @@ class KeyValueTable(Generic[K, V]):
         await self._open.close()
 
     async def _write(self, family: str | None, key: K, value: bytes | None, expected: Expected | bytes) -> KeyVersion:
-        (partition, stored), token = self._open.place(family, key), new_token()
+        (partition, stored), token = self._coder.place(family, key), new_token()
         version = make_version(token, 0)
         changes = (SegmentChange(stored, value, version, expected),)
         await self._apply(partition, WriteRequest(family, (key,), changes, token))
@@ -332,7 +326,7 @@ class KeyValueTable(Generic[K, V]):
             raise conditions_error(self.id, request, failed) from None
 
     async def _find(self, family: str | None, key: K, *, values: bool) -> StoredEntry | None:
-        partition, stored = self._open.place(family, key)
+        partition, stored = self._coder.place(family, key)
         (entry,) = await self._get(partition, (stored,), values)
         return entry
 

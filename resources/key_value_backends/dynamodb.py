@@ -15,7 +15,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 from dagster_adjunct.resources.backends.dynamodb import resolve_table_key
 from dagster_adjunct.resources.backends.dynamodb_connection import Connection, error_code
 from dagster_adjunct.resources.common import argument_error, check_whole_number
-from dagster_adjunct.resources.errors import AdjunctError, TableUnavailableError, TransientError
+from dagster_adjunct.resources.errors import TableUnavailableError, TransientError
 from dagster_adjunct.resources.key_value.segment import TableId, TableSegment, restore_backend
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     GATES,
@@ -23,8 +23,8 @@ from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     LIMITS,
     SegmentLayout,
     TableCalls,
+    dynamodb_errors,
     table_label,
-    translate_dynamodb_error,
 )
 from dagster_adjunct.resources.key_value_backends.dynamodb_segment import HORIZON, DynamoDbSegment
 from dagster_adjunct.resources.validation import validated
@@ -105,12 +105,8 @@ class DynamoDbSegments:
         name, tags = self._name(table), {"adjunct:scope": table.scope, "adjunct:table": table.name}
 
         def create(client: DynamoDBClient) -> None:
-            try:
+            with dynamodb_errors(table, sent=False):
                 resolve_table_key(client, table_label(table), name, KEY_SCHEMA, create=True, tags=tags)
-            except AdjunctError:
-                raise
-            except Exception as error:
-                raise translate_dynamodb_error(error, table, sent=False) from error
 
         with self._client(table) as client:
             _retrying(_CREATING_SECONDS)(create, client)
@@ -122,10 +118,8 @@ class DynamoDbSegments:
         with self._client(table) as client, ThreadPoolExecutor(self.threads) as threads:
 
             def close(gate: dict[str, Any]) -> None:
-                try:
+                with dynamodb_errors(table, sent=True):
                     client.put_item(TableName=name, Item=gate)
-                except Exception as error:
-                    raise translate_dynamodb_error(error, table, sent=True) from error
 
             try:
                 list(threads.map(lambda gate: _retrying(_SEALING_SECONDS)(close, gate), gates))
@@ -138,13 +132,14 @@ class DynamoDbSegments:
         name, label = self._name(table), table_label(table)
 
         def delete(client: DynamoDBClient) -> None:
-            try:
-                client.delete_table(TableName=name)
-            except Exception as error:
-                if error_code(error) == "ResourceNotFoundException":
-                    return
-                if error_code(error) != "ResourceInUseException":  # it is being created or deleted
-                    raise translate_dynamodb_error(error, table, sent=False) from error
+            with dynamodb_errors(table, sent=False):
+                try:
+                    client.delete_table(TableName=name)
+                except Exception as error:
+                    if error_code(error) == "ResourceNotFoundException":
+                        return
+                    if error_code(error) != "ResourceInUseException":  # it is being created or deleted
+                        raise
             problem = f"{label} is not deleted after {_DELETING_SECONDS:.0f} s."
             raise TableUnavailableError(problem, f"Try again, and check the table {name} in AWS.", table=label)
 

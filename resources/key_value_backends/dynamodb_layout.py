@@ -35,8 +35,9 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -92,12 +93,8 @@ class TableCalls:
 
     async def read(self, do: Callable[[DynamoDBClient], T]) -> T:
         """Call what has no visible effect, or the same effect again, so that it may always be repeated."""
-        try:
+        with dynamodb_errors(self.table, sent=False):
             return await self.call(do)
-        except AdjunctError:
-            raise
-        except Exception as error:
-            raise translate_dynamodb_error(error, self.table, sent=False) from error
 
     async def query(self, stretch: KeyStretch, attributes: str, limit: int, after: Item | None = None) -> Any:
         """Return DynamoDB's answer with at most `limit` items of a stretch, with these attributes."""
@@ -119,6 +116,17 @@ class TableCalls:
         mine = self._open.take()
         if mine is not None:
             await in_thread(partial(threads, "key-value-closing", 4), partial(mine.end, wait=True))
+
+
+@contextmanager
+def dynamodb_errors(table: TableId, *, sent: bool) -> Iterator[None]:
+    """A context in which errors of boto3 become those of a table; see `translate_dynamodb_error`."""
+    try:
+        yield
+    except AdjunctError:
+        raise
+    except Exception as error:
+        raise translate_dynamodb_error(error, table, sent=sent) from error
 
 
 def translate_dynamodb_error(error: Exception, table: TableId, *, sent: bool) -> Exception:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tenacity
@@ -128,53 +129,45 @@ class PostgresSegments:
         self._change(table, create)
 
     def seal(self, table: TableId, partitions: int) -> None:
-        if not self._change(table, self._seal(table)):
+        if not self._change(table, partial(self._seal, table)):
             raise self._errors(table).not_found()
 
-    def _seal(self, table: TableId) -> Callable[[psycopg.Connection[Any]], bool]:
-        """Return the change that rejects all writes; it returns whether the table exists.
+    def _seal(self, table: TableId, connection: psycopg.Connection[Any]) -> bool:
+        """Reject all writes from now on; return whether the table exists.
 
         The lock for making a trigger allows reads, and waits for writes that started without the trigger.
         """
+        from dagster_adjunct.resources.key_value_backends.postgres_segment import SEALED
+
         entries, _, function = self._names(table)
-
-        def seal(connection: psycopg.Connection[Any]) -> bool:
-            from dagster_adjunct.resources.key_value_backends.postgres_segment import SEALED
-
-            if not self._exists(connection, entries):
-                return False
-            query = "SELECT FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgname = 'sealed'"
-            if connection.execute(query, (entries,)).fetchone() is None:
-                connection.execute(
-                    f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-                    f"RAISE EXCEPTION 'the key-value table is sealed' USING ERRCODE = '{SEALED}'; END $$"
-                )
-                connection.execute(
-                    f"CREATE TRIGGER sealed BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {entries} "
-                    f"FOR EACH STATEMENT EXECUTE FUNCTION {function}()"
-                )
-            return True
-
-        return seal
+        if not self._exists(connection, entries):
+            return False
+        query = "SELECT FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgname = 'sealed'"
+        if connection.execute(query, (entries,)).fetchone() is None:
+            connection.execute(
+                f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+                f"RAISE EXCEPTION 'the key-value table is sealed' USING ERRCODE = '{SEALED}'; END $$"
+            )
+            connection.execute(
+                f"CREATE TRIGGER sealed BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {entries} "
+                f"FOR EACH STATEMENT EXECUTE FUNCTION {function}()"
+            )
+        return True
 
     def delete(self, table: TableId, partitions: int) -> None:
-        self._change(table, self._drop(table))
+        self._change(table, partial(self._drop, table))
 
-    def _drop(self, table: TableId) -> Callable[[psycopg.Connection[Any]], None]:
-        """Return the change that removes the table once current requests have ended."""
+    def _drop(self, table: TableId, connection: psycopg.Connection[Any]) -> None:
+        """Remove the table once current requests have ended."""
         entries, tokens, function = self._names(table)
-
-        def drop(connection: psycopg.Connection[Any]) -> None:
-            connection.execute(f"DROP TABLE IF EXISTS {entries}, {tokens}")
-            connection.execute(f"DROP FUNCTION IF EXISTS {function}()")
-
-        return drop
+        connection.execute(f"DROP TABLE IF EXISTS {entries}, {tokens}")
+        connection.execute(f"DROP FUNCTION IF EXISTS {function}()")
 
     def check_may_seal(self, table: TableId, partitions: int) -> None:
-        self._change(table, self._seal(table), dry_run=True)
+        self._change(table, partial(self._seal, table), dry_run=True)
 
     def check_may_delete(self, table: TableId, partitions: int) -> None:
-        self._change(table, self._drop(table), dry_run=True)
+        self._change(table, partial(self._drop, table), dry_run=True)
 
     def open(self, table: TableId, partition: int) -> TableSegment:
         require_driver(_label(table))

@@ -310,7 +310,7 @@ def _addressed(batch: Any, table: Stored, key: ColumnForm, value: ColumnForm) ->
     families = batch.column("family").to_pylist() if "family" in names else [None] * batch.num_rows
     partitions, table_keys = [], []
     for family, given in zip(families, batch.column("key").to_pylist(), strict=True):
-        partition, stored = table.place(family, key.to_bytes(given))
+        partition, stored = table.coder.place(family, key.to_bytes(given))
         table_keys.append(stored)
         partitions.append(partition)
     columns = {

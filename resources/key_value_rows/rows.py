@@ -290,6 +290,9 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the declaration as plain values, without secrets."""
+        stored_in, described = self.stored_in, None
+        if stored_in is not None:
+            described = dict(stored_in) if isinstance(stored_in, Mapping) else describe_backend(stored_in)
         return {
             "lake": self._url,
             "scope": self.scope,
@@ -299,13 +302,8 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
             "family": list(self.family),
             "create": self.create,
             "partitions": self.partitions,
-            "stored_in": self._backend_description(),
+            "stored_in": described,
         }
-
-    def _backend_description(self) -> dict[str, Any] | None:
-        if self.stored_in is None or isinstance(self.stored_in, Mapping):
-            return None if self.stored_in is None else dict(self.stored_in)
-        return describe_backend(self.stored_in)
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = {**KeyValueRows.to_dict(self), "lake": self.lake, "stored_in": self.stored_in}
@@ -409,7 +407,7 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         for entry in entries:
             try:
                 if entry.key not in places:
-                    places[entry.key] = opened.place(*self._keys.address(entry.key))
+                    places[entry.key] = opened.coder.place(*self._keys.address(entry.key))
                 parts.setdefault(places[entry.key][0], []).append(entry)
             except AdjunctError as error:
                 unfit[entry.place] = self._outcome(error)
