@@ -292,6 +292,34 @@ def test_what_takes_too_long_is_given_up_and_the_next_request_is_answered(
     run(impatient.segment.close())
 
 
+def test_a_connection_in_the_middle_of_a_request_is_not_used_again_though_giving_it_up_was_cancelled(
+    backend, handle, run
+):
+    async def cancel_twice() -> None:
+        pool = backend._pools.here()
+        wire = await pool.take()
+        giving_up = asyncio.Event()
+
+        async def unanswered(*, timeout: float) -> None:
+            giving_up.set()
+            await asyncio.sleep(60)
+
+        wire._connection.cancel_safe = unanswered
+        asked = asyncio.ensure_future(wire.ask("SELECT pg_sleep(60)::text", []))
+        await asyncio.sleep(0.1)
+        asked.cancel()
+        await giving_up.wait()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert wire.closed
+        pool.give(wire)
+
+    run(cancel_twice())
+    handle.write(put(APPLE, b"0"))
+    assert handle.value(APPLE) == b"0"
+
+
 def test_a_caller_who_is_cancelled_is_free_and_leaves_no_lock_behind(handle, table, bare, run, postgres_server):
     handle.write(put(APPLE, b"0"), put(PEAR, b"0"))
     lock(bare, table, PEAR)
