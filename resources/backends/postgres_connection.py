@@ -255,14 +255,6 @@ class Pool(Generic[R]):
         self.is_connected = True
         return requests
 
-    async def take_again(self, requests: R) -> bool:
-        """Take a connection that was given back, if it is idle; return whether it was."""
-        if requests not in self._idle or self._places.locked():
-            return False
-        await self._places.acquire()  # which does not wait
-        self._idle.remove(requests)
-        return True
-
     async def give(self, requests: R) -> None:
         """Take back a connection that is outside of any transaction, or closed."""
         try:

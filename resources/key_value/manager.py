@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from itertools import islice
 from typing import Any, TypeVar
@@ -189,8 +189,7 @@ def decide_update(
             "can't be changed, because keys are assigned to them by hash.",
             "Create another table with this number of partitions, and copy the entries.",
         )
-    limits = {"longest_key": configuration.longest_key, "longest_value": configuration.longest_value}
-    after = table.model_copy(update=limits)
+    after = table.model_copy(update=asdict(configuration))
     return TableTransition(after != table, after)
 
 
@@ -330,9 +329,7 @@ class KeyValueTableManager:
         wanted = StoredTable(
             state=TableState.CREATING,
             incarnation=secrets.token_hex(8),
-            partitions=configuration.partitions,
-            longest_key=configuration.longest_key,
-            longest_value=configuration.longest_value,
+            **asdict(configuration),
             backend=self._backends.description(),
             created_at=self.lake.now(),
         )

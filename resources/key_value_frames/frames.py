@@ -161,10 +161,6 @@ class PartitionLoad:
         )
 
 
-Reader = tuple[str, Callable[[bytes], Any]]
-"""A column's Spark type, and the conversion from stored bytes."""
-
-
 @validated
 def read_key_value_table(
     table: KeyValueTable[Any, Any], *, spark: SparkSession | Callable[[], SparkSession], page_size: int = 1000
@@ -180,14 +176,13 @@ def read_key_value_table(
     are of different moments. Seal the table for a frame of one moment.
     """
     key, value = column_form(table.key_serializer), column_form(table.value_serializer)
-    readers = ((key.type, key.from_bytes), (value.type, value.from_bytes))  # all that workers need
     bytes_ = BytesSerializer()
     stored = BlockingKeyValueTable(KeyValueTable(table.id, table.configuration, table.backend, bytes_, bytes_))
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from encode_task_errors(_pages(stored, number, page_size, readers))
+                yield from encode_task_errors(_pages(stored, number, page_size, key, value))
 
     partitions = table.configuration.partitions
     numbers = resolve_session(spark).range(0, partitions, 1, partitions)  # one number per Spark partition
@@ -195,19 +190,19 @@ def read_key_value_table(
 
 
 def _pages(
-    stored: BlockingKeyValueTable[bytes, bytes], number: int, page_size: int, readers: tuple[Reader, Reader]
+    stored: BlockingKeyValueTable[bytes, bytes], number: int, page_size: int, key: ColumnForm, value: ColumnForm
 ) -> Iterator[Any]:
     """Yield the entries of a partition as Arrow batches, one per page."""
     with stored:
         for page in stored.all_entries(partitions=[number], page_size=page_size):
-            yield _batch(page.items, *readers)
+            yield _batch(page.items, key, value)
 
 
-def _batch(entries: Sequence[TableEntry[bytes, bytes]], key: Reader, value: Reader) -> Any:
+def _batch(entries: Sequence[TableEntry[bytes, bytes]], key: ColumnForm, value: ColumnForm) -> Any:
     columns = {
         "family": pa.array([entry.key.family for entry in entries], pa.string()),
-        "key": pa.array([key[1](entry.key.key) for entry in entries], arrow_type(key[0])),
-        "value": pa.array([value[1](entry.value) for entry in entries], arrow_type(value[0])),
+        "key": pa.array([key.from_bytes(entry.key.key) for entry in entries], arrow_type(key.type)),
+        "value": pa.array([value.from_bytes(entry.value) for entry in entries], arrow_type(value.type)),
         "version": pa.array([entry.version.to_bytes() for entry in entries], pa.binary()),
     }
     return pa.RecordBatch.from_pydict(columns)

@@ -18,11 +18,9 @@ from typing import Any, ClassVar
 
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_random_exponential
 
-from dagster_adjunct.resources.backends.columns import parse_known_column
+from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.backends.write_plan import (
     Entry,
-    Key,
-    Record,
     Row,
     RowCodec,
     ValidEntries,
@@ -65,16 +63,13 @@ from dagster_adjunct.resources.key_value_rows.row_documents import (
     to_compact_json,
 )
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
-from dagster_adjunct.resources.tables.functions import StoreFunction, reduce_function
-from dagster_adjunct.resources.tables.layers import STORE_CAPABILITIES, Capabilities
+from dagster_adjunct.resources.tables.functions import reduce_function
 from dagster_adjunct.resources.tables.operation import (
-    Changes,
     Operation,
     OperationKind,
     Outcomes,
     Problem,
     State,
-    key_columns,
 )
 from dagster_adjunct.resources.validation import validated
 
@@ -236,7 +231,7 @@ _NOT_CREATED = (LakeNotFoundError, ScopeNotFoundError, KeyValueTableNotFoundErro
 
 
 @validated
-class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
+class KeyValueRows(StoreTable):
     """Read and write function over the key-value table `table` of a scope of `lake`.
 
     `key` names one column or several (then keys are tuples), `columns` has each column's type. Records of one `family`,
@@ -268,15 +263,13 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         if isinstance(lake, str) and ":" not in lake:  # an executor has another working directory
             lake = str(Path(lake).expanduser().absolute())
         self.lake, self.scope, self.table = lake, scope, table
-        self.key = key_columns(table, key)
-        self.columns = dict(columns)
-        self.family = (family,) if isinstance(family, str) else tuple(family)
-        self.create, self.partitions = create, KeyValueTableConfiguration(partitions).partitions
-        self.stored_in = stored_in
         self._label = f"key-value table {scope}/{table}"
-        declared = [parse_known_column(*pair) for pair in self.columns.items()]
-        self._codec = RowCodec(self._label, self.key, declared)
-        self._documents = RowDocuments(self._label, declared)
+        self._declare(table, key, columns, create=create)
+        self.family = (family,) if isinstance(family, str) else tuple(family)
+        self.partitions = KeyValueTableConfiguration(partitions).partitions
+        self.stored_in = stored_in
+        self._codec = RowCodec(self._label, self.key, self._declared)
+        self._documents = RowDocuments(self._label, self._declared)
         self._keys = RowKeys(self._label, [self._codec.columns[name] for name in self.key], self.family)
         self._open: Table | None = None
         self._opening = threading.Lock()
@@ -293,28 +286,11 @@ class KeyValueRows(StoreFunction[Key, Record, Record | Changes]):
         stored_in, described = self.stored_in, None
         if stored_in is not None:
             described = dict(stored_in) if isinstance(stored_in, Mapping) else describe_backend(stored_in)
-        return {
-            "lake": self._url,
-            "scope": self.scope,
-            "table": self.table,
-            "key": list(self.key),
-            "columns": dict(self.columns),
-            "family": list(self.family),
-            "create": self.create,
-            "partitions": self.partitions,
-            "stored_in": described,
-        }
+        return {**super().to_dict(), "lake": self._url, "columns": self.column_types(), "stored_in": described}
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = {**KeyValueRows.to_dict(self), "lake": self.lake, "stored_in": self.stored_in}
         return reduce_function(self, KeyValueRows, settings)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return STORE_CAPABILITIES
-
-    def column_types(self) -> dict[str, str]:
-        return dict(self.columns)
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         # Transient errors had no effect: a reply that is lost for good is an error of its own.

@@ -92,10 +92,10 @@ class CommitDecision:
     """The requests that a commit applies, those that an earlier commit has applied, and those whose conditions fail,
     with the versions found. `writes` has each key once, as the last applied request leaves it."""
 
-    applied: tuple[QueuedWrite, ...]
-    before: tuple[QueuedWrite, ...]
-    refused: tuple[tuple[QueuedWrite, Failing], ...]
-    writes: Mapping[bytes, Versioned]
+    applied: list[QueuedWrite] = field(default_factory=list)
+    before: list[QueuedWrite] = field(default_factory=list)
+    refused: list[tuple[QueuedWrite, Failing]] = field(default_factory=list)
+    writes: dict[bytes, Versioned] = field(default_factory=dict)
 
     @property
     def needs_swap(self) -> bool:
@@ -111,23 +111,19 @@ def decide_commit(
 
     `applied_before` are the tokens of repeated requests that an earlier commit has applied.
     """
-    applied, before, refused = [], [], []
-    current = dict(versions)
-    writes: dict[bytes, Versioned] = {}
+    decision, current = CommitDecision(), dict(versions)
     for request in requests:
         if request.token in applied_before:
-            before.append(request)
-            continue
-        if failing := failed_conditions(request.changes, current):
-            refused.append((request, failing))
-            continue
-        applied.append(request)
-        for change in request.changes:
-            if change.is_guard:
-                continue
-            writes[change.key] = change.version, change.value
-            current[change.key] = None if change.value is None else change.version
-    return CommitDecision(tuple(applied), tuple(before), tuple(refused), writes)
+            decision.before.append(request)
+        elif failing := failed_conditions(request.changes, current):
+            decision.refused.append((request, failing))
+        else:
+            decision.applied.append(request)
+            for change in request.changes:
+                if not change.is_guard:
+                    decision.writes[change.key] = change.version, change.value
+                    current[change.key] = None if change.value is None else change.version
+    return decision
 
 
 _GROUP_BYTES = 8 * 1024 * 1024

@@ -136,11 +136,14 @@ class SegmentView:
         return entries
 
     def windows(self, within: KeyRange, wanted: int) -> Iterator[Columns]:
-        """Yield the entries of a range, with removed keys, in consecutive parts.
+        """Return the entries of a range, with removed keys, in consecutive parts.
 
         `wanted` is about how many the caller will use, which are fetched at a time.
         """
-        yield from merge_parts(self._parts(within, wanted), within)
+        runs = zip(self.state.levels.runs, self._indexes, strict=True)
+        recent = columns_from_log(self.state.recent).between(within.start, within.end)
+        parts = [RunPart(self._objects, run, index, wanted, within.end) for run, index in runs]
+        return merge_parts([*parts, recent], within)
 
     @cached_property
     def _indexes(self) -> list[RunIndex]:
@@ -154,11 +157,6 @@ class SegmentView:
                 search.run, search.block = run, block
                 return True
         return False
-
-    def _parts(self, within: KeyRange, wanted: int) -> list[Part]:
-        runs = zip(self.state.levels.runs, self._indexes, strict=True)
-        recent = columns_from_log(self.state.recent).between(within.start, within.end)
-        return [*(RunPart(self._objects, run, index, wanted, within.end) for run, index in runs), recent]
 
 
 @dataclass(slots=True)
@@ -213,11 +211,7 @@ class RunPart:
         return last
 
 
-Part = RunPart | Columns
-"""Entries of a run, or those of the log, which are in memory."""
-
-
-def merge_parts(parts: Sequence[Part], within: KeyRange) -> Iterator[Columns]:
+def merge_parts(parts: Sequence[RunPart | Columns], within: KeyRange) -> Iterator[Columns]:
     """Yield the entries of all parts in key order; for a key that several have, that of the last part.
 
     Windows have some thousand entries of the part with the most entries there.
