@@ -28,6 +28,7 @@ from dagster_adjunct.resources.key_value.iterators import PageItems
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
+    MAX_KEY_BYTES,
     VERSION_BYTES,
     ConditionsFailed,
     KeyValueTableConfiguration,
@@ -211,7 +212,7 @@ class EntryCoder(Generic[K, V]):
         self._value = _require_serializer(table, "value", value)
         self._decode_keys, self._decode_values = reader_of_many(key), reader_of_many(value)
         self._family_most = limits.family_prefix if limits.family_prefix is not None else limits.table_key
-        self._key_most: Any = _smallest(configuration.longest_key, limits.key, limits.table_key - 2)
+        self._key_most: Any = _smallest(configuration.longest_key, limits.key, limits.table_key - _LENGTH_BYTES)
         self._value_most = _smallest(configuration.longest_value, limits.value)
 
     def prefix(self, family: str | None) -> bytes:
@@ -232,14 +233,13 @@ class EntryCoder(Generic[K, V]):
             serialized = self.serialize_key(key)
         except KeyValueTableError as error:
             raise error.of_family(_family_of(prefix)) from error.__cause__
-        size = len(serialized)
-        if size > self._key_most:
+        size, most = len(serialized), self._limits.table_key - _LENGTH_BYTES
+        whole = size + len(prefix) - _LENGTH_BYTES if prefix else size
+        if size > self._key_most and whole <= MAX_KEY_BYTES:
             self._too_long(f"the key {key!r:.60} has {size:,} bytes", self._key_most, size, prefix)
-        stored = table_key(prefix, serialized)
-        size, most = len(stored) - 2, self._limits.table_key - 2
-        if size > most:
-            self._too_long(f"the key {key!r:.60} and its family have {size:,} bytes", most, size, prefix)
-        return stored
+        if whole > most:
+            self._too_long(f"the key {key!r:.60} and its family have {whole:,} bytes", most, whole, prefix)
+        return table_key(prefix, serialized)
 
     def table_keys(self, prefix: bytes, keys: Sequence[K]) -> list[bytes]:
         """Return the table keys of keys whose family has this prefix."""

@@ -103,11 +103,8 @@ class PageItems(Sequence[T_co]):
         return repr(list(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _page_items, (list(self),)
-
-
-def _page_items(items: list[Any]) -> PageItems[Any]:
-    return PageItems(len(items), items.__iter__)
+        items = list(self)
+        return PageItems, (len(items), items.__iter__)
 
 
 T = TypeVar("T")

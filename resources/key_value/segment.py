@@ -264,10 +264,9 @@ class TableSegment(Protocol):
     any event loop, and by `run_without_loop`, in which they never suspend: where they wait, they block the thread.
     """
 
-    limits: SegmentLimits
-
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
-        """Apply all changes or none. There is at least one, their keys differ, and together they are within `limits`.
+        """Apply all changes or none. There is at least one, their keys differ, and together they are within the limits
+        of the backend.
 
         Raises `ConditionsFailed` with every change whose condition does not hold, `KeyValueTableSealedError`, and
         `ReplyLostError` if the request may have been applied, or still may be.

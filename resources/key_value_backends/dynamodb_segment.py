@@ -25,7 +25,6 @@ from dagster_adjunct.resources.key_value.segment import (
 from dagster_adjunct.resources.key_value_backends.dynamodb_families import FamilyList, term_of
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     GATES,
-    LIMITS,
     Item,
     KeyStretch,
     Patience,
@@ -148,8 +147,6 @@ class DynamoDbSegment:
     Several keys are read at different moments. The segments of a table share `calls`: closing one closes them all for
     the running event loop, or for the threads without one.
     """
-
-    limits = LIMITS
 
     def __init__(self, calls: TableCalls, layout: SegmentLayout, patience: float = PATIENCE) -> None:
         self._calls, self._layout, self._patience = calls, layout, patience

@@ -175,7 +175,7 @@ class PostgresSegments:
 
         statements = PostgresStatements(self.schema, table)
         kept = 2 * self.horizon  # the last attempt may start at the horizon, and an earlier one arrive late
-        return PostgresSegment(self._pools.here, statements, partition, self.limits, self._errors(table), kept)
+        return PostgresSegment(self._pools.here, statements, partition, self._errors(table), kept)
 
     def location(self, table: TableId, partition: int) -> str:
         place = format_address(self._settings(_label(table)))

@@ -24,7 +24,6 @@ from dagster_adjunct.resources.key_value.segment import (
     KeyRange,
     ReplyLostError,
     SegmentChange,
-    SegmentLimits,
     StoredEntry,
     StoredPage,
     TableId,
@@ -38,7 +37,6 @@ from dagster_adjunct.resources.key_value_backends.postgres_wire import (
     UnreadAnswer,
     WirePool,
     encode_bytea_array,
-    encode_int4,
 )
 from dagster_adjunct.resources.key_value_backends.sqlite import sql_table_name
 
@@ -315,11 +313,9 @@ class PostgresSegment:
         pool: Callable[[], WirePool],
         statements: PostgresStatements,
         partition: int,
-        limits: SegmentLimits,
         errors: PostgresSegmentErrors,
         kept: float,
     ) -> None:
-        self.limits = limits
         self._pool, self._statements, self._errors = pool, statements, errors
         self._prefix, self._end = partition.to_bytes(4, "big"), (partition + 1).to_bytes(4, "big")
         self._prune = statements.prune.format(round(kept)).encode()
@@ -367,7 +363,7 @@ class PostgresSegment:
         # Sizes of values that were small in the last page are not summed, which takes as long as the rest.
         guarded = values and (self.value_bytes is None or self.value_bytes * limit > PAGE_BYTES)
         end = self._end if within.end is None else self._prefix + within.end
-        parameters = [self._prefix + within.start, end, encode_int4(min(limit, 2**31 - 1))]
+        parameters = [self._prefix + within.start, end, min(limit, 2**31 - 1).to_bytes(4, "big")]
         return self._statements.page(values, guarded), parameters
 
     async def _read(self, query: str, parameters: Sequence[bytes], make: Callable[[Sequence[Any]], R]) -> list[R]:

@@ -101,9 +101,7 @@ class PostgresWire:
 
     async def tell(self, command: bytes, *, commits: bool = False) -> None:
         """Send a command without parameters and rows, such as BEGIN. Raises psycopg.Error."""
-        self.may_be_applied = False
-        if self._unread is not None:
-            await self._read_unread()
+        await self._read_unread()
         self.may_be_applied = commits
         self._pg.send_query(command)
         await self._answer()
@@ -122,9 +120,7 @@ class PostgresWire:
         return self._rows.load_rows(0, answer.ntuples, make)
 
     async def _send(self, statement: str, parameters: Sequence[bytes | None], commits: bool) -> None:
-        self.may_be_applied = False
-        if self._unread is not None:
-            await self._read_unread()
+        await self._read_unread()
         name = self._names.get(statement)
         if name is None:
             name = await self._prepare(statement)
@@ -133,6 +129,7 @@ class PostgresWire:
 
     async def _read_unread(self) -> None:
         """Read the answer to a query sent ahead. Its errors are dropped, because the query is sent again."""
+        self.may_be_applied = False
         unread, self._unread = self._unread, None
         if unread is not None:
             with suppress(psycopg.Error):
@@ -251,11 +248,6 @@ def encode_bytea_array(values: Sequence[bytes | None], before: bytes = b"") -> b
         parts[::2] = map(heads.__getitem__, sizes)
         parts[1::2] = values  # type: ignore[assignment]
     return struct.pack(">iiiii", 1, 1, _BYTEA, len(values), 1) + b"".join(parts)
-
-
-def encode_int4(value: int) -> bytes:
-    """Return a 4-byte integer in binary format."""
-    return _length(value)
 
 
 class WirePool:

@@ -309,10 +309,7 @@ class SqliteSegment:
     That record is what a seal rejects, and by which a repeated request is recognized.
     """
 
-    def __init__(
-        self, connections: SqliteConnections, table: TableId, partition: int, limits: SegmentLimits, label: str
-    ) -> None:
-        self.limits = limits
+    def __init__(self, connections: SqliteConnections, table: TableId, partition: int, label: str) -> None:
         self._connections, self._table, self._partition, self._label = connections, table, partition, label
         self._sql = SqliteStatements(table)
         self._writes = 0
@@ -555,7 +552,7 @@ class SqliteSegments:
             self.check_may_seal(table, partitions)
 
     def open(self, table: TableId, partition: int) -> TableSegment:
-        return SqliteSegment(self._connections, table, partition, self.limits, self._label(table))
+        return SqliteSegment(self._connections, table, partition, self._label(table))
 
     def location(self, table: TableId, partition: int) -> str:
         return f"{self.path}, table {sql_table_name(table)}, partition {partition}"

@@ -271,8 +271,7 @@ def _answer(decision: CommitDecision) -> None:
 class ObjectSegment:
     """A `TableSegment` whose parts are created on first use in each process."""
 
-    def __init__(self, limits: SegmentLimits, core: Callable[[], SegmentCore]) -> None:
-        self.limits = limits
+    def __init__(self, core: Callable[[], SegmentCore]) -> None:
         self._make = core
         self._made: GroupCommit | None = None
 
@@ -384,7 +383,7 @@ class ObjectSegments:
         self._of_each(table, partitions, delete)
 
     def open(self, table: TableId, partition: int) -> TableSegment:
-        return ObjectSegment(self.limits, lambda: self._core(table, partition))
+        return ObjectSegment(lambda: self._core(table, partition))
 
     def location(self, table: TableId, partition: int) -> str:
         return f"{self._lake.url}/{_prefix(table, partition)}"

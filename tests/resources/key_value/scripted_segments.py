@@ -80,7 +80,6 @@ class ScriptedSegments:
 
 class ScriptedSegment:
     def __init__(self, backend: ScriptedSegments, partition: int) -> None:
-        self.limits = backend.limits
         self._backend, self._partition = backend, partition
         self._entries = backend.stored.setdefault(partition, {})
 

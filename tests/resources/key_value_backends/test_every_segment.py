@@ -211,8 +211,8 @@ def longest_keys(limits) -> list[bytes]:
     return [with_family, with_key, of(b"k" * min(key, limits.table_key - 2), None)]
 
 
-def test_the_longest_keys_hold_the_longest_values(handle):
-    limits = handle.segment.limits
+def test_the_longest_keys_hold_the_longest_values(handle, backend):
+    limits = backend.limits
     value = bytes(range(256)) * (min(limits.value or LARGE, LARGE) // 256 + 1)
     value = value[: min(limits.value or LARGE, LARGE)]
     for key in longest_keys(limits):
@@ -223,16 +223,16 @@ def test_the_longest_keys_hold_the_longest_values(handle):
     assert [entry.value for entry in handle.entries(limit=2, values=False)] == [None] * 3
 
 
-def test_a_request_of_as_many_changes_as_the_backend_takes_is_one(handle):
-    keys = [of(b"%06d" % number) for number in range(handle.segment.limits.changes or 1000)]
+def test_a_request_of_as_many_changes_as_the_backend_takes_is_one(handle, backend):
+    keys = [of(b"%06d" % number) for number in range(backend.limits.changes or 1000)]
     versions = handle.write(*(insert(key, key) for key in keys))
     assert handle.entries(limit=1000) == [(key, ver, key) for key, ver in zip(keys, versions, strict=True)]
     again = [insert(key, b"x") for key in keys]
     assert handle.refused(*again) == dict(enumerate(versions))
 
 
-def test_a_request_of_as_many_bytes_as_the_backend_takes_is_one(handle):
-    limits = handle.segment.limits
+def test_a_request_of_as_many_bytes_as_the_backend_takes_is_one(handle, backend):
+    limits = backend.limits
     left, changes = limits.request or 4 * LARGE, []
     largest = min(limits.value or LARGE, LARGE)
     while left > len(key := of(b"%06d" % len(changes))):
@@ -260,9 +260,9 @@ def test_versions_are_read_without_values(handle):
     assert handle.entries(values=False) == [(APPLE, apple, None), (PEAR, pear, None)]
 
 
-def test_any_number_of_keys_is_read_in_one_call(handle):
+def test_any_number_of_keys_is_read_in_one_call(handle, backend):
     keys = [of(b"%06d" % number) for number in range(1300)]
-    at_once = min(handle.segment.limits.changes or 100, 100)
+    at_once = min(backend.limits.changes or 100, 100)
     versions = {}
     for start in range(0, len(keys), 2 * at_once):  # every second hundred or so
         part = keys[start : start + at_once]
