@@ -22,9 +22,9 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredPage,
     sealed_table_error,
 )
-from dagster_adjunct.resources.key_value_backends.dynamodb_families import FamilyList, term_of
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     GATES,
+    FamilyList,
     Item,
     KeyStretch,
     Patience,
@@ -33,6 +33,7 @@ from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     family_prefix_at,
     key_after_family,
     table_key_of,
+    term_of,
     translate_dynamodb_error,
 )
 
@@ -148,8 +149,8 @@ class DynamoDbSegment:
     the running event loop, or for the threads without one.
     """
 
-    def __init__(self, calls: TableCalls, layout: SegmentLayout, patience: float = PATIENCE) -> None:
-        self._calls, self._layout, self._patience = calls, layout, patience
+    def __init__(self, calls: TableCalls, layout: SegmentLayout) -> None:
+        self._calls, self._layout = calls, layout
         self._families = FamilyList(calls, layout)
         self._lost: dict[bytes, LastTry] = {}  # by token
         self._remembering = threading.Lock()
@@ -294,7 +295,7 @@ class DynamoDbSegment:
 
     async def _try(self, changes: Sequence[SegmentChange], token: bytes, number: int) -> None:
         """Apply the changes; no try from `number` on was sent yet, or all that were sent are over."""
-        patience = Patience(self._patience)
+        patience = Patience(PATIENCE)
         term = await self._families.ensure_listed(changes)
         while True:
             try:
@@ -309,7 +310,7 @@ class DynamoDbSegment:
             if not await patience.wait():
                 if answer is TransactionAnswer.IN_PROGRESS:
                     self._remember(token, number, term)
-                    problem = f"{self._calls.label}: a copy of a write has been in progress for {self._patience:g} s."
+                    problem = f"{self._calls.label}: a copy of a write has been in progress for {PATIENCE:g} s."
                     raise ReplyLostError(problem, "It is checked again.")
                 raise self._contended()
             if answer is not TransactionAnswer.IN_PROGRESS:
@@ -343,7 +344,7 @@ class DynamoDbSegment:
         Raises `ConditionsFailed` and the like if it never will be and a new try would not help, `ReplyLostError` or
         TableUnavailableError if its outcome could not be determined.
         """
-        patience = Patience(self._patience)
+        patience = Patience(PATIENCE)
         taken = False
         while True:
             answer = await self._send(token, number, term, *map(self._action, changes))
@@ -440,7 +441,7 @@ class DynamoDbSegment:
 
     def _contended(self) -> TableUnavailableError:
         label = self._calls.label
-        problem = f"{label}: a write conflicted with others of the same keys for {self._patience:g} s."
+        problem = f"{label}: a write conflicted with others of the same keys for {PATIENCE:g} s."
         step = "It is retried. If that continues, have fewer writers of the same keys."
         return TableUnavailableError(problem, step, table=label)
 

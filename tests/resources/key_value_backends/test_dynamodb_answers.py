@@ -28,9 +28,10 @@ from dagster_adjunct.resources.key_value.segment import (
     run_without_loop,
     table_key,
 )
+from dagster_adjunct.resources.key_value_backends import dynamodb_segment
 from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
-from dagster_adjunct.resources.key_value_backends.dynamodb_families import PURGE_AFTER
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
+    PURGE_AFTER,
     SegmentLayout,
     TableCalls,
 )
@@ -98,17 +99,14 @@ _run: list[Run] = [asyncio.run]
 
 
 @pytest.fixture(params=[asyncio.run, run_without_loop], autouse=True)
-def asked_by(request: pytest.FixtureRequest) -> None:
+def asked_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How segments ask in a test: from an event loop, or in the thread of the caller."""
     _run[:] = [request.param]
+    monkeypatch.setattr(dynamodb_segment, "PATIENCE", 60)
 
 
-def segment_of(script: Script, patience: float = 60) -> DynamoDbSegment:
-    return DynamoDbSegment(
-        TableCalls(TABLE, NAME, script.new, 4),  # type: ignore[arg-type]
-        SegmentLayout(0),
-        patience,
-    )
+def segment_of(script: Script) -> DynamoDbSegment:
+    return DynamoDbSegment(TableCalls(TABLE, NAME, script.new, 4), SegmentLayout(0))  # type: ignore[arg-type]
 
 
 def key(name: bytes) -> bytes:
@@ -145,10 +143,11 @@ def test_a_conflict_next_to_a_failed_condition_is_checked_again() -> None:
     assert len(script.asked) == 2
 
 
-def test_conflicts_without_end_are_told_as_unavailable() -> None:
+def test_conflicts_without_end_are_told_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamodb_segment, "PATIENCE", 0.05)
     script = Script(*[cancelled(NONE, CONFLICT, NONE)] * 1000)
     with pytest.raises(TableUnavailableError):
-        apply(segment_of(script, patience=0.05))
+        apply(segment_of(script))
     assert len(script.asked) > 1
 
 
@@ -206,9 +205,10 @@ def test_a_repeat_that_does_not_get_as_far_as_the_write_knows_nothing_of_it_eith
         apply(segment, repeated=True)
 
 
-def test_a_copy_of_a_try_that_stays_under_way_is_not_told_as_nothing_happened() -> None:
+def test_a_copy_of_a_try_that_stays_under_way_is_not_told_as_nothing_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamodb_segment, "PATIENCE", 0.05)
     script = Script(cancelled(NONE, CONFLICT, NONE), *[UNDER_WAY] * 1000)
-    segment = segment_of(script, patience=0.05)
+    segment = segment_of(script)
     with pytest.raises(ReplyLostError):
         apply(segment)
     script.answers = deque([OK])

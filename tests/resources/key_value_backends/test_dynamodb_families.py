@@ -26,10 +26,9 @@ from dagster_adjunct.resources.key_value.segment import (
     run_without_loop,
     table_key,
 )
-from dagster_adjunct.resources.key_value_backends import dynamodb_families, dynamodb_segment
+from dagster_adjunct.resources.key_value_backends import dynamodb_layout, dynamodb_segment
 from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
-from dagster_adjunct.resources.key_value_backends.dynamodb_families import FamilyList
-from dagster_adjunct.resources.key_value_backends.dynamodb_layout import SegmentLayout, TableCalls
+from dagster_adjunct.resources.key_value_backends.dynamodb_layout import FamilyList, SegmentLayout, TableCalls
 from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment
 from tests.servers.dynamodb import DynamoDbServer, new_name
 from tests.servers.tcp_proxy import TcpProxy
@@ -56,10 +55,10 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Who writes looks at the list only where a test does: else one write in some dozen would make requests of its own.
     """
-    monkeypatch.setattr(dynamodb_families, "PURGE_AFTER", 1_000_000_000)
-    monkeypatch.setattr(dynamodb_families, "SETTLING_SECONDS", 0)
-    monkeypatch.setattr(dynamodb_families, "MIN_EMPTY_FAMILIES", 1)
-    for module in (dynamodb_families, dynamodb_segment):
+    monkeypatch.setattr(dynamodb_layout, "PURGE_AFTER", 1_000_000_000)
+    monkeypatch.setattr(dynamodb_layout, "SETTLING_SECONDS", 0)
+    monkeypatch.setattr(dynamodb_layout, "MIN_EMPTY_FAMILIES", 1)
+    for module in (dynamodb_layout, dynamodb_segment):
         monkeypatch.setattr(module, "GATES", 2)
 
 
@@ -134,10 +133,10 @@ def listed(server: DynamoDbServer, table: TableId) -> set[bytes]:
 def test_families_of_jobs_that_are_over_leave_the_list_and_those_with_entries_stay(
     backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dynamodb_families, "SETTLING_SECONDS", 0)
-    monkeypatch.setattr(dynamodb_families, "PURGE_AFTER", 16)
-    monkeypatch.setattr(dynamodb_families, "FAMILIES_PER_PURGE", 64)
-    monkeypatch.setattr(dynamodb_families, "MIN_EMPTY_FAMILIES", 8)
+    monkeypatch.setattr(dynamodb_layout, "SETTLING_SECONDS", 0)
+    monkeypatch.setattr(dynamodb_layout, "PURGE_AFTER", 16)
+    monkeypatch.setattr(dynamodb_layout, "FAMILIES_PER_PURGE", 64)
+    monkeypatch.setattr(dynamodb_layout, "MIN_EMPTY_FAMILIES", 8)
     lasting = [key(f"customer-{number}") for number in range(20)]
     segment = backend.open(table, 0)
     for one in lasting:
@@ -240,7 +239,7 @@ def test_no_entry_is_missed_if_a_purge_precedes_any_request_of_an_insert(
 
 
 def test_a_write_that_learns_a_newer_term_is_sent_again_after_a_slow_connect(
-    backend: DynamoDbSegments, table: TableId, eager: None
+    backend: DynamoDbSegments, table: TableId, eager: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a machine that has much to do: a handle's first request took longer than a write may meet others."""
 
@@ -252,7 +251,8 @@ def test_a_write_that_learns_a_newer_term_is_sent_again_after_a_slow_connect(
         for _ in range(2):
             await FamilyList(old, LAYOUT).purge()
         calls = Interrupted(table, 0, lambda: asyncio.sleep(0.3))
-        await DynamoDbSegment(calls, LAYOUT, patience=0.2).apply(
+        monkeypatch.setattr(dynamodb_segment, "PATIENCE", 0.2)
+        await DynamoDbSegment(calls, LAYOUT).apply(
             [SegmentChange(key("f"), b"v", make_version(new_token(), 0), ANYTHING)], new_token(), repeated=False
         )
         assert await keys_of(segment) == [key("f")]
@@ -275,11 +275,11 @@ def test_families_are_purged_only_after_writes_past_a_gate_have_settled(
         segment = DynamoDbSegment(calls, LAYOUT)
         await write(segment, key("gone"))
         await write(segment, key("gone"), None)
-        monkeypatch.setattr(dynamodb_families, "SETTLING_SECONDS", 60)
+        monkeypatch.setattr(dynamodb_layout, "SETTLING_SECONDS", 60)
         for _ in range(3):
             await FamilyList(calls, LAYOUT).purge()
         assert listed(dynamodb, table) == {family_prefix("gone")}
-        monkeypatch.setattr(dynamodb_families, "SETTLING_SECONDS", 0)
+        monkeypatch.setattr(dynamodb_layout, "SETTLING_SECONDS", 0)
         await FamilyList(calls, LAYOUT).purge()
         assert listed(dynamodb, table) == set()
         await calls.close()
