@@ -11,7 +11,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -124,27 +124,22 @@ def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
 _PAUSE, _LONGEST_PAUSE = 0.005, 0.5  # seconds
 _CONTESTED = 30.0  # seconds for which conflicting writes are retried
 
-Decide = Callable[[ValidEntries, Mapping[Row, StoredEntry | None]], PlannedWrites]
-
 
 @dataclass(slots=True)
 class OptimisticWrites:
     """The entries of a request in one partition, and their outcomes so far.
 
-    A round reads, decides and writes; `reads` is False if `decide` does not need the stored entries. A request to the
-    segment is atomic and expects of each key the version that was read. After a conflict it had no effect, and its keys
-    are decided again. A key with a conflict is written alone from then on, so that it does not delay others.
-    `problem_of` returns the outcome for entries whose request failed.
+    A round reads, decides and writes. A request to the segment is atomic and expects of each key the version that was
+    read. After a conflict it had no effect, and its keys are decided again. A key with a conflict is written alone from
+    then on, so that it does not delay others.
     """
 
-    label: str
+    rows: KeyValueRows
     table: Table
     partition: int
+    operation: Operation[Any]
     left: Sequence[Entry]
     table_keys: Mapping[Row, bytes]
-    reads: bool
-    decide: Decide
-    problem_of: Callable[[AdjunctError], Problem]
     problems: dict[int, Problem] = field(default_factory=dict)
     defaults_put: int = 0
     _contested: set[Row] = field(default_factory=set)
@@ -167,7 +162,7 @@ class OptimisticWrites:
         """Read, decide and write once; return whether entries are left."""
         entries, self.left = self.left, ()
         stored_entries: Mapping[Row, StoredEntry | None] = {}
-        if self.reads:
+        if needs_stored_rows(self.operation):
             keys = list(dict.fromkeys(entry.key for entry in entries))
             try:
                 stored = await self.table.segment(self.partition).get([self.table_keys[key] for key in keys])
@@ -175,7 +170,17 @@ class OptimisticWrites:
                 self._give_up(entries, error)
                 return False
             stored_entries = dict(zip(keys, stored, strict=True))
-        decision = self.decide(ValidEntries(entries, {}), stored_entries)
+        asked, codec, documents = ValidEntries(entries, {}), self.rows._codec, self.rows._documents
+        decision = plan_documents(
+            codec,
+            documents,
+            self.operation,
+            asked,
+            self.table_keys,
+            stored_entries,
+            time.time(),
+            self.table.coder.value,
+        )
         failed, lost = await self._write(decision)
         for entry in entries:
             if entry.key in failed:
@@ -196,7 +201,7 @@ class OptimisticWrites:
                 self._contested |= {keys[place] for place in conflict.found}
                 lost.update(keys)
             except AdjunctError as error:
-                failed.update(dict.fromkeys(keys, self.problem_of(error)))
+                failed.update(dict.fromkeys(keys, self.rows._outcome(error)))
             else:
                 self.defaults_put += sum(key in decision.begun for key in keys)
         return failed, lost
@@ -214,16 +219,16 @@ class OptimisticWrites:
             yield [key], [changes[key]]
 
     def _give_up(self, entries: Sequence[Entry], error: AdjunctError) -> None:
-        problem = self.problem_of(error)
+        problem = self.rows._outcome(error)
         self.problems.update({entry.place: problem for entry in entries})
 
     def _too_contested(self) -> TableUnavailableError:
-        keys = list(dict.fromkeys(entry.key for entry in self.left))
+        keys, label = list(dict.fromkeys(entry.key for entry in self.left)), self.rows._label
         return TableUnavailableError(
-            f"{self.label}: writes of {len(keys)} keys conflicted with others for {_CONTESTED:g} s; the first key is "
+            f"{label}: writes of {len(keys)} keys conflicted with others for {_CONTESTED:g} s; the first key is "
             f"{keys[0]!r}.",
             "It is retried. If that continues, have fewer writers of the same key.",
-            table=self.label,
+            table=label,
         )
 
 
@@ -353,19 +358,7 @@ class KeyValueRows(StoreTable):
         asked = validate_entries(self._codec, operation)
         table_keys, parts, unfit = self._placed(opened, asked.entries)
         writes = [
-            OptimisticWrites(
-                label=self._label,
-                table=opened,
-                partition=number,
-                left=entries,
-                table_keys=table_keys,
-                reads=needs_stored_rows(operation),
-                decide=lambda part, stored: plan_documents(
-                    self._codec, self._documents, operation, part, table_keys, stored, time.time(), opened.coder.value
-                ),
-                problem_of=self._outcome,
-            )
-            for number, entries in parts.items()
+            OptimisticWrites(self, opened, number, operation, entries, table_keys) for number, entries in parts.items()
         ]
         await asyncio.gather(*(write.finish() for write in writes))
         problems = {**asked.problems, **unfit}
