@@ -78,7 +78,7 @@ class DynamoDbSegments:
         self.prefix = prefix
         self.threads = threads
         self._calls: WeakValueDictionary[TableId, TableCalls] = WeakValueDictionary()
-        self._opening = threading.Lock()
+        self._opening, self._connecting = threading.Lock(), threading.Lock()
 
     def __repr__(self) -> str:
         where = self.connection.endpoint_url or self.connection.region or "by boto3's configuration"
@@ -167,7 +167,7 @@ class DynamoDbSegments:
 
     def _connect(self, label: str) -> DynamoDBClient:
         """Return a client for all threads, which its user closes."""
-        with self._opening:
+        with self._connecting:
             self.connection = self.connection.with_session(label)
             return self.connection.client(label, self.threads)
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_adjunct.resources.backends.dynamodb_connection import error_code, throttled_problem
 from dagster_adjunct.resources.errors import AdjunctError, TableError, TableUnavailableError
@@ -36,9 +36,6 @@ from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     term_of,
     translate_dynamodb_error,
 )
-
-if TYPE_CHECKING:
-    pass
 
 KEYS_AT_ONCE = 100
 _PATIENCE = 10.0  # seconds in which what DynamoDB did not give of a batch is asked for again

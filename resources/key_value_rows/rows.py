@@ -410,5 +410,7 @@ class KeyValueRows(StoreTable):
                     ensure_table(manager, self.scope, self.table, self.partitions)
                 table = manager.open(self.scope, self.table, key=TextSerializer(), value=BytesSerializer())
                 opened = OpenTable(table.id, table.configuration, table.backend, TextSerializer(), BytesSerializer())
+                for number in range(opened.partitions):  # what a backend lacks is known from here on
+                    opened.segment(number)
                 self._open = opened
             return opened
