@@ -6,6 +6,8 @@ import asyncio
 import copy
 import gc
 import pickle
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -396,6 +398,25 @@ def test_where_one_partition_fails_no_request_goes_on_behind_the_error() -> None
         assert sorted(ended) == [0, 1, 3]
 
     asyncio.run(read())
+
+
+def test_without_a_loop_partitions_are_read_at_once_and_no_request_goes_on_behind_an_error() -> None:
+    table = ScriptedSegments(waits=True).table()
+    all_at_once, ended = threading.Barrier(4, timeout=30), []
+    for partition in range(4):
+
+        async def get(keys: Any, *, values: bool = True, partition: int = partition) -> Any:
+            all_at_once.wait()
+            if partition == 2:
+                raise TableAccessError("no entry.", "")
+            time.sleep(0.1)
+            ended.append(partition)
+            return [None] * len(keys)
+
+        table._open.segment(partition).get = get  # type: ignore[method-assign]
+    with pytest.raises(TableAccessError):
+        BlockingKeyValueTable(table).get_all([f"k{n}" for n in range(100)])
+    assert sorted(ended) == [0, 1, 3]
 
 
 def test_a_serializer_that_fails_or_makes_no_bytes_is_told_with_the_table(backend: ScriptedSegments) -> None:
