@@ -117,6 +117,24 @@ def check_producer(producer: str, sequence: int) -> None:
     check_whole_number(sequence, found, "an integer from 0", argument="sequence", least=0, next_step=step)
 
 
+def check_append(producer: str, sequence: int, version: str | None, valid_from: datetime | None) -> int | None:
+    """Return `valid_from` in microseconds, as markers store it.
+
+    Raises ConfigurationError for a producer, a sequence or a version that can't be stored, and for `valid_from` without
+    zone or version.
+    """
+    check_producer(producer, sequence)
+    if version is not None:
+        check_name("version", version)
+    if valid_from is None:
+        return None
+    if not isinstance(valid_from, datetime) or valid_from.tzinfo is None or version is None:
+        what = "without end_of_dataset" if version is None else f"of version {version!r}"
+        problem = f"valid_from={valid_from!r} {what}: expected a version that ends, and a time with its zone."
+        raise ConfigurationError(problem, "Give end_of_dataset, and a datetime with tzinfo=UTC.", argument="valid_from")
+    return to_microseconds(valid_from)
+
+
 def stale_sequence_error(stream: str, producer: str, sequence: int, newest: int) -> ProducerConflictError:
     """Return the error for a sequence older than those that are still known of its producer."""
     problem = f"sequence {sequence} of producer {producer!r} in {stream} is older than those that are still known; the "
@@ -228,17 +246,6 @@ def check_same_declaration(
     if differences := columns + [f"{name} is {new!r}, expected {old!r}" for name, old, new in values if old != new]:
         problem = f"stream {split_stream_name(stream)[1]!r} exists with another declaration: {'; '.join(differences)}."
         raise StreamExistsError(problem, next_step, stream=stream)
-
-
-def micros_from_valid_from(version: str | None, valid_from: datetime | None) -> int | None:
-    """Return `valid_from` in microseconds, as markers store it. Raises ConfigurationError without zone or version."""
-    if valid_from is None:
-        return None
-    if not isinstance(valid_from, datetime) or valid_from.tzinfo is None or version is None:
-        what = "without end_of_dataset" if version is None else f"of version {version!r}"
-        problem = f"valid_from={valid_from!r} {what}: expected a version that ends, and a time with its zone."
-        raise ConfigurationError(problem, "Give end_of_dataset, and a datetime with tzinfo=UTC.", argument="valid_from")
-    return to_microseconds(valid_from)
 
 
 def time_from_micros(micros: int) -> datetime:

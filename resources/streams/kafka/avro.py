@@ -24,6 +24,7 @@ from dagster_adjunct.resources.streams.kafka.formats import (
     FormatWriter,
     Unfit,
     check_malformed,
+    missing_package_error,
     row_reader,
 )
 from dagster_adjunct.resources.streams.kafka.schema_registry import (
@@ -47,9 +48,7 @@ def parse_avro_schema(text: str, references: Sequence[str] = ()) -> Any:
         from fastavro import parse_schema
         from fastavro.schema import SchemaParseException, UnknownType
     except ImportError as error:
-        problem = f"a Kafka stream is in Avro, but fastavro is not installed ({error})."
-        step = 'Install it wherever tasks run: pip install "dagster-adjunct[kafka]".'
-        raise ConfigurationError(problem, step, package="fastavro") from error
+        raise missing_package_error("Avro", "fastavro", error) from error
     named: dict[str, Any] = {}
     try:
         for reference in references:

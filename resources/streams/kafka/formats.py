@@ -235,6 +235,12 @@ def format_texts(column: pa.Array, kind: str) -> list[str | None]:
 FAIL = "fail"
 
 
+def missing_package_error(kind: str, package: str, error: ImportError) -> ConfigurationError:
+    problem = f"a Kafka stream is in {kind}, but {package} is not installed ({error})."
+    step = 'Install it wherever tasks run: pip install "dagster-adjunct[kafka]".'
+    return ConfigurationError(problem, step, package=package)
+
+
 FormatReader = Callable[[Sequence[bytes | None], RowProblems], list[pa.Array]]
 """Returns one array a column of the format's schema; all null for a row whose bytes are None.
 

@@ -19,6 +19,7 @@ from dagster_adjunct.resources.streams.kafka.formats import (
     FormatWriter,
     Unfit,
     check_malformed,
+    missing_package_error,
     row_reader,
 )
 from dagster_adjunct.resources.streams.kafka.schema_registry import (
@@ -49,9 +50,7 @@ def message_class(descriptor_set: bytes, name: str) -> Any:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
         from google.protobuf.message import DecodeError
     except ImportError as error:
-        problem = f"a Kafka stream is in Protobuf, but protobuf is not installed ({error})."
-        step = 'Install it wherever tasks run: pip install "dagster-adjunct[kafka]".'
-        raise ConfigurationError(problem, step, package="protobuf") from error
+        raise missing_package_error("Protobuf", "protobuf", error) from error
     pool = descriptor_pool.DescriptorPool()
     try:
         files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(descriptor_set).file}

@@ -119,18 +119,13 @@ class SchemaRegistry:
         Raises SchemaMismatchError if the registry does not have it, StreamUnavailableError if it does not answer, and
         ConfigurationError if it rejects us.
         """
-        body = self._request("GET", f"/schemas/ids/{number}")
-        if body is None:
-            problem = f"schema registry {self.url} has no schema {number}."
-            raise SchemaMismatchError(problem, "Ask the topic's producers which registry is theirs.", url=self.url)
-        return self._with_references(number, body)
+        step = "Ask the topic's producers which registry is theirs."
+        return self._with_references(number, self._get(f"/schemas/ids/{number}", f"schema {number}", step))
 
     def latest(self, subject: str) -> RegisteredSchema:
         """Return the newest schema of a subject. Raises as `schema` does."""
-        body = self._request("GET", f"/subjects/{quote(subject, safe='')}/versions/latest")
-        if body is None:
-            problem = f"schema registry {self.url} has no subject {subject!r}."
-            raise SchemaMismatchError(problem, "Register its schema, or correct the subject.", url=self.url)
+        path, step = _versions_path(subject, "latest"), "Register its schema, or correct the subject."
+        body = self._get(path, f"subject {subject!r}", step)
         return self._with_references(int(body["id"]), body)
 
     @lru_cache(maxsize=256)  # noqa: B019
@@ -150,13 +145,18 @@ class SchemaRegistry:
         texts: list[str] = []
         for reference in body.get("references") or ():
             subject, version = reference["subject"], reference["version"]
-            found = self._request("GET", f"/subjects/{quote(subject, safe='')}/versions/{version}")
-            if found is None:
-                problem = f"schema {number} of {self.url} refers to {subject!r}, version {version}, which is missing."
-                raise SchemaMismatchError(problem, "Register that version again.", url=self.url)
+            what = f"version {version} of {subject!r}, to which schema {number} refers"
+            found = self._get(_versions_path(subject, version), what, "Register that version again.")
             below = self._with_references(int(found["id"]), found)
             texts += [text for text in (*below.references, below.text) if text not in texts]
         return RegisteredSchema(number, body.get("schemaType") or "AVRO", body["schema"], tuple(texts))
+
+    def _get(self, path: str, what: str, next_step: str) -> Any:
+        """Return what is at this path. Raises SchemaMismatchError, with the next step, if there is no such thing."""
+        body = self._request("GET", path)
+        if body is None:
+            raise SchemaMismatchError(f"schema registry {self.url} has no {what}.", next_step, url=self.url)
+        return body
 
     def _request(self, method: str, path: str, body: Mapping[str, str] | None = None) -> Any:
         """Return the registry's answer, or None if the resource does not exist. Retries transient errors."""
@@ -212,6 +212,10 @@ class SchemaRegistry:
             )
         step = "Check the login or token." if status in (401, 403) else "Check whether its URL is that of a registry."
         raise ConfigurationError(f"{what} answers {path} with HTTP {status}. {reason}".rstrip(), step, url=self.url)
+
+
+def _versions_path(subject: str, version: object) -> str:
+    return f"/subjects/{quote(subject, safe='')}/versions/{version}"
 
 
 def read_schema_id(data: bytes, registry: SchemaRegistry, kind: str, name: str) -> RegisteredSchema:

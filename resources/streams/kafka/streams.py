@@ -63,10 +63,10 @@ from dagster_adjunct.resources.streams.system import (
     StreamSystem,
     StreamWriter,
     SystemStreamPartition,
+    check_append,
     check_marker_partitions,
     check_producer,
     check_table_options,
-    micros_from_valid_from,
     missing_partition_error,
     parse_offset,
     register_system,
@@ -218,12 +218,10 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         PermanentError for a record that Kafka rejects, ProducerConflictError, CommitConflictError, and
         StreamUnavailableError, after which the same call may be repeated.
         """
-        check_producer(producer, sequence)
-        micros_from_valid_from(end_of_dataset, valid_from)
+        check_append(producer, sequence, end_of_dataset, valid_from)
         facts = self.topic(stream)
         markers: dict[int, bytes] = {}
         if end_of_dataset is not None:
-            check_name("version", end_of_dataset)
             header = MarkerHeader(version=end_of_dataset, partitions=facts.partitions, valid_from=valid_from)
             markers = dict.fromkeys(range(facts.partitions), header.encode())
         what = self._task_append(facts, producer, sequence, markers, consumed or {})
@@ -252,9 +250,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         `rows` are the version's numbers of records by partition, for validation; `valid_from` (with its zone) is when
         it becomes valid.
         """
-        check_producer(producer, sequence)
-        check_name("version", version)
-        micros_from_valid_from(version, valid_from)
+        check_append(producer, sequence, version, valid_from)
         facts = self.topic(stream)
         chosen = range(facts.partitions) if partitions is None else sorted(set(partitions))
         check_marker_partitions(f"{self.name}.{stream}", version, chosen, facts.partitions, rows)

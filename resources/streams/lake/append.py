@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.arrow import pa, pc
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets, write_buckets
-from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.errors import CommitConflictError, ProducerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.objects.commit_log import Commit
-from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import (
@@ -53,11 +51,10 @@ from dagster_adjunct.resources.streams.system import (
     AppendResult,
     Sources,
     SystemStreamPartition,
+    check_append,
     check_marker_partitions,
-    check_producer,
     check_same_contents,
     check_table_options,
-    micros_from_valid_from,
     stale_sequence_error,
 )
 from dagster_adjunct.resources.validation import validated_methods
@@ -356,69 +353,6 @@ def _is_widening(given: str, expected: str) -> bool:
     return both and _INTEGERS.index(given) < _INTEGERS.index(expected)
 
 
-def write_append(
-    lake: Lake,
-    state: StreamState,
-    data: DataFrame | pa.Table,
-    append: Append,
-    order_by: Sequence[str],
-    partitioned: bool,
-    one_task: bool = False,
-) -> tuple[Append, list[str]]:
-    """Write the records of an append; return it with its files, and their keys.
-
-    They are written with the newest of the stream's columns that match. Records of an earlier append are written with
-    the columns and partitions of that append, so that their digests can be compared.
-    """
-    what = f"stream {append.stream!r}"
-    data = _select_positions(data, append.sources, what)
-    now = len(state.earlier)
-    sent = find_sequence(state.producers, append.producer, append.sequence, append.stream)
-    columns = match_columns(state, data, order_by) if sent is None else min(sent.columns, now)
-    declaration = state.with_columns_at(columns)
-    if sent is not None:
-        data = select_earlier_columns(data, declaration.columns, order_by)
-        if sent.partitions:
-            declaration, partitioned = declaration.model_copy(update={"partitions": sent.partitions}), False
-    attempt = f"{append.started:013d}-{uuid.uuid4().hex[:12]}"
-    folder = data_folder(lake.stream_prefix(append.stream), attempt)
-    options = WriteOptions(what, number_rows=True, range_of=TIMESTAMP, differing=(EPOCH, SOURCE_EPOCH))
-    try:
-        if _is_table(data):
-            check_table_options(what, order_by, partitioned)
-            data = conform_table(data, declaration, what)
-            files = write_arrow_buckets(data, lake.store, folder, declaration.layout_of(data.column_names), options)
-        else:
-            data = conform_frame(data, declaration, order_by, what)
-            files = write_buckets(
-                data,
-                lake.store,
-                folder,
-                declaration.layout_of(data.columns),
-                options,
-                order_by=tuple(order_by),
-                partitioned=partitioned,
-                one_task=one_task,
-                digest_also=[name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in data.columns],
-            )
-    except SchemaMismatchError as error:
-        error.stream = f"lake.{append.stream}"
-        raise
-    marker = append.marker and replace(append.marker, partitions=tuple(range(declaration.partitions)))
-    facts = [(file.bucket, file.rows, file.sha256 if file.digest is None else file.digest) for file in files]
-    written = replace(
-        append,
-        marker=marker,
-        digest=content_digest(facts, marker.content() if marker else ()),
-        attempt=attempt,
-        files=tuple(FileEntry.of(file) for file in files),
-        seen=state.id,
-        columns=columns,
-        chained=any(file.stats.get("differing") for file in files),
-    )
-    return written, [f"{folder}/{file.name}" for file in files]
-
-
 def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
     """Return the records without the columns of POSITION unless `sources` are given."""
     there = list(data.column_names if hasattr(data, "column_names") else data.columns)
@@ -470,10 +404,7 @@ class LakeAppends(StreamStates):
         their digests differ. Raises SchemaMismatchError, ProducerConflictError, and CommitConflictError or
         CommitStateUnknownError, after which the same call may be repeated.
         """
-        check_producer(producer, sequence)
-        if end_of_dataset is not None:
-            check_name("version", end_of_dataset)
-        valid_micros = micros_from_valid_from(end_of_dataset, valid_from)
+        valid_micros = check_append(producer, sequence, end_of_dataset, valid_from)
         _, state = self.state(stream)
         if not hasattr(data, "mapInArrow"):
             data = to_arrow_table(data, f"stream {stream!r}", state.declaration.columns)
@@ -482,7 +413,7 @@ class LakeAppends(StreamStates):
             marker = NewMarker(end_of_dataset, (), "delivered", valid_from=valid_micros)
         while True:
             append = Append(stream, producer, sequence, started=self.now_ms(), marker=marker, sources=sources)
-            append, files = write_append(self.lake, state, data, append, order_by, partitioned, one_task)
+            append, files = self._write(state, data, append, order_by, partitioned, one_task)
             try:
                 result = self._commit(state, append)
             except ProducerConflictError:
@@ -494,6 +425,64 @@ class LakeAppends(StreamStates):
             if result.duplicate:
                 self.lake.store.delete_many(files)
             return result
+
+    def _write(
+        self, state: StreamState, data: Any, append: Append, order_by: Sequence[str], partitioned: bool, one_task: bool
+    ) -> tuple[Append, list[str]]:
+        """Write the records of an append; return it with its files, and their keys.
+
+        They are written with the newest of the stream's columns that match. Records of an earlier append are written
+        with the columns and partitions of that append, so that their digests can be compared.
+        """
+        what = f"stream {append.stream!r}"
+        data = _select_positions(data, append.sources, what)
+        now = len(state.earlier)
+        sent = find_sequence(state.producers, append.producer, append.sequence, append.stream)
+        columns = match_columns(state, data, order_by) if sent is None else min(sent.columns, now)
+        declaration = state.with_columns_at(columns)
+        if sent is not None:
+            data = select_earlier_columns(data, declaration.columns, order_by)
+            if sent.partitions:
+                declaration, partitioned = declaration.model_copy(update={"partitions": sent.partitions}), False
+        attempt = f"{append.started:013d}-{uuid.uuid4().hex[:12]}"
+        folder = data_folder(self.lake.stream_prefix(append.stream), attempt)
+        options = WriteOptions(what, number_rows=True, range_of=TIMESTAMP, differing=(EPOCH, SOURCE_EPOCH))
+        try:
+            if _is_table(data):
+                check_table_options(what, order_by, partitioned)
+                data = conform_table(data, declaration, what)
+                files = write_arrow_buckets(
+                    data, self.lake.store, folder, declaration.layout_of(data.column_names), options
+                )
+            else:
+                data = conform_frame(data, declaration, order_by, what)
+                files = write_buckets(
+                    data,
+                    self.lake.store,
+                    folder,
+                    declaration.layout_of(data.columns),
+                    options,
+                    order_by=tuple(order_by),
+                    partitioned=partitioned,
+                    one_task=one_task,
+                    digest_also=[name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in data.columns],
+                )
+        except SchemaMismatchError as error:
+            error.stream = f"lake.{append.stream}"
+            raise
+        marker = append.marker and replace(append.marker, partitions=tuple(range(declaration.partitions)))
+        facts = [(file.bucket, file.rows, file.sha256 if file.digest is None else file.digest) for file in files]
+        written = replace(
+            append,
+            marker=marker,
+            digest=content_digest(facts, marker.content() if marker else ()),
+            attempt=attempt,
+            files=tuple(FileEntry.of(file) for file in files),
+            seen=state.id,
+            columns=columns,
+            chained=any(file.stats.get("differing") for file in files),
+        )
+        return written, [f"{folder}/{file.name}" for file in files]
 
     def append_markers(
         self,
@@ -513,9 +502,7 @@ class LakeAppends(StreamStates):
         stream counts them since each partition's previous marker. `valid_from` (with its zone) is when the version
         becomes valid.
         """
-        check_producer(producer, sequence)
-        check_name("version", version)
-        valid_micros = micros_from_valid_from(version, valid_from)
+        valid_micros = check_append(producer, sequence, version, valid_from)
         _, state = self.state(stream)
         sent = find_sequence(state.producers, producer, sequence, stream)
         count = sent.partitions if sent is not None and sent.partitions else state.declaration.partitions
