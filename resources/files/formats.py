@@ -33,10 +33,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.resources.arrow import np, pa, pc, pj, pq
+from dagster_adjunct.resources.arrow import np, pa, pc, pq
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, file_error
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
-from dagster_adjunct.resources.objects.arrow_files import ArrowReadableFile, RangedFile, open_bytes
+from dagster_adjunct.resources.objects.arrow_files import ArrowReadableFile, open_input, read_json_lines
 from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, fit_to_schema, repeated_names
 from dagster_adjunct.resources.schemas.values import first_unreadable
@@ -317,11 +317,7 @@ def _parse_block(block: bytes, line: int, schema: Schema, where: str) -> pa.Tabl
 
 def _read_json(block: bytes, fields: tuple[Field, ...], *, others: str = "error") -> pa.Table:
     kinds = [(field.name, pa.string() if field.type in _TEXTS else arrow_type(field.type)) for field in fields]
-    return pj.read_json(
-        open_bytes(block),
-        read_options=pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
-        parse_options=pj.ParseOptions(explicit_schema=pa.schema(kinds), unexpected_field_behavior=others),
-    )
+    return read_json_lines(block, pa.schema(kinds), others=others)
 
 
 def _convert_column(column: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
@@ -388,7 +384,6 @@ def _find_first_bad_line(lines: list[bytes], field: Field) -> int:
 _BATCH = 65_536
 
 _MAX_WHOLE_BYTES = 16 * 1024 * 1024
-_BUFFER = 1024 * 1024
 
 
 def read_parquet(
@@ -416,15 +411,10 @@ def read_parquet(
 
 def open_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> tuple[Any, set[str]]:
     """Return the opened file, and the columns that store timestamps as INT96."""
-
-    if file.size > _MAX_WHOLE_BYTES:
-        source = RangedFile(file.size, partial(tree.read_range, file))
-    else:
-        whole = memoryview(tree.read(file))
-        source = RangedFile(file.size, lambda at, count: whole[at : at + count])
+    source = open_input(file.size, partial(tree.read, file), partial(tree.read_range, file), _MAX_WHOLE_BYTES)
     try:
         parquet = pq.ParquetFile(
-            pa.PythonFile(io.BufferedReader(source, _BUFFER), mode="r"),
+            source,
             pre_buffer=True,
             coerce_int96_timestamp_unit="us",
             page_checksum_verification=True,

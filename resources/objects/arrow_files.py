@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from dagster_adjunct.resources.arrow import pa
+from dagster_adjunct.resources.arrow import pa, pj
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.store import ObjectStore, S3Options
 
@@ -133,8 +133,24 @@ def open_bytes(data: bytes) -> pa.BufferReader:
     return pa.BufferReader(copy.getvalue())
 
 
+def open_input(
+    size: int, read: Callable[[], bytes], read_range: Callable[[int, int], bytes], most: int = _MAX_IN_MEMORY
+) -> Any:
+    """Return a pyarrow input of `size` bytes: all of them if they are at most `most`, else a file that reads ranges."""
+    if size <= most:
+        return open_bytes(read())
+    return pa.PythonFile(io.BufferedReader(RangedFile(size, read_range), 1024 * 1024), mode="r")
+
+
 def open_object(store: ObjectStore, key: str, size: int) -> Any:
-    """Return a pyarrow input for this object: all its bytes if it is small, else a file that reads ranges."""
-    if size <= _MAX_IN_MEMORY:
-        return open_bytes(store.get(key).data)
-    return pa.PythonFile(io.BufferedReader(RangedFile(size, partial(store.get_range, key)), 1024 * 1024), mode="r")
+    """Return a pyarrow input for this object."""
+    return open_input(size, lambda: store.get(key).data, partial(store.get_range, key))
+
+
+def read_json_lines(data: bytes, schema: pa.Schema, *, others: str) -> pa.Table:
+    """Return JSON objects as a table; `others` is what happens with fields that are not in the schema."""
+    return pj.read_json(
+        open_bytes(data),
+        read_options=pj.ReadOptions(use_threads=False, block_size=len(data) + 1),
+        parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others),
+    )

@@ -9,7 +9,7 @@ import datetime as dt
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as declared
 from datetime import date, datetime, time
@@ -265,6 +265,20 @@ def _row_label(row: int) -> tuple[str, dict[str, Any]]:
     return f"row {row}", {"row": row}
 
 
+def check_column_names(given: Iterable[str], schema: Schema, what: str, also: Collection[str] = ()) -> None:
+    """Raise SchemaMismatchError unless `given` are the schema's columns, each once, and maybe some of `also`."""
+    counts = Counter(given)
+    missing = [name for name in schema.names if name not in counts]
+    extra = [name for name in counts if name not in schema and name not in also]
+    if missing or extra or counts.total() > len(counts):
+        problem = (
+            f"{what}: columns {missing} are missing and {extra} are not expected; the schema is "
+            f"{', '.join(f'{f.name} {f.type}' for f in schema.fields)}."
+        )
+        step = "Send records with exactly these columns, each once."
+        raise SchemaMismatchError(problem, step, column=next(iter([*missing, *extra]), None))
+
+
 def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = _row_label) -> pa.Table:
     """Return `table` with exactly the schema's columns and Arrow types.
 
@@ -272,15 +286,7 @@ def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = 
     changed, and for columns of another kind: strings for numbers (which Arrow would parse), timestamps without a zone
     (which Arrow would take as UTC).
     """
-    given = dict.fromkeys(table.schema.names)
-    extra = [name for name in given if name not in schema]
-    missing = [name for name in schema.names if name not in given]
-    if missing or extra:
-        problem = (
-            f"{what}: columns {missing} are missing and {extra} are not expected; the schema is "
-            f"{', '.join(f'{f.name} {f.type}' for f in schema.fields)}."
-        )
-        raise SchemaMismatchError(problem, "Send records with exactly these columns.", column=[*missing, *extra][0])
+    check_column_names(dict.fromkeys(table.schema.names), schema, what)
     columns = []
     for field in schema.fields:
         column = table.column(field.name)

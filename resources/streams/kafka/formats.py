@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.objects.arrow_files import open_bytes
+from dagster_adjunct.resources.objects.arrow_files import read_json_lines
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
 from dagster_adjunct.resources.validation import validated
 
@@ -331,8 +331,6 @@ def fast_json_reader(schema: Schema, names: Mapping[str, str]) -> FastJsonReader
 
 
 def _read_fast(data: Sequence[bytes | None], schema: Schema, names: Mapping[str, str]) -> list[pa.Array] | None:
-    from pyarrow import json
-
     messages = [b"{}" if message is None else message for message in data]
     # Each message must begin and end like an object, and there must be as many objects as messages. Otherwise a message
     # of two objects could compensate for an empty one, and a lone null would crash Arrow.
@@ -346,11 +344,7 @@ def _read_fast(data: Sequence[bytes | None], schema: Schema, names: Mapping[str,
     fields = [pa.field(names.get(field.name, field.name), arrow_type(field.type)) for field in schema.fields]
     try:
         text.decode()
-        table = json.read_json(
-            open_bytes(text),
-            read_options=json.ReadOptions(use_threads=False, block_size=len(text) + 1),
-            parse_options=json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"),
-        )
+        table = read_json_lines(text, pa.schema(fields), others="ignore")
     except (UnicodeDecodeError, pa.ArrowInvalid):
         return None
     if table.num_rows != len(messages):

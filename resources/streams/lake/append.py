@@ -21,6 +21,7 @@ from dagster_adjunct.resources.schemas.schema import (
     Schema,
     arrow_type,
     cast_column,
+    check_column_names,
     fit_to_schema,
     is_same_family,
     is_widening,
@@ -315,13 +316,7 @@ def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: S
     """Return the frame with the stream's columns and types, its mark columns, and other columns of `order_by`."""
     types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
     schema = declaration.columns
-    missing = [name for name in schema.names if name not in types]
-    extra = [name for name in types if name not in schema and name not in MARK_TYPES and name not in order_by]
-    if missing or extra or len(types) != len(df.schema.fields):
-        problem = f"{what}: columns {missing} are missing and {extra} are unexpected; the schema is "
-        problem += f"{', '.join(f'{f.name} {f.type}' for f in schema.fields)}."
-        step = "Send records with exactly these columns, each once."
-        raise SchemaMismatchError(problem, step, column=next(iter([*missing, *extra]), None))
+    check_column_names(df.columns, schema, what, {*MARK_TYPES, *order_by})
     columns = []
     for each in schema.fields:
         if types[each.name] != each.type and not _is_widening(types[each.name], each.type):

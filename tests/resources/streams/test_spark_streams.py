@@ -161,7 +161,7 @@ def test_a_frame_that_does_not_fit_names_the_column(spark: SparkSession, streams
     streams.create("s", schema=SCHEMA, partitions=1)
     with pytest.raises(SchemaMismatchError, match="column 'v' holds string"):
         streams.append("s", spark.createDataFrame([("a", "1")], "k string, v string"), producer="p", sequence=0)
-    with pytest.raises(SchemaMismatchError, match=r"\['w'\] are unexpected"):
+    with pytest.raises(SchemaMismatchError, match=r"\['w'\] are not expected"):
         streams.append("s", spark.createDataFrame([("a", 1, 2)], "k string, v int, w int"), producer="p", sequence=0)
     streams.append("s", spark.createDataFrame([("a", 1)], "k string, v int"), producer="p", sequence=0)
     assert streams.read_arrow(streams.all_ranges("s")).column("v").to_pylist() == [1]
