@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -12,12 +11,12 @@ from dagster_adjunct.orchestration.cli.options import deletion_command, lake_opt
 from dagster_adjunct.orchestration.cli.output import show_facts, show_items, show_json, show_line, show_table
 from dagster_adjunct.orchestration.maintenance.delete import delete_stream
 from dagster_adjunct.orchestration.maintenance.repartition import RepartitionReport, repartition_stream
-from dagster_adjunct.resources.common import to_plain, unqualify_stream_name
+from dagster_adjunct.resources.common import unqualify_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake import readers
 from dagster_adjunct.resources.streams.lake.export import check_export_target, export_records
-from dagster_adjunct.resources.streams.lake.streams import LakeStreams, StreamDescription
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 
 stream = click.Group("stream")
 
@@ -27,7 +26,7 @@ stream = click.Group("stream")
 def list_streams(lake: Lake) -> None:
     """List the streams with their partitions and records."""
     streams = LakeStreams(lake)
-    descriptions = [_facts(streams.describe(name)) for name in streams.list_streams()]
+    descriptions = [streams.describe(name) for name in streams.list_streams()]
     show_json(descriptions)
     show_items("streams", ["name", "partitions", "key", "records", "bytes", "segments"], descriptions)
 
@@ -37,7 +36,7 @@ def list_streams(lake: Lake) -> None:
 @lake_options()
 def show_stream(lake: Lake, name: str) -> None:
     """Show a stream's schema, partitions, offsets, markers, policies and named readers."""
-    facts = _facts(LakeStreams(lake).describe(_lake_stream(name)))
+    facts = LakeStreams(lake).describe(_lake_stream(name))
     named = [asdict(reader) for reader in readers.list_readers(lake, _lake_stream(name))]
     show_json({**facts, "readers": named})
     schema = facts.pop("schema")
@@ -114,21 +113,6 @@ def remove_reader(lake: Lake, name: str, reader: str) -> None:
         problem = f"stream {name!r} has no reader {reader!r}; its readers: {', '.join(there) or 'none'}."
         raise ConfigurationError(problem, "Check the name.", stream=f"lake.{name}")
     show_line(f"Reader {reader} of {name} is removed.")
-
-
-def _facts(described: StreamDescription) -> dict[str, Any]:
-    """Convert a description to the fields that the commands show; offsets are ordered by partition."""
-    info = described.info
-    counted = ("segments", "markers", "oldest", "upcoming", "commits", "changed_at", "retention", "compaction")
-    return {
-        **{name: to_plain(getattr(info, name)) for name in ("name", "partitions", "key", "partitioner")},
-        "timestamp": described.timestamp,
-        "records": described.rows,
-        "bytes": described.size,
-        **{name: to_plain(getattr(described, name)) for name in counted},
-        "changed_at": described.changed_at,
-        "schema": info.schema.to_json() if info.schema else [],
-    }
 
 
 def _lake_stream(name: str) -> str:

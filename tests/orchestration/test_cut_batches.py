@@ -47,8 +47,8 @@ def sent(world: StepWorld, *numbers: int) -> set[tuple[str, int]]:
 
 def retain_last(world: StepWorld, appends: int) -> None:
     """Have retention take all but the last appends of the input."""
-    size = world.streams.describe("numbers").size
-    told = world.streams.describe("numbers").segments
+    size = world.streams.describe("numbers")["bytes"]
+    told = world.streams.describe("numbers")["segments"]
     world.streams.configure("numbers", retention=Retention(max_bytes=size * appends // told + 1), compaction=None)
     world.streams.maintain("numbers")
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -56,24 +55,6 @@ from dagster_adjunct.resources.validation import validated_methods
 NEW_STREAMS = NewStreams("spark-murmur3", needs_key=True, typed=True)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamDescription:
-    """A stream as `adjunct stream show` shows it; sizes in bytes, offsets by partition."""
-
-    info: StreamInfo
-    timestamp: str | None
-    retention: Retention | None
-    compaction: CompactionPolicy | None
-    oldest: tuple[int, ...]
-    upcoming: tuple[int, ...]
-    segments: int
-    rows: int
-    size: int
-    markers: int
-    commits: int
-    changed_at: datetime
-
-
 def declare_stream(
     name: str, schema: Schema, key: Sequence[str], partitions: int, timestamp: str | None = None, **policies: Any
 ) -> LakeStreamDeclaration:
@@ -109,15 +90,6 @@ def evolve_declaration(
     )
     now = evolve_schema(stored.columns, wanted.columns)
     return stored if now.to_json() == stored.columns.to_json() else stored.model_copy(update={"columns": now})
-
-
-def stream_info_from_state(name: str, state: StreamState) -> StreamInfo:
-    declared, rewritten, repartitioned = state.declaration, state.rewritten, None
-    if rewritten is not None:
-        ended, went_on = (tuple(map(str, offsets)) for offsets in (rewritten.ended, rewritten.next))
-        repartitioned = Repartitioning(rewritten.id, ended, went_on)
-    facts = (declared.partitions, declared.key, NEW_STREAMS.partitioner, declared.columns)
-    return StreamInfo(name, *facts, default_offset="oldest", identity=state.id, repartitioned=repartitioned)
 
 
 @validated_methods
@@ -174,29 +146,39 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
             evolve_declaration(name, self._parse(commit).declaration, declaration)
 
     def info(self, stream: str) -> StreamInfo:
-        return stream_info_from_state(stream, self.state(stream)[1])
+        _, state = self.state(stream)
+        declared, rewritten, repartitioned = state.declaration, state.rewritten, None
+        if rewritten is not None:
+            ended, went_on = (tuple(map(str, offsets)) for offsets in (rewritten.ended, rewritten.next))
+            repartitioned = Repartitioning(rewritten.id, ended, went_on)
+        facts = (declared.partitions, declared.key, NEW_STREAMS.partitioner, declared.columns)
+        return StreamInfo(stream, *facts, default_offset="oldest", identity=state.id, repartitioned=repartitioned)
 
     def stored_bytes(self, stream: str) -> int:
-        return self.describe(stream).size
+        return sum(entry.size for entry in self.state(stream)[1].entries())
 
-    def describe(self, stream: str) -> StreamDescription:
-        """Return the stream's declaration, offsets and totals."""
+    def describe(self, stream: str) -> dict[str, Any]:
+        """Return the stream's declaration, offsets by partition and totals, as `adjunct stream show` shows them."""
         commit, state = self.state(stream)
         entries, declared = state.entries(), state.declaration
-        return StreamDescription(
-            info=stream_info_from_state(stream, state),
-            timestamp=declared.timestamp,
-            retention=declared.retention,
-            compaction=declared.compaction,
-            oldest=state.oldest,
-            upcoming=state.next,
-            segments=sum(entry.segments for entry in entries),
-            rows=sum(entry.rows for entry in entries),
-            size=sum(entry.size for entry in entries),
-            markers=sum(entry.marked for entry in entries),
-            commits=commit.number,
-            changed_at=commit.created_at,
-        )
+        return {
+            "name": stream,
+            "partitions": declared.partitions,
+            "key": list(declared.key),
+            "partitioner": NEW_STREAMS.partitioner,
+            "timestamp": declared.timestamp,
+            "records": sum(entry.rows for entry in entries),
+            "bytes": sum(entry.size for entry in entries),
+            "segments": sum(entry.segments for entry in entries),
+            "markers": sum(entry.marked for entry in entries),
+            "oldest": list(state.oldest),
+            "upcoming": list(state.next),
+            "commits": commit.number,
+            "changed_at": commit.created_at,
+            "retention": declared.retention and declared.retention.model_dump(mode="json"),
+            "compaction": declared.compaction and declared.compaction.model_dump(mode="json"),
+            "schema": declared.columns.to_json(),
+        }
 
     def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
         return self._edges(ssps, lambda state: state.oldest)

@@ -26,7 +26,7 @@ def test_creating_a_stream_twice_changes_nothing(streams: LakeStreams) -> None:
     first = streams.create("s", schema=SCHEMA, key=["k"], partitions=4)
     assert streams.create("s", schema=SCHEMA, key=["k"], partitions=4) == first
     assert streams.list_streams() == ["s"]
-    assert streams.describe("s").commits == 1
+    assert streams.describe("s")["commits"] == 1
     assert first.partitioner == "spark-murmur3"
     assert [str(ssp) for ssp in streams.partitions("s")] == ["lake.s.0", "lake.s.1", "lake.s.2", "lake.s.3"]
 
@@ -44,7 +44,7 @@ def test_policies_are_changed_by_configure(streams: LakeStreams) -> None:
     retention, compaction = Retention(max_age=timedelta(days=7)), CompactionPolicy(min_segments=4)
     streams.configure("s", retention=retention, compaction=compaction)
     streams.create("s", schema=SCHEMA, key=["k"], partitions=1, retention=retention, compaction=compaction)
-    assert streams.describe("s").retention == retention
+    assert streams.state("s")[1].declaration.retention == retention
 
 
 def test_a_stream_is_declared_again_without_what_was_configured_since(streams: LakeStreams) -> None:
@@ -53,7 +53,8 @@ def test_a_stream_is_declared_again_without_what_was_configured_since(streams: L
     week = Retention(max_age=timedelta(days=7))
     streams.configure("s", retention=week, compaction=None)
     streams.create("s", schema=schema, key=["k"], partitions=1)
-    assert (streams.describe("s").retention, streams.describe("s").timestamp) == (week, "at")
+    declared = streams.state("s")[1].declaration
+    assert (declared.retention, declared.timestamp) == (week, "at")
     with pytest.raises(StreamExistsError, match="retention is"):
         streams.create("s", schema=schema, key=["k"], partitions=1, retention=Retention(max_bytes=1))
 
