@@ -286,7 +286,7 @@ def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = 
     changed, and for columns of another kind: strings for numbers (which Arrow would parse), timestamps without a zone
     (which Arrow would take as UTC).
     """
-    check_column_names(dict.fromkeys(table.schema.names), schema, what)
+    check_column_names(table.schema.names, schema, what)
     columns = []
     for field in schema.fields:
         column = table.column(field.name)
