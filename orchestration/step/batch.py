@@ -101,7 +101,6 @@ from dagster_adjunct.resources.streams.system import (
 )
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark import TableWrite, write_table
-from dagster_adjunct.resources.tables.table import RemoteTable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
@@ -543,9 +542,6 @@ class BatchContext:
 
     # -- remote tables
 
-    def _table(self, name: str) -> RemoteTable[Any, Any, Any]:
-        return self.app.tables[name]
-
     def _measure(self, table: str, metrics: TableMetrics, counters: Mapping[str, int]) -> None:
         self._measured[table] = self._measured.get(table, TableMetrics()) + metrics
         self._count(table, counters)
@@ -555,7 +551,7 @@ class BatchContext:
         on_replay="skip".
         """
         self._before_output(send.table)
-        table = self._table(send.table)
+        table = self.app.tables[send.table]
         if self.inputs.consumed is None and table.on_replay == "skip":
             # The table has these records, or gets them from the main position, which must not look older than a mark
             # of the replay.
@@ -595,16 +591,14 @@ class BatchContext:
         `count_matches`.
         """
         frame = self.materialize(operator, frame)
-        record = self._recorded(operator, describe_lookup(lookup, dict(frame.dtypes)))
-        reader = self.context.open_tables.reader(self._table(lookup.table), self.spark, self.context.credits)
+        asked = describe_lookup(lookup, dict(frame.dtypes))
+        record = RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
+        reader = self.context.open_tables.reader(self.app.tables[lookup.table], self.spark, self.context.credits)
         keys = collect_distinct_keys(operator, frame, lookup, sensitive=bool(self.sensitive(operator)))
         answers, metrics = answer_keys(keys, lookup, record, reader, self.partitions_at(operator))
         self._measure(lookup.table, metrics, metrics.counts())
         joined = join_answers(operator, frame, lookup, frame_from_answers(self.spark, answers, lookup))
         return self.count_matches(operator, "", joined)
-
-    def _recorded(self, operator: str, asked: dict[str, Any]) -> RecordedAnswers:
-        return RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
 
     # -- functions
 
@@ -621,7 +615,8 @@ class BatchContext:
         """
         label = function_label(function)
         asked = {"function": label, "returns": {field.name: field.type for field in returns.fields}}
-        call, record = self._sink_call(operator, function, returns), self._recorded(operator, asked)
+        call = self._sink_call(operator, function, returns)
+        record = RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
         results, counted = call_or_replay(frame, call, record, partial(self._before_output, label))
         self._count(operator, counted)
         partitions = self.partitions_at(operator) if self.required_partitioning(operator) else None
