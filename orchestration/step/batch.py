@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -124,13 +124,10 @@ def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable
     `before_output` is called with the output's name before anything is written to it, and raises if the run may not
     continue.
     """
-    with use_interpreted_plans(context.spark()) if inputs.interpreted else nullcontext():
-        batch = BatchContext(context, inputs, before_output)
-        try:
-            batch.run()
-            return batch.commit()
-        finally:
-            batch.close()
+    plans = use_interpreted_plans(context.spark()) if inputs.interpreted else nullcontext()
+    with plans, closing(BatchContext(context, inputs, before_output)) as batch:
+        batch.run()
+        return batch.commit()
 
 
 class BatchContext:
