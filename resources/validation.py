@@ -323,6 +323,8 @@ def _argument_error(
     own = [problem for problem in problems if name_of(problem) == argument]
     # Of a union's alternatives, the one with a wrong element says most.
     elements = [problem for problem in own if problem["loc"] and problem["input"] is not given.get(problem["loc"][0])]
+    if convertible := [problem for problem in own if type(problem["input"]).__name__ in _CONVERSIONS]:
+        own, elements = convertible, []
     value = (elements or own)[0]["input"]
     shown = " ".join(repr(value).split())
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
