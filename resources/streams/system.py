@@ -540,6 +540,7 @@ class StreamWriter(StreamSystem):
         task for each partition.
         """
 
+    @validated
     def accepts(self, option: str) -> bool:
         """Return whether `append` has a parameter of this name."""
         return option in inspect.signature(self.append).parameters
