@@ -55,13 +55,7 @@ if TYPE_CHECKING:
 
 
 def write_changes(
-    advance: Advance,
-    attempt: Attempt,
-    ranges: Ranges,
-    *,
-    keep_tombstones: bool,
-    over_time: TimelineOptions | None,
-    rewinding: ActiveRewind | None,
+    advance: Advance, attempt: Attempt, ranges: Ranges, rewinding: ActiveRewind | None
 ) -> tuple[Advance, Generation, dict[str, int], Samples | None]:
     """Write the changes of these ranges as one generation; return the advance, the generation, counters and samples.
 
@@ -76,12 +70,19 @@ def write_changes(
         # A table that is being built has dropped no tombstones yet.
         horizon = None if advance.running else manifest.horizon
         changes, late = engine.drop_late(changes, horizon, following.on_bad_change)
-    layout, set_aside = table_layout(source), isinstance(following.on_bad_change, DeadLetters)
+    layout, set_aside, over_time = table_layout(source), isinstance(following.on_bad_change, DeadLetters), None
+    stored = target_generations(advance)
+    begins = not any(generation.files for generation in stored)
+    if following.history is not None:  # a base stores where the validity of a row ends
+        newest = find_newest_valid_from(() if advance.running else stored)
+        over_time = TimelineOptions(fills_ends=begins, newest=newest)
+    # Ordered by a column, a deletion also wins against later changes with a lower value, so a base keeps it too. With
+    # history a deletion ends the validity of a row.
+    drop_tombstones = begins and following.order is None and over_time is None
     by_offset, again = following.order is None, rewinding is not None
     horizon = manifest.horizon if again and not by_offset and following.history is None else None
     completion, incomplete, late_again = None, list[tuple[int, int, str]](), 0
     if following.completes or (again and (by_offset or horizon is not None)):
-        stored = target_generations(advance)
         completion = RowCompletion(spec.name, layout, stored, by_offset, set_aside, again, horizon)
 
     def write_files(*rows_and_place: Any, **how: Any) -> list[BucketFile]:
@@ -105,7 +106,7 @@ def write_changes(
         engine.drop_problems(changes) if set_aside else engine.fail_on_problems(changes, spec.name),
         write_files,
         WriteOptions(
-            f"dataset {spec.name!r}", drop_tombstones=not keep_tombstones, over_time=over_time, completion=completion
+            f"dataset {spec.name!r}", drop_tombstones=drop_tombstones, over_time=over_time, completion=completion
         ),
         order_by=(POSITION,) if rewinding is None and following.order_by is None else (POSITION, OFFSET, PARTITION),
         partitioned=source.copartitioned and rewinding is None,
@@ -242,14 +243,6 @@ def apply_ranges(
     generation = attempt.generation(advance.manifest.next_generation)
     records, samples = advance.source.count(ranges) if ranges else 0, advance.manifest.first_ordered
     counters = {"read": records}
-    begins = not any(stored.files for stored in target_generations(advance))
-    over_time = None
-    if advance.spec.following.history is not None:  # a base stores where the validity of a row ends
-        served = () if bootstrapping else target_generations(advance)
-        over_time = TimelineOptions(fills_ends=begins, newest=find_newest_valid_from(served))
-    # Ordered by a column, a deletion also wins against later changes with a lower value, so a base keeps it too. With
-    # history a deletion ends the validity of a row.
-    tombstones = not begins or advance.spec.following.order is not None or over_time is not None
     # Changes are completed from rows of the served version.
     completes = advance.spec.following.completes and not bootstrapping
     read = advance.manifest.version if completes else None
@@ -258,18 +251,12 @@ def apply_ranges(
             record_build(context.lake, name, attempt.id, context.by),
             lease_served(context.lake, name, read, holder=f"advance by {context.by}"),
         ):
-            alone = over_time is None and rewinding is None  # else stored rows are read too
+            # With history, or in a rewind, stored rows are read too.
+            alone = advance.spec.following.history is None and rewinding is None
             with advance.stages("build"), interpret_small_plans(context.spark, records if records and alone else None):
                 if records:
                     advance.stages.begin_build()
-                    advance, generation, counted, samples = write_changes(
-                        advance,
-                        attempt,
-                        ranges,
-                        keep_tombstones=tombstones,
-                        over_time=over_time,
-                        rewinding=rewinding,
-                    )
+                    advance, generation, counted, samples = write_changes(advance, attempt, ranges, rewinding)
                     counted["deleted"] += count_deletions(generation)
                     counted.pop("conflicting", None)  # normal in a change stream
                     counters |= counted if bootstrapping else {"changes": generation.rows, **counted}

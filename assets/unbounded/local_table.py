@@ -11,12 +11,12 @@ between batches, without the expired rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy, local_table
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
@@ -99,35 +99,15 @@ def empty_manifest(spec: AdjunctDataset, attempt: Attempt, number: int, now: dat
     """Return the manifest of a table that serves an empty version, made by the commit with this number."""
     manifest = new_manifest(spec, now)
     rows = [attempt.generation(manifest.next_generation)]
-    version = version_from_generations(
-        spec, rows, number=number, id=version_id(number, attempt.id), now=now, counters={}
-    )
+    version = version_from_generations(spec, rows, number=number, id=version_id(number, attempt.id), sealed_at=now)
     return manifest.after(next_generation=manifest.next_generation + 1, version=version)
 
 
-def version_from_generations(
-    spec: AdjunctDataset,
-    generations: Sequence[Generation],
-    *,
-    number: int,
-    id: str,
-    now: datetime,
-    counters: Mapping[str, int],
-) -> SealedVersion:
-    """Return a version of these generations, oldest first, with the declared columns."""
+def version_from_generations(spec: AdjunctDataset, generations: Sequence[Generation], **facts: Any) -> SealedVersion:
+    """Return a version of these generations, oldest first, with the declared columns; `facts` are its other fields."""
     exact = len(generations) == 1 and not count_deletions(generations[0])
     rows = generations[0].rows if exact else None
-    return build_version(
-        spec,
-        columns_of_local_table(spec),
-        generations,
-        id=id,
-        number=number,
-        sealed_at=now,
-        rows=rows,
-        offsets={},
-        counters=dict(counters),
-    )
+    return build_version(spec, columns_of_local_table(spec), generations, rows=rows, offsets={}, **facts)
 
 
 def require_local_manifest(stored: DatasetManifest, spec: AdjunctDataset) -> UnboundedManifest:
@@ -392,9 +372,7 @@ class LocalTableWriter:
         """
         generations = self._stacked_generations(sends=sends) or [self._log.attempt().generation(1)]
         id, number = ("v000000-begun", 1) if self._pinned is None else (self._pinned.id, self._pinned.number)
-        version = version_from_generations(
-            self._spec, generations, number=number, id=id, now=self._lake.now(), counters={}
-        )
+        version = version_from_generations(self._spec, generations, number=number, id=id, sealed_at=self._lake.now())
         return VersionReader(self._lake.store, self._spec.name, version)
 
     def _stacked_generations(self, *, sends: bool = True) -> list[Generation]:
@@ -521,7 +499,7 @@ class LocalTableWriter:
             after = after.after(next_generation=after.next_generation + 1)
         number = 1 if parent is None else parent.number + 1
         version = version_from_generations(
-            spec, generations, number=number, id=version_id(number, commit_id), now=now, counters=counters
+            spec, generations, number=number, id=version_id(number, commit_id), sealed_at=now, counters=counters
         )
         return switch_version(after, version, now)
 
