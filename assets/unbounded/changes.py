@@ -228,11 +228,7 @@ def apply_changes(advance: Advance) -> tuple[Advance, Action]:
 
 
 def apply_ranges(
-    advance: Advance,
-    ranges: Ranges,
-    *,
-    reached: bool = False,
-    rewinding: ActiveRewind | None = None,
+    advance: Advance, ranges: Ranges, *, reached: bool = False, rewinding: ActiveRewind | None = None
 ) -> tuple[Advance, int]:
     """Read these changes and commit them; return the advance and the number of records.
 

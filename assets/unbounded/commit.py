@@ -312,10 +312,7 @@ def commit_manifest(advance: Advance, manifest: UnboundedManifest, *, commit_id:
 
 
 def commit_with_retries(
-    advance: Advance,
-    decide: Callable[[Advance], UnboundedManifest],
-    *,
-    commit_id: str | None = None,
+    advance: Advance, decide: Callable[[Advance], UnboundedManifest], *, commit_id: str | None = None
 ) -> Advance:
     """Commit what `decide` makes of the current state; retry where another writer only compacted or discarded.
 
