@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dagster_adjunct.assets.declaration.change_values import describe_order
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.unbounded.commit import TableSnapshot, assess_continuity
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.version import describe_history_length, history_from_spec
@@ -74,12 +75,8 @@ def decide_recovery(snapshot: TableSnapshot) -> Decision:
     spec = snapshot.spec
     lost = state.lost and not state.building
     if lost and spec.following.on_lost_offset == "fail":
-        raise OffsetOutOfRangeError(
-            f"dataset {spec.name!r} can't be continued: {state.problem}: retention has deleted the changes in between.",
-            "Deliver the lost changes again, or rebuild it from a complete source: adjunct dataset rebuild "
-            f"{spec.name} MODULE:APP --reason …. Longer retention of the stream prevents this.",
-            dataset=spec.name,
-        )
+        rebuild = f"rebuild it from a complete source: adjunct dataset rebuild {spec.name} MODULE:APP --reason …"
+        raise lost_changes_error(spec.name, state.problem, rebuild)
     action: Literal["create", "bootstrap", "recreate", "continue", "serve-stale"]
     if state.store in ("valid", "building"):
         action = "continue"
@@ -101,12 +98,25 @@ def require_complete_stream(snapshot: TableSnapshot, why: str) -> None:
     spec = snapshot.spec
     if spec.following.initial is not None or snapshot.has_all_keys:
         return
-    raise DatasetError(
+    raise incomplete_stream_error(spec, why, "Declare a bulk snapshot (initial=…)", " The served version stays served.")
+
+
+def incomplete_stream_error(spec: AdjunctDataset, why: str, instead: str, then: str = "") -> DatasetError:
+    """Return the error for a bootstrap from a stream that no longer holds every key."""
+    problem = (
         f"dataset {spec.name!r} has to be bootstrapped ({why}), and its input {spec.input} does not hold all changes: "
-        "retention has deleted the oldest, and the stream is not compacted by key.",
-        "Declare a bulk snapshot (initial=…), deliver the whole table into the stream again, or declare "
-        "bootstrap=False to continue without the lost changes. The served version stays served.",
-        dataset=spec.name,
+        "retention has deleted the oldest, and the stream is not compacted by key."
+    )
+    step = f"{instead}, deliver the whole table into the stream again, or declare bootstrap=False to continue without "
+    return DatasetError(problem, f"{step}the lost changes.{then}", dataset=spec.name)
+
+
+def lost_changes_error(dataset: str, problem: str, instead: str) -> OffsetOutOfRangeError:
+    """Return the error for a table whose next changes retention has deleted."""
+    return OffsetOutOfRangeError(
+        f"dataset {dataset!r} can't be continued: {problem}: retention has deleted the changes in between.",
+        f"Deliver the lost changes again, or {instead}. Longer retention of the stream prevents this.",
+        dataset=dataset,
     )
 
 

@@ -19,10 +19,11 @@ from dagster_adjunct.assets.declaration.change_formats import KEPT
 from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.changes import decode_changes, fail_on_problems
-from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, offsets_to_json
+from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, Ranges, offsets_to_json
 from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion, complete_frame
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
+from dagster_adjunct.assets.unbounded.recovery import incomplete_stream_error, lost_changes_error
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, Stages
 from dagster_adjunct.assets.versions.version import POSITION, build_layout
@@ -226,23 +227,14 @@ class TransientTable:
             self.view.release()
             self.view = None
 
-    def _start_offsets(
-        self, upcoming: Mapping[SystemStreamPartition, str]
-    ) -> tuple[dict[SystemStreamPartition, str], Decision]:
+    def _start_offsets(self, upcoming: Offsets) -> tuple[Offsets, Decision]:
         """Return the start offsets of a new table, and why."""
         source = self._source
         oldest = source.system.oldest(source.ssps)
         if self.spec.bootstrap:
-            if not source.system.has_all_keys(source.info.name):
-                raise DatasetError(
-                    f"dataset {self.spec.name!r} is transient and bootstrapped in each run, and its input "
-                    f"{self.spec.input} does not hold all changes: retention has deleted the oldest, and the stream is "
-                    "not compacted by key.",
-                    "Declare persistent=True, deliver the whole table into the stream again, or declare "
-                    "bootstrap=False to continue without the lost changes.",
-                    dataset=self.spec.name,
-                )
             reason = "it is transient, and bootstrapped in each run"
+            if not source.system.has_all_keys(source.info.name):
+                raise incomplete_stream_error(self.spec, reason, "Declare persistent=True")
             return oldest, Decision(action="bootstrap", store="none", reason=reason, at=utc_now())
         last: dict[SystemStreamPartition, str] = {}  # the end offsets read before, of the existing partitions
         if self._last is not None and is_transient(self._last):
@@ -254,23 +246,13 @@ class TransientTable:
             ssp = lost[0]
             problem = f"the oldest offset of {ssp} is {oldest[ssp]}, and the table continues at {last[ssp]}"
             if self.spec.following.on_lost_offset == "fail":
-                raise OffsetOutOfRangeError(
-                    f"dataset {self.spec.name!r} can't be continued: {problem}: retention has deleted the "
-                    "changes in between.",
-                    'Deliver the lost changes again, or declare on_lost_offset="rebuild" to continue without them. '
-                    "Longer retention of the stream prevents this.",
-                    dataset=self.spec.name,
-                )
+                instead = 'declare on_lost_offset="rebuild" to continue without them'
+                raise lost_changes_error(self.spec.name, problem, instead)
             reason += f"; {problem}"
         decision = Decision(action="create", store="none", reason=reason, at=utc_now())
         return source.last_offsets(last, oldest, upcoming), decision
 
-    def _next_ranges(
-        self,
-        starts: Mapping[SystemStreamPartition, str],
-        upcoming: Mapping[SystemStreamPartition, str],
-        spark: Callable[[], SparkSession],
-    ) -> Ranges:
+    def _next_ranges(self, starts: Offsets, upcoming: Offsets, spark: Callable[[], SparkSession]) -> Ranges:
         """Return the ranges to read next, which hold whole transactions where these are declared."""
         system = self._source.system
         ranges = {ssp: (start, upcoming[ssp]) for ssp, start in starts.items() if system.compare(start, upcoming[ssp])}
