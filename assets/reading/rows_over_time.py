@@ -23,7 +23,7 @@ from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.key_lookup import Key, KeyFiles, RowGroup
-from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN
 from dagster_adjunct.resources.bucketing.timeline import HAS_ENDS, IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import DatasetError
@@ -84,19 +84,13 @@ def find_newest_entry(
     return None if newest is None else _entry_of(newest, names)
 
 
-def read_key_history(
-    generations: Iterable[KeyFiles],
-    bucket: int,
-    key: Key,
-    names: tuple[str, ...],
-    edge: datetime | None,
-    start_column: str | None,
-) -> list[Validity]:
+def read_key_history(sealed: SealedVersion, generations: Iterable[KeyFiles], bucket: int, key: Key) -> list[Validity]:
     """Return the entries of a key over time, oldest first, with deletions; [] for a key without rows.
 
-    Intervals that ended before `edge` are left out, also before a compaction drops them. `start_column` holds the start
-    of an entry's validity, if there is such a column.
+    Intervals that ended before the history's edge are left out, also before a compaction drops them.
     """
+    assert sealed.history is not None
+    names, edge = sealed.columns.names, None if sealed.edge is None else datetime_from_micros(sealed.edge)
     at: dict[datetime, _Placed] = {}
     for files in generations:
         for rows, first, after in files.find_all(bucket, key):
@@ -107,7 +101,7 @@ def read_key_history(
     spans = pairwise([*sorted(at), None])
     parts = (Validity(begin, end, _entry_of(at[begin], names)) for begin, end in spans if begin is not None)
     exact = (part for part in parts if edge is None or part.valid_to is None or part.valid_to > edge)
-    return list(merge_equal_neighbours(exact, start_column))
+    return list(merge_equal_neighbours(exact, sealed.history.valid_from))
 
 
 def merge_equal_neighbours(parts: Iterable[Validity], start_column: str | None = None) -> Iterator[Validity]:

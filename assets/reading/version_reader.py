@@ -21,7 +21,7 @@ from dagster_adjunct.assets.reading.rows_over_time import (
     no_history_error,
     read_key_history,
 )
-from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, datetime_from_micros
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.hashing import bucket_function
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import ManifestMismatchError, SchemaMismatchError
@@ -242,9 +242,7 @@ class VersionReader:
         if self.sealed.history is None:
             raise no_history_error(self.dataset)
         values = self._stored_key(key)
-        edge = None if self.sealed.edge is None else datetime_from_micros(self.sealed.edge)
-        start_column = self.sealed.history.valid_from
-        return read_key_history(self._generations, self._bucket(values), values, self._names, edge, start_column)
+        return read_key_history(self.sealed, self._generations, self._bucket(values), values)
 
     def items(self, prefix: object = None, *, start: object = None, end: object = None) -> Iterator[tuple[Any, Entry]]:
         """Yield (key, entry) in key order; a key of several columns is a tuple.
