@@ -210,19 +210,6 @@ _ASSET_JOB = "__ASSET_JOB"
 
 
 @dataclass(frozen=True, slots=True)
-class ApplicationRun:
-    """One run of an application as Dagster reports it; times are epoch seconds.
-
-    `began_at` is when its process started, or when it failed if it never started.
-    """
-
-    run_id: str
-    status: dg.DagsterRunStatus
-    began_at: float
-    ended_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Restart:
     """Restart `failed`, for the `number`th time since `first`, the first of consecutive failures."""
 
@@ -232,60 +219,53 @@ class Restart:
 
 
 def decide_restart(
-    attempts: Sequence[ApplicationRun],
-    state: ApplicationState,
-    permanent: str,
-    *,
-    limit: int,
-    now: float,
-    busy: Callable[[], str] = str,
+    records: Sequence[dg.RunRecord], state: ApplicationState, permanent: str, now: float, busy: Callable[[], str] = str
 ) -> Restart | Skip:
-    """Decide whether to restart the newest of an application's runs; `attempts` are newest first.
+    """Decide whether to restart the newest of an application's runs; `records` are newest first.
 
     Only a run that failed before its commit is restarted: it closed no batch, or left one open. A newer run, in any
     state, prevents that, as does a batch that another run closed since. `busy` returns who else is running the
     application ("" for nobody), which also prevents it. The wait is one minute, doubled with each failure.
     """
-    failed = _failed_in_a_row(attempts, state)
-    if not attempts:
+    failed = _failed_in_a_row(records, state)
+    if not records:
         return Skip("No run to restart.")
     if not failed:
-        last = attempts[0]
+        last = records[0].dagster_run
         what, why = f"The newest run, {last.run_id[:8]},", f"ended as {last.status.value.lower()}"
         if last.status is dg.DagsterRunStatus.FAILURE:
             what, why = f"Run {last.run_id[:8]} failed, and", "a batch was committed since it began"
         elif last.status in ACTIVE:
             why = "is in progress"
         return Skip(f"{what} {why}: nothing to restart.")
-    newest, first = failed[0], failed[-1]
-    assert newest.ended_at is not None
-    what = f"Run {newest.run_id[:8]} failed"
+    newest, first = failed[0].dagster_run.run_id, failed[-1].dagster_run.run_id
+    what = f"Run {newest[:8]} failed"
     if permanent:
         return Skip(f"{what} permanently: {permanent}")
-    if len(failed) > limit:
+    if len(failed) > MAX_RESTARTS:
         return Skip(f"{what}, as did the {len(failed) - 1} before it: it is no longer restarted. See its run.")
-    wait = newest.ended_at + backoff_seconds(len(failed)) - now
+    wait = (failed[0].end_time or now) + backoff_seconds(len(failed)) - now
     if wait > 0:
-        return Skip(f"{what} before its commit; restart {len(failed)} of {limit} is in {wait:.0f} s.")
+        return Skip(f"{what} before its commit; restart {len(failed)} of {MAX_RESTARTS} is in {wait:.0f} s.")
     if who := busy():
         return Skip(f"{what} before its commit, but the application is being run by {who}: not restarted.")
-    return Restart(newest.run_id, first.run_id, len(failed))
+    return Restart(newest, first, len(failed))
 
 
-def _failed_in_a_row(attempts: Sequence[ApplicationRun], state: ApplicationState) -> list[ApplicationRun]:
+def _failed_in_a_row(records: Sequence[dg.RunRecord], state: ApplicationState) -> list[dg.RunRecord]:
     """Return the consecutive newest runs that failed before a commit, newest first."""
-    failed: list[ApplicationRun] = []
+    failed: list[dg.RunRecord] = []
     last = state.last
-    for attempt in attempts:
-        if attempt.status is not dg.DagsterRunStatus.FAILURE or attempt.ended_at is None:
+    for record in records:
+        run = record.dagster_run
+        if run.status is not dg.DagsterRunStatus.FAILURE or record.end_time is None:
             break
-        left_open = not failed and state.open is not None and state.open.run == attempt.run_id
-        closed = last is not None and (
-            last.intent.run == attempt.run_id or last.closed_at.timestamp() > attempt.began_at
-        )
+        left_open = not failed and state.open is not None and state.open.run == run.run_id
+        began_at = record.start_time or record.end_time  # when it failed, if its process never started
+        closed = last is not None and (last.intent.run == run.run_id or last.closed_at.timestamp() > began_at)
         if closed and not left_open:
             break
-        failed.append(attempt)
+        failed.append(record)
     return failed
 
 
@@ -302,23 +282,12 @@ def restart_sensor(
         lake, instance = tick.lake, tick.context.instance
         now = lake.now()
         records = _application_runs(instance, job.name, outputs, now - _HORIZON)
-        attempts = []
-        for record in records:
-            run, began_at = record.dagster_run, record.start_time or record.end_time
-            began_at = began_at or record.create_timestamp.timestamp()
-            attempts.append(ApplicationRun(run.run_id, run.status, began_at, record.end_time))
         state = application_state(lake, app.name)
-        newest = attempts[0].run_id if attempts and attempts[0].status is dg.DagsterRunStatus.FAILURE else None
-        if newest is not None and tick.cursor.failed != newest:
-            tick.remember(failed=newest, permanent=permanent_failure(instance, newest))
-        decision = decide_restart(
-            attempts,
-            state,
-            tick.cursor.permanent,
-            limit=MAX_RESTARTS,
-            now=now.timestamp(),
-            busy=partial(tick.lease_holder, app.name),
-        )
+        newest = records[0].dagster_run if records else None
+        if newest and newest.status is dg.DagsterRunStatus.FAILURE and tick.cursor.failed != newest.run_id:
+            tick.remember(failed=newest.run_id, permanent=permanent_failure(instance, newest.run_id))
+        busy = partial(tick.lease_holder, app.name)
+        decision = decide_restart(records, state, tick.cursor.permanent, now.timestamp(), busy)
         if isinstance(decision, Skip):
             return decision
         failed = records[0].dagster_run

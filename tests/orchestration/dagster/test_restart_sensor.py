@@ -11,10 +11,13 @@ from dagster import (
     DagsterRun,
     DagsterRunStatus,
     OpExecutionContext,
+    RunRecord,
     job,
     op,
 )
 from dagster import SkipReason as Skip
+from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from dagster_adjunct import Application, Lake, open_lake
 from dagster_adjunct.errors import (
@@ -31,7 +34,7 @@ from dagster_adjunct.errors import (
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, ClosedBatch, Intent
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.code_location.metadata import translate_errors
-from dagster_adjunct.orchestration.code_location.sensors import ApplicationRun, Restart, decide_restart
+from dagster_adjunct.orchestration.code_location.sensors import Restart, decide_restart
 from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.clocks import on_clock
 from tests.orchestration.dagster import small
@@ -52,18 +55,35 @@ def closed(run: str, at: float) -> ClosedBatch:
     )
 
 
-def failed(*runs: str, seconds: float = 100.0) -> list[ApplicationRun]:
+# Dagster has no queued run without one.
+ORIGIN = RemoteJobOrigin(
+    RemoteRepositoryOrigin(InProcessCodeLocationOrigin(LoadableTargetOrigin(module_name="tests")), "tests"), "copy"
+)
+
+
+def ran(run: str, status: DagsterRunStatus, began: float, ended: float | None = None) -> RunRecord:
+    return RunRecord(
+        storage_id=0,
+        dagster_run=DagsterRun("copy", run_id=run, status=status, remote_job_origin=ORIGIN),
+        create_timestamp=BEGAN,
+        update_timestamp=BEGAN,
+        start_time=began,
+        end_time=ended,
+    )
+
+
+def failed(*runs: str, seconds: float = 100.0) -> list[RunRecord]:
     """Runs that failed one after the other, the newest first; each took `each` seconds, the last ended at 1000."""
     return [
-        ApplicationRun(run, STATUS.FAILURE, 1000.0 - seconds * (number + 1), 1000.0 - seconds * number)
+        ran(run, STATUS.FAILURE, 1000.0 - seconds * (number + 1), 1000.0 - seconds * number)
         for number, run in enumerate(runs)
     ]
 
 
 def decided(
-    attempts: list[ApplicationRun], state: ApplicationState | None = None, *, permanent: str = "", now: float = 10_000.0
+    attempts: list[RunRecord], state: ApplicationState | None = None, *, permanent: str = "", now: float = 10_000.0
 ) -> Restart | Skip:
-    return decide_restart(attempts, state or ApplicationState(), permanent, limit=5, now=now)
+    return decide_restart(attempts, state or ApplicationState(), permanent, now)
 
 
 def test_a_run_that_failed_before_its_commit_is_launched_again() -> None:
@@ -76,7 +96,7 @@ def test_without_runs_there_is_nothing_to_restart() -> None:
 
 @pytest.mark.parametrize("status", [STATUS.STARTED, STATUS.QUEUED, STATUS.SUCCESS, STATUS.CANCELED, STATUS.CANCELING])
 def test_a_newer_run_ends_the_matter_whatever_became_of_it(status: DagsterRunStatus) -> None:
-    skip = decided([ApplicationRun("newer-run", status, 2000.0), *failed("a")])
+    skip = decided([ran("newer-run", status, 2000.0), *failed("a")])
     assert isinstance(skip, Skip)
     assert str(skip.skip_message).startswith("The newest run, newer-ru, ")
 
@@ -119,7 +139,7 @@ def test_restarts_wait_ever_longer_and_end_at_the_limit() -> None:
 
 def test_failures_count_in_a_row_whoever_launched_the_runs() -> None:
     assert decided(failed("c", "b", "a")) == Restart("c", "a", 3)
-    done = ApplicationRun("done", STATUS.SUCCESS, 0.0, 100.0)
+    done = ran("done", STATUS.SUCCESS, 0.0, 100.0)
     assert decided([*failed("c", "b"), done, *failed("a")]) == Restart("c", "b", 2)
     # b closed a batch before it failed: a new row begins with c.
     assert decided(failed("c", "b", "a"), ApplicationState(last=closed("b", 850.0))) == Restart("c", "c", 1)
@@ -127,7 +147,7 @@ def test_failures_count_in_a_row_whoever_launched_the_runs() -> None:
 
 def test_a_run_is_left_to_whoever_else_runs_the_application() -> None:
     who = "run cli-1 on host a (pid 7), since 2026-01-02 00:00:00 UTC"
-    skip = decide_restart(failed("a"), ApplicationState(), "", limit=5, now=10_000.0, busy=lambda: who)
+    skip = decide_restart(failed("a"), ApplicationState(), "", 10_000.0, lambda: who)
     assert isinstance(skip, Skip)
     assert (
         skip.skip_message
