@@ -68,7 +68,7 @@ def collect_startpoints(
     Rows have JSON values. `expired` requests stay until the next run deletes them. `left` counts the offsets that a
     replay has still to read.
     """
-    stored, offsets = open_startpoints(lake, app).read(), application_state(lake, app.name).offsets
+    stored, state = open_startpoints(lake, app).read(), application_state(lake, app.name)
 
     def aged_rows(requests: Iterable[StartpointRequest]) -> list[dict[str, Any]]:
         rows = []
@@ -79,21 +79,17 @@ def collect_startpoints(
             rows.append(_request_row(request) | {"task": request.task} | ages)
         return rows
 
-    handed = []
-    for task, requests in stored.handed.items():
-        for ssp, request in requests.items():
-            if not offsets.has_taken(ssp, request.id):  # a crash may have left applied ones
-                start = offsets.resolved.get(ssp)
-                offset = start.offset if start is not None and start.id == request.id else None
-                handed.append(_request_row(request) | {"task": task, "offset": offset})
     return {
         "waiting": aged_rows(stored.waiting),
         "expired": aged_rows(stored.expired),
-        "handed": handed,
-        "replays": [_replay_row(systems, replay) for replay in offsets.replays.values()],
+        "handed": [
+            _request_row(held.request) | {"task": held.at, "offset": held.offset}
+            for held in iter_unapplied(stored.handed, state)
+        ],
+        "replays": [_replay_row(systems, replay) for replay in state.offsets.replays.values()],
         "applied": [
             {"partition": str(ssp), **start.model_dump(mode="json", exclude={"id"})}
-            for ssp, start in sorted(offsets.applied.items())
+            for ssp, start in sorted(state.offsets.applied.items())
         ],
         "unreadable": [
             {"partition": one.partition or one.key, "task": one.task, "handed_to": one.at, "error": one.error}
@@ -107,11 +103,7 @@ def _request_row(request: StartpointRequest) -> dict[str, Any]:
         "partition": str(request.ssp),
         "position": describe_startpoint(request.startpoint),
         "until": None if request.until is None else describe_startpoint(request.until),
-        "by": request.by,
-        "reason": request.reason,
-        "on_unresolved": request.on_unresolved,
-        "versions": request.versions,
-        "id": request.id,
+        **{name: getattr(request, name) for name in ("by", "reason", "on_unresolved", "versions", "id")},
     }
 
 
