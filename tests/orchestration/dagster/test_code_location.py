@@ -22,7 +22,7 @@ from dagster_adjunct.testing import TestStream, assert_plannable
 from tests.orchestration.dagster import small
 from tests.servers.s3 import ROOT
 
-HEAVY = ["pyspark", "pandas", "boto3", "botocore", "psycopg", "matplotlib"]
+HEAVY = ["pyspark", "pandas", "numpy", "pyarrow", "boto3", "botocore", "psycopg", "matplotlib"]
 # Loads as a code server does, with every way to the network shut.
 LOAD = f"""
 import json, socket, sys
