@@ -23,6 +23,7 @@ from dagster_adjunct.resources.backends.columns import Column, Kind, declared_di
 from dagster_adjunct.resources.backends.write_plan import (
     Applied,
     CheckedChanges,
+    Entry,
     Row,
     RowCodec,
     StoredState,
@@ -131,12 +132,14 @@ Document = dict[str, Any]
 class RowDocuments:
     """Converts records to documents and back. Errors name the table, the key and the value."""
 
-    def __init__(self, label: str, columns: Sequence[Column]) -> None:
+    def __init__(self, codec: RowCodec, columns: Sequence[Column]) -> None:
+        self.codec, self._label = codec, codec.table
         for column in columns:
             if column.name.startswith(OWN):
-                problem = f"{label} has a column {column.name!r}; names with the prefix {OWN} are reserved for marks."
+                problem = (
+                    f"{codec.table} has a column {column.name!r}; names with the prefix {OWN} are reserved for marks."
+                )
                 raise ConfigurationError(problem, "Rename it.", argument="columns")
-        self._label = label
         self._write = {column.name: json_encoder(column) for column in columns}
         self._read = {column.name: json_decoder(column) for column in columns}
 
@@ -246,10 +249,9 @@ def needs_stored_rows(operation: Operation[Any]) -> bool:
 
 
 def plan_documents(
-    codec: RowCodec,
     documents: RowDocuments,
     operation: Operation[Any],
-    asked: ValidEntries,
+    entries: Sequence[Entry],
     table_keys: Mapping[Row, bytes],
     stored_entries: Mapping[Row, StoredEntry | None],
     at: float,
@@ -259,10 +261,10 @@ def plan_documents(
 
     `fitting` returns a value that the table accepts, or raises KeyValueTableError.
     """
-    seen = _parse_stored(documents, columns_to_read(operation, asked.entries), stored_entries)
-    fit = [entry for entry in asked.entries if entry.key not in seen.unreadable]
-    unfit = {entry.place: seen.unreadable[entry.key] for entry in asked.entries if entry.key in seen.unreadable}
-    newest_by = operation.conditions.newest_by
+    seen = _parse_stored(documents, columns_to_read(operation, entries), stored_entries)
+    fit = [entry for entry in entries if entry.key not in seen.unreadable]
+    unfit = {entry.place: seen.unreadable[entry.key] for entry in entries if entry.key in seen.unreadable}
+    codec, newest_by = documents.codec, operation.conditions.newest_by
     applied = {}
     if operation.conditions:
         applied = {key: applied_in(codec, newest_by, document) for key, document in seen.documents.items()}

@@ -23,7 +23,6 @@ from dagster_adjunct.resources.backends.write_plan import (
     Entry,
     Row,
     RowCodec,
-    ValidEntries,
     validate_entries,
 )
 from dagster_adjunct.resources.errors import (
@@ -170,16 +169,9 @@ class OptimisticWrites:
                 self._give_up(entries, error)
                 return False
             stored_entries = dict(zip(keys, stored, strict=True))
-        asked, codec, documents = ValidEntries(entries, {}), self.rows._codec, self.rows._documents
+        documents, fitting = self.rows._documents, self.table.coder.value
         decision = plan_documents(
-            codec,
-            documents,
-            self.operation,
-            asked,
-            self.table_keys,
-            stored_entries,
-            time.time(),
-            self.table.coder.value,
+            documents, self.operation, entries, self.table_keys, stored_entries, time.time(), fitting
         )
         failed, lost = await self._write(decision)
         for entry in entries:
@@ -274,7 +266,7 @@ class KeyValueRows(StoreTable):
         self.partitions = KeyValueTableConfiguration(partitions).partitions
         self.stored_in = stored_in
         self._codec = RowCodec(self._label, self.key, self._declared)
-        self._documents = RowDocuments(self._label, self._declared)
+        self._documents = RowDocuments(self._codec, self._declared)
         self._keys = RowKeys(self._label, [self._codec.columns[name] for name in self.key], self.family)
         self._open: Table | None = None
         self._opening = threading.Lock()

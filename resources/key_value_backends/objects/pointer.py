@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
+from typing import TypeAlias
 
 from pydantic import ValidationError
 
@@ -251,12 +252,8 @@ _FIRST_PAUSE = 0.05
 _TURNS = 50
 
 
-@dataclass(frozen=True, slots=True)
-class SwapResult:
-    """Whether our swap took place, and the state after it: ours, or a later one."""
-
-    won: bool
-    state: SegmentState
+Swapped: TypeAlias = tuple[bool, SegmentState]
+"""Whether our swap took place, and the state after it: ours, or a later one."""
 
 
 class PointerObject:
@@ -303,7 +300,7 @@ class PointerObject:
 
     def change(
         self, make: Callable[[SegmentState], SegmentState | None], *, is_in: Callable[[SegmentState], bool]
-    ) -> SwapResult | None:
+    ) -> Swapped | None:
         """Swap in what `make` returns for the current state, again after each swap of others.
 
         `is_in` and errors are those of `swap`. If `make` returns None, there is nothing to change, and the result was
@@ -313,11 +310,10 @@ class PointerObject:
         for _ in range(_TURNS):
             after = make(state)
             if after is None:
-                return SwapResult(False, state)
-            swapped = self.swap(state, after, is_in=is_in)
-            if swapped.won:
-                return swapped
-            state = swapped.state
+                return False, state
+            won, state = self.swap(state, after, is_in=is_in)
+            if won:
+                return True, state
         return None
 
     def swap(
@@ -327,7 +323,7 @@ class PointerObject:
         *,
         is_in: Callable[[SegmentState], bool],
         pause: Callable[[], None] = lambda: None,
-    ) -> SwapResult:
+    ) -> Swapped:
         """Replace `before` by `after`; `is_in(state)` tells whether ours is part of a later state.
 
         `pause` is called if somebody else was first, before the state is read again. Raises ReplyLostError if the
@@ -350,13 +346,13 @@ class PointerObject:
             else:
                 self.last = replace(after, etag=etag)
                 self.swaps += 1
-                return SwapResult(True, self.last)
+                return True, self.last
             try:
                 now = self.read()
                 if now.nonce == after.nonce:
-                    return SwapResult(True, now)
+                    return True, now
                 if now.etag != before.etag:  # a request of ours that is still in flight is rejected now
-                    return SwapResult(is_in(now), now)
+                    return is_in(now), now
             except AdjunctError as error:
                 raise self._lost(error) from problem
             time.sleep(random.uniform(0.5, 1.0) * _FIRST_PAUSE * 2**attempt)  # the identical request again

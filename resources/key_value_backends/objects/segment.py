@@ -49,7 +49,7 @@ from dagster_adjunct.resources.key_value_backends.objects.pointer import (
     SegmentState,
     Status,
     SwapBackoff,
-    SwapResult,
+    Swapped,
     replace_log,
 )
 from dagster_adjunct.resources.key_value_backends.objects.runs import BlockCache, RunObjects, Versioned
@@ -212,13 +212,13 @@ class GroupCommit:
                     return
                 state = None
                 continue
-            swapped = self._swap(state, decision)
-            if swapped.won:
-                self._won(swapped, began)
-                self.upkeep.after_commit(state, swapped.state)  # first, so that closing waits for it
+            won, now = self._swap(state, decision)
+            if won:
+                self._won(now, began)
+                self.upkeep.after_commit(state, now)  # first, so that closing waits for it
                 _answer(decision)
                 return
-            state, fresh = swapped.state, True
+            state, fresh = now, True
         problem = f"other writers of {self.core.pointer.key!r} were faster for {_PATIENCE:.0f} s."
         step = "Try again, with more partitions or fewer writers."
         raise TableUnavailableError(problem, step, table=str(self.core.table))
@@ -237,7 +237,7 @@ class GroupCommit:
         entries = SegmentView(state, self.core.objects).find(conditional)
         return decide_commit(group, {key: entry and entry[0] for key, entry in entries.items()}, before)
 
-    def _swap(self, state: SegmentState, decision: CommitDecision) -> SwapResult:
+    def _swap(self, state: SegmentState, decision: CommitDecision) -> Swapped:
         tokens = [request.token for request in decision.applied]
         after = state.with_commit(now_in_ms(), tokens, decision.writes)
         return self.core.pointer.swap(
@@ -247,8 +247,8 @@ class GroupCommit:
             pause=self._lost,
         )
 
-    def _won(self, swapped: SwapResult, began: float) -> None:
-        seen, self._seen = self._seen, (swapped.state.number, self.core.pointer.swaps)
+    def _won(self, state: SegmentState, began: float) -> None:
+        seen, self._seen = self._seen, (state.number, self.core.pointer.swaps)
         others = self._seen[0] - seen[0] - (self._seen[1] - seen[1]) if seen[0] else 0
         self._backoff.record_win(others, time.monotonic() - began)
 
@@ -423,7 +423,7 @@ def _settle_status(table: TableId, pointer: PointerObject, status: Status) -> St
     if swapped is None:
         problem = f"other writers were always first to replace {pointer.key!r} in {pointer.store.url}."
         raise TableUnavailableError(problem, "Do it again.", table=str(table))
-    return swapped.state.status
+    return swapped[1].status
 
 
 def _prefix(table: TableId, partition: int) -> str:

@@ -597,7 +597,7 @@ class SegmentUpkeep:
             return change(state)
 
         swapped = pointer.change(changed, is_in=lambda state: is_in(state.levels))
-        return swapped.state if swapped is not None and swapped.won else None
+        return swapped[1] if swapped is not None and swapped[0] else None
 
 
 def _referenced_runs(levels: Levels) -> set[str]:
