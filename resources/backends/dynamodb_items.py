@@ -267,6 +267,19 @@ class EncodedChanges:
         return EncodedChanges(add=self.add, limits=self.limits, append=self.append)
 
 
+def _is_column_name(name: object) -> bool:
+    return isinstance(name, str) and name != "" and not name.startswith(OWN_PREFIX)
+
+
+class _AnyColumn(dict[str, Callable[[Any], AttributeValue]]):
+    """The encoders of columns, which may have any names."""
+
+    def __missing__(self, name: str) -> Callable[[Any], AttributeValue]:
+        if not _is_column_name(name):
+            raise KeyError(name)
+        return encode_any
+
+
 class ItemCodec(RowCodec):
     """Encodes and decodes the items of one table; a checked value is an attribute value.
 
@@ -278,6 +291,8 @@ class ItemCodec(RowCodec):
         known = [Column(name, tag) for name, tag in key.items()] if columns is None else columns
         super().__init__(label, tuple(key), known, check=encoder_for, decode=decoder_for)
         self.is_open = columns is None
+        if columns is None:
+            self._check = _AnyColumn(self._check)
         self._tags = dict(key)
         # Sums must stay within them. Unchecked are types with more digits than DynamoDB, which rejects them itself, and
         # 64-bit integers, which no counter fills and whose check would cost each increment some 4%.
@@ -328,7 +343,7 @@ class ItemCodec(RowCodec):
     def column(self, name: str) -> Column:
         if not self.is_open:
             return super().column(name)
-        if not isinstance(name, str) or not name or name.startswith(OWN_PREFIX):
+        if not _is_column_name(name):
             what = f"{self.table}: the column name {name!r} is not a text, or begins with {OWN_PREFIX}."
             raise SchemaMismatchError(what, "Rename it.", table=self.table, column=name)
         return self.columns.get(name) or Column(name, "any")

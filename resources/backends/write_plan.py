@@ -82,7 +82,6 @@ class RowCodec:
             if self.columns[name].kind in (Kind.JSON, Kind.LIST):
                 problem = f"{table}: column {name!r} is {self.columns[name].type}, which can't be a key."
                 raise SchemaMismatchError(problem, "Use columns of single values as the key.", column=name)
-        self._checker_of = check
         self._check = {c.name: check(c) for c in columns}
         self._keep = {c.name: keep(c) for c in columns}
         self._decode = {c.name: decode(c) for c in columns}
@@ -163,9 +162,9 @@ class RowCodec:
 
     def checked(self, name: str, value: Any) -> Any:
         """The normalized value; SchemaMismatchError if it does not fit the column."""
-        column = self.column(name)
+        self.column(name)
         try:
-            return None if value is None else (self._check.get(name) or self._checker_of(column))(value)
+            return None if value is None else self._check[name](value)
         except (TypeError, ValueError, ArithmeticError) as error:
             raise self.misfit_error(name, value, str(error)) from None
 
