@@ -6,12 +6,12 @@ numeric, bytea, jsonb and arrays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 from dagster_adjunct.resources.backends.columns import check_identifier
 from dagster_adjunct.resources.backends.postgres_connection import (
-    Pool,
     check_keywords,
     connect_async,
     connection_settings,
@@ -21,7 +21,12 @@ from dagster_adjunct.resources.backends.postgres_connection import (
     run_cancellable,
     translate_error,
 )
-from dagster_adjunct.resources.backends.postgres_requests import PostgresRequests, create_postgres_table, read_shape
+from dagster_adjunct.resources.backends.postgres_requests import (
+    Pool,
+    PostgresRequests,
+    create_postgres_table,
+    read_shape,
+)
 from dagster_adjunct.resources.backends.postgres_values import (
     StagedBatch,
     postgres_decoder,
@@ -36,9 +41,6 @@ from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError
 from dagster_adjunct.resources.tables.functions import record_not_found_error
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
 from dagster_adjunct.resources.validation import validated
-
-if TYPE_CHECKING:
-    import psycopg
 
 
 @validated
@@ -78,9 +80,7 @@ class PostgresTable(StoreTable):
         check_whole_number(connections, f"{what} connections={connections!r}", whole, argument="connections")
         check_seconds(forget_after, f"{what} forget_after={forget_after!r}", argument="forget_after", none=True)
         self._place = ""
-        self._open: PerLoop[Pool[PostgresRequests]] = PerLoop(
-            lambda: Pool(self.connections, self._connected), Pool.finish
-        )
+        self._open: PerLoop[Pool] = PerLoop(lambda: Pool(self.connections, self._connected), Pool.finish)
 
     def __repr__(self) -> str:
         source = f"dsn_env={self.dsn_env!r}" if self.dsn_env else f"connect={self.connect}"
@@ -121,7 +121,7 @@ class PostgresTable(StoreTable):
             try:
                 async with self._open.here().one() as requests:
                     connected = True
-                    return await run_cancellable(requests, request(requests, operation))
+                    return await run_cancellable(requests.connection, request(requests, operation))
             except AdjunctError as error:
                 if connected:
                     raise
@@ -137,24 +137,21 @@ class PostgresTable(StoreTable):
 
     async def _create_table(self) -> None:
         """Create the table unless it exists."""
-        import psycopg
-
         connection = await connect_async(self._label, connection_settings(self._label, self.dsn_env, self.connect))
         try:
-            await create_postgres_table(connection, self.schema, self.table, self.key, self._declared)
-        except psycopg.Error as error:
-            raise translate_error(error, self._label, self._place) from error
+            with self._translated():
+                await create_postgres_table(connection, self.schema, self.table, self.key, self._declared)
         finally:
             await connection.close()
 
     async def _get(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
-        import psycopg
-
         valid = validate_entries(requests.codec, operation)
         try:
-            return valid.outcomes(len(operation), await requests.get([entry.key for entry in valid.entries]))
-        except psycopg.Error as error:
-            return Outcomes.all(len(operation), self._problem(error))
+            with self._translated():
+                stored = await requests.get([entry.key for entry in valid.entries])
+        except AdjunctError as error:
+            return Outcomes.all(len(operation), self.problem_of(error, sent=False))
+        return valid.outcomes(len(operation), stored)
 
     async def forget(self, older_than: float) -> int:
         """Purge what was applied to keys, including deleted ones, more than `older_than` seconds ago; return the number
@@ -162,14 +159,11 @@ class PostgresTable(StoreTable):
 
         A message that old is applied if it arrives again.
         """
-        import psycopg
-
         require_driver(self._label)
         try:
-            async with self._open.here().one() as requests:
-                return await requests.forget(older_than)
-        except psycopg.Error as error:
-            raise translate_error(error, self._label, self._place) from error
+            with self._translated():
+                async with self._open.here().one() as requests:
+                    return await requests.forget(older_than)
         except TableNotFoundError:
             if not self.create:
                 raise
@@ -190,15 +184,14 @@ class PostgresTable(StoreTable):
         return outcomes
 
     async def _write_rows(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
-        import psycopg
-
         bisect = BisectRejected(validate_entries(requests.codec, operation))
         while (part := bisect.next()) is not None:
             try:
-                bisect.done(await requests.write(operation, part))
-            except (psycopg.Error, AdjunctError) as error:
-                problem = self._problem(error, committing=requests.committing)
-                bisect.failed(problem, by_data=isinstance(error, psycopg.Error) and is_data_error(error))
+                with self._translated():
+                    bisect.done(await requests.write(operation, part))
+            except AdjunctError as error:
+                problem = self.problem_of(error, sent=requests.committing)  # without a commit it had no effect
+                bisect.failed(problem, by_data=is_data_error(error.__cause__))
         return bisect.outcomes(len(operation))
 
     async def _write_batch(
@@ -207,12 +200,11 @@ class PostgresTable(StoreTable):
         """Write the batch and return its outcomes; None, without effect, if it must be written by row to find rejected
         rows.
         """
-        import psycopg
-
         try:
-            written = await requests.write_batch(batch)
-        except (psycopg.Error, AdjunctError) as error:
-            problem = self._problem(error, committing=requests.committing)
+            with self._translated():
+                written = await requests.write_batch(batch)
+        except AdjunctError as error:
+            problem = self.problem_of(error, sent=requests.committing)
             return Outcomes.all(len(operation), problem) if problem.may_pass else None
         if written is None:
             return None
@@ -226,34 +218,33 @@ class PostgresTable(StoreTable):
             outcomes = outcomes.with_retried(written.skipped, await self._write_rows(requests, late))
         return outcomes
 
-    def _problem(self, error: psycopg.Error | AdjunctError, *, committing: bool = False) -> Problem:
-        """The problem of a failed transaction's entries: without a sent commit it had no effect."""
-        if isinstance(error, AdjunctError):
-            return self.problem_of(error, sent=False)
-        known = translate_error(error, self._label, self._place)
-        known.__cause__ = error
-        return self.problem_of(known, sent=committing)
-
-    async def _connected(self) -> PostgresRequests:
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise the driver's errors as ours."""
         import psycopg
 
+        try:
+            yield
+        except psycopg.Error as error:
+            raise translate_error(error, self._label, self._place) from error
+
+    async def _connected(self) -> PostgresRequests:
         from dagster_adjunct.resources.backends.postgres_statements import Statements
 
         settings = connection_settings(self._label, self.dsn_env, self.connect)
         self._place = format_address(settings)
         connection = await connect_async(self._label, settings)
         try:
-            shape = await read_shape(
-                connection, self._label, self._place, self.schema, self.table, self.key, self._declared
-            )
-            codec = RowCodec(self._label, self.key, shape.columns, keep=postgres_encoder, decode=postgres_decoder)
-            statements = Statements(self.schema, self.table, codec, shape.casts)
-            requests = PostgresRequests(connection, shape, codec, statements, create=self.create)
-            if is_purge_due(f"{self._label} {self._place}", self.forget_after):
-                await requests.forget(self.forget_after or 0)
-        except BaseException as error:
+            with self._translated():
+                shape = await read_shape(
+                    connection, self._label, self._place, self.schema, self.table, self.key, self._declared
+                )
+                codec = RowCodec(self._label, self.key, shape.columns, keep=postgres_encoder, decode=postgres_decoder)
+                statements = Statements(self.schema, self.table, codec, shape.casts)
+                requests = PostgresRequests(connection, shape, codec, statements, create=self.create)
+                if is_purge_due(f"{self._label} {self._place}", self.forget_after):
+                    await requests.forget(self.forget_after or 0)
+        except BaseException:
             await connection.close()
-            if isinstance(error, psycopg.Error):
-                raise translate_error(error, self._label, self._place) from error
             raise
         return requests

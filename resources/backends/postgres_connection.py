@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL, their pool, and the meaning of errors: transient or permanent."""
+"""Connections to PostgreSQL, and the meaning of errors: transient or permanent."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.resources.backends.store import read_variable, require_package
 from dagster_adjunct.resources.errors import (
@@ -190,11 +190,13 @@ def translate_error(error: psycopg.Error, label: str, place: str) -> AdjunctErro
     return kind(f"{label} at {place}: {what} ({' '.join(message.split())}).", step, table=label)
 
 
-def is_data_error(error: psycopg.Error) -> bool:
+def is_data_error(error: BaseException | None) -> bool:
     """Whether the request was rejected for its values, so that other entries of it may be fine."""
     import psycopg
 
-    return isinstance(error, psycopg.DataError | psycopg.IntegrityError) or (error.sqlstate or "").startswith("P0")
+    if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
+        return True
+    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("P0")
 
 
 def _redact(text: str, settings: Mapping[str, Any]) -> str:
@@ -209,85 +211,7 @@ T = TypeVar("T")
 _CANCEL_SECONDS = 1.0  # seconds for the server to end a cancelled request
 
 
-class OverConnection(Protocol):
-    """Sends requests over one connection."""
-
-    connection: AsyncConnection[Any]
-
-
-R = TypeVar("R", bound=OverConnection)
-
-
-class Pool(Generic[R]):
-    """At most `size` connections, created by `connect` when none is idle.
-
-    Unlike a library's pool, which only reports a timeout to waiting callers, it passes the error of a login, a missing
-    table or a server that is down to the request that met it, at once.
-    """
-
-    def __init__(self, size: int, connect: Callable[[], Awaitable[R]]) -> None:
-        self._size, self._connect = size, connect
-        self._places = asyncio.Semaphore(size)
-        self._closing = asyncio.Lock()
-        self._idle: list[R] = []
-        self.is_connected = False  # whether a connection was made since the last one was lost
-
-    @asynccontextmanager
-    async def one(self) -> AsyncIterator[R]:
-        """A context manager for a connection of the caller's own."""
-        requests = await self.take()
-        try:
-            yield requests
-        except asyncio.CancelledError:  # its state is unknown
-            await requests.connection.close()
-            raise
-        finally:
-            await self.give(requests)
-
-    async def take(self) -> R:
-        """Return a connection for the caller alone, until it is given back."""
-        await self._places.acquire()
-        try:
-            requests = self._idle.pop() if self._idle else await self._connect()
-        except BaseException:
-            self._places.release()
-            raise
-        self.is_connected = True
-        return requests
-
-    async def give(self, requests: R) -> None:
-        """Take back a connection that is outside of any transaction, or closed."""
-        try:
-            if requests.connection.closed or requests.connection.broken:
-                await self._drop()
-                self.is_connected = False
-            else:
-                self._idle.append(requests)
-        finally:
-            self._places.release()
-
-    async def close(self) -> None:
-        """Close all connections after their requests."""
-        async with self._closing:  # two concurrent calls would each hold places that the other waits for
-            for _ in range(self._size):
-                await self._places.acquire()
-            try:
-                await self._drop()
-            finally:
-                for _ in range(self._size):
-                    self._places.release()
-
-    def finish(self) -> None:
-        """Close the connections of an event loop that has ended, without waiting."""
-        while self._idle:
-            self._idle.pop().connection.pgconn.finish()
-
-    async def _drop(self) -> None:
-        while self._idle:
-            await self._idle.pop().connection.close()
-
-
-async def run_cancellable(requests: OverConnection, request: Awaitable[T]) -> T:
+async def run_cancellable(connection: AsyncConnection[Any], request: Awaitable[T]) -> T:
     """Return the answer of a request over this connection; a cancelled caller is released after a second.
 
     The driver would wait for the server's reply to the cancellation, which a dead network never delivers.
@@ -299,8 +223,8 @@ async def run_cancellable(requests: OverConnection, request: Awaitable[T]) -> T:
         return await asyncio.shield(under_way)
     except asyncio.CancelledError:
         with suppress(psycopg.Error):
-            await requests.connection.cancel_safe(timeout=_CANCEL_SECONDS)  # so that it holds no locks any longer
-        with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(requests.connection.fileno())) as wire:
+            await connection.cancel_safe(timeout=_CANCEL_SECONDS)  # so that it holds no locks any longer
+        with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as wire:
             wire.shutdown(socket.SHUT_RDWR)
         await asyncio.wait([under_way], timeout=_CANCEL_SECONDS)
         raise

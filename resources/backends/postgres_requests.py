@@ -7,7 +7,9 @@ create the same record), the server resolves the deadlock and the request can be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -219,6 +221,59 @@ class PostgresRequests:
     def _whole(self, records: dict[Row, dict[str, Any]]) -> list[Any]:
         names = self.codec.names
         return self._statements.arrays(names, [tuple(map(record.get, names)) for record in records.values()])
+
+
+class Pool:
+    """At most `size` connections, created by `connect` when none is idle.
+
+    Unlike a library's pool, which only reports a timeout to waiting callers, it passes the error of a login, a missing
+    table or a server that is down to the request that met it, at once.
+    """
+
+    def __init__(self, size: int, connect: Callable[[], Awaitable[PostgresRequests]]) -> None:
+        self._size, self._connect = size, connect
+        self._places = asyncio.Semaphore(size)
+        self._closing = asyncio.Lock()
+        self._idle: list[PostgresRequests] = []
+        self.is_connected = False  # whether a connection was made since the last one was lost
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[PostgresRequests]:
+        """A context manager for a connection of the caller's own, left outside of any transaction, or closed."""
+        async with self._places:
+            requests = self._idle.pop() if self._idle else await self._connect()
+            self.is_connected = True
+            try:
+                yield requests
+            except asyncio.CancelledError:  # its state is unknown
+                await requests.connection.close()
+                raise
+            finally:
+                if requests.connection.closed or requests.connection.broken:
+                    await self._drop()
+                    self.is_connected = False
+                else:
+                    self._idle.append(requests)
+
+    async def close(self) -> None:
+        """Close all connections after their requests."""
+        async with self._closing:  # two concurrent calls would each hold places that the other waits for
+            for _ in range(self._size):
+                await self._places.acquire()
+            try:
+                await self._drop()
+            finally:
+                for _ in range(self._size):
+                    self._places.release()
+
+    def finish(self) -> None:
+        """Close the connections of an event loop that has ended, without waiting."""
+        while self._idle:
+            self._idle.pop().connection.pgconn.finish()
+
+    async def _drop(self) -> None:
+        while self._idle:
+            await self._idle.pop().connection.close()
 
 
 _TYPES = {

@@ -17,6 +17,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import cast_column, repeated_names
 from dagster_adjunct.resources.schemas.values import first_unreadable
+from dagster_adjunct.resources.tables.key_lock import group_preserving_key_order
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
@@ -330,8 +331,8 @@ class Part:
 def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> list[Part]:
     """Return the operations to send for a batch, in order.
 
-    All records of a kind go into one operation, up to where a key switches between put and delete; later records of
-    that key go into the next two. So there are few operations however often puts and deletes alternate.
+    All records of a kind go into one operation, up to where a key switches between put and delete. So there are few
+    operations however often puts and deletes alternate.
     """
     whole = _entries_from_batch(batch, shape, marks, what)
     kind = OperationKind.PUT if shape.contract is None else OperationKind.UPDATE
@@ -343,25 +344,10 @@ def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> lis
     bare = replace(whole, records=None, default_records=None, typed=False, remove=())
     delete = Operation(OperationKind.DELETE, bare, shape.args, shape.conditions, key=shape.key, rerun=True)
     parts = []
-    for wave in _split_by_wave(whole.keys, deleted):
-        for operation, rows in zip((write, delete), wave, strict=True):
-            if rows:
-                parts.append(Part(operation.with_entries(operation.entries.take(rows)), batch, rows))
+    for is_deleted, rows in group_preserving_key_order(list(map(bool, deleted)), whole.keys):
+        operation = delete if is_deleted else write
+        parts.append(Part(operation.with_entries(operation.entries.take(list(rows))), batch, rows))
     return parts
-
-
-def _split_by_wave(keys: Sequence[Any], deleted: Sequence[bool]) -> list[tuple[list[int], list[int]]]:
-    """Return the rows to write and to delete, by wave; within a wave, a key is in one of the two."""
-    waves: list[tuple[list[int], list[int]]] = []
-    last: dict[Any, tuple[int, bool]] = {}
-    for row, (key, kind) in enumerate(zip(keys, map(bool, deleted), strict=True)):
-        wave, before = last.get(key, (0, kind))
-        wave += before is not kind
-        last[key] = (wave, kind)
-        if wave == len(waves):
-            waves.append(([], []))
-        waves[wave][kind].append(row)
-    return waves
 
 
 def _entries_from_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> ArrowEntries:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from math import frexp
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
 _PER_DOUBLING = 8
-_NONE: Mapping[int, int] = MappingProxyType({})
 
 
 def bucket_index(value: float) -> int:
@@ -39,13 +37,25 @@ def bucket_end(bucket: int) -> float:
     return float((_PER_DOUBLING + part + 1) / (2 * _PER_DOUBLING) * 2.0**exponent)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Histogram:
     """Counts by bucket, and the exact sum and maximum. Values of 0 and less count as the smallest."""
 
-    buckets: Mapping[int, int] = field(default_factory=lambda: _NONE)
+    buckets: dict[int, int] = field(default_factory=dict)
     total: float = 0.0
     greatest: float = 0.0
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        fraction, exponent = frexp(value if value > 1e-9 else 1e-9)
+        bucket = exponent * 8 + int(fraction * 16) - 8  # `bucket_index`, inlined
+        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
+        self.total += value
+        if value > self.greatest:  # noqa: PLR1730 - half of the time of max()
+            self.greatest = value
+
+    def copy(self) -> Histogram:
+        return Histogram(dict(self.buckets), self.total, self.greatest)
 
     @property
     def count(self) -> int:
@@ -151,27 +161,6 @@ class TableMetrics:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-class _HistogramBuilder:
-    """A mutable histogram."""
-
-    __slots__ = ("buckets", "greatest", "total")
-
-    def __init__(self) -> None:
-        self.buckets: dict[int, int] = {}
-        self.total = self.greatest = 0.0
-
-    def add(self, value: float) -> None:
-        fraction, exponent = frexp(value if value > 1e-9 else 1e-9)
-        bucket = exponent * 8 + int(fraction * 16) - 8  # `bucket_index`, inlined
-        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
-        self.total += value
-        if value > self.greatest:  # noqa: PLR1730 - half of the time of max()
-            self.greatest = value
-
-    def value(self) -> Histogram:
-        return Histogram(dict(self.buckets), self.total, self.greatest)
-
-
 class Meter:
     """Counts what one table does in one process. Thread-safe; counting takes well under a microsecond."""
 
@@ -180,7 +169,7 @@ class Meter:
     def __init__(self) -> None:
         self._counting = threading.Lock()
         self._counts: dict[str, Any] = {f.name: f.default for f in fields(TableMetrics) if f.type != "Histogram"}
-        self._reads, self._writes, self._sizes = _HistogramBuilder(), _HistogramBuilder(), _HistogramBuilder()
+        self._reads, self._writes, self._sizes = Histogram(), Histogram(), Histogram()
 
     def add(self, name: str, amount: float = 1, present: int = 0) -> None:
         """Add to one count of `TableMetrics`, by name; for reads also the number of keys with a record (`present`)."""
@@ -205,7 +194,7 @@ class Meter:
     def metrics(self) -> TableMetrics:
         """The current counts."""
         with self._counting:
-            reads, writes, sizes = self._reads.value(), self._writes.value(), self._sizes.value()
+            reads, writes, sizes = self._reads.copy(), self._writes.copy(), self._sizes.copy()
             return TableMetrics(**self._counts, read_seconds=reads, write_seconds=writes, batch_sizes=sizes)
 
 

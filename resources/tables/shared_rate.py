@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 _RECONNECT_SECONDS = 5.0
 _SILENT_SECONDS = 15.0
 _PAUSE_SECONDS = 0.2
-# Small requests that wait together are one demand, of at most this many seconds' credits.
-_TOGETHER_SECONDS = 0.05
 
 
 class CreditClient:
@@ -64,96 +61,64 @@ class CreditClient:
 
     async def close(self) -> None:
         for line in self._lines.pop(asyncio.get_running_loop(), {}).values():
-            await line.close()
+            line.close()
 
 
 class _BudgetConnection:
-    """One connection, with one demand at a time."""
+    """One connection, with one demand at a time; the others wait in order."""
 
     def __init__(self, address: CreditAddress, budget: Budget) -> None:
         self._address, self._budget = address, budget
-        self._waiting: deque[tuple[float, asyncio.Future[None]]] = deque()
-        self._worker: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+        self._lost_at: float | None = None
         self._open: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def acquire(self, credits: float) -> None:
-        got: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((credits, got))
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.create_task(self._work())
-        await got
-
-    async def close(self) -> None:
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.gather(self._worker, return_exceptions=True)
-        self._disconnect()
-
-    async def _work(self) -> None:
-        while self._waiting:
-            # The first waiting caller and those after it that fit into the same demand.
-            total, served, most = 0.0, list[asyncio.Future[None]](), self._budget.rate * _TOGETHER_SECONDS
-            while self._waiting and (not served or total + self._waiting[0][0] <= most):
-                credits, got = self._waiting.popleft()
-                if not got.done():
-                    total += credits
-                    served.append(got)
-            try:
-                if served:
-                    await self._demand(total)
-            except Exception as error:  # noqa: BLE001 - whoever waits gets it
-                for got in (*served, *(got for _, got in self._waiting)):
-                    if not got.done():
-                        got.set_exception(error)
-                self._waiting.clear()
-                return
-            for got in served:
-                if not got.done():
-                    got.set_result(None)
-
-    async def _demand(self, credits: float) -> None:
-        message = {"budget": self._budget.name, "tag": self._budget.tag, "credits": credits}
-        lost_at: float | None = None
-        while True:
-            try:
-                reader, writer = await self._connect()
-                await send_message(writer, message)
-                answer: dict[str, object] = {"wait": True}
-                while "wait" in answer:
-                    async with asyncio.timeout(_SILENT_SECONDS):
-                        answer = await receive_message(reader)
-                    lost_at = None
-            except (OSError, EOFError, TimeoutError) as error:
-                self._disconnect()
-                now = time.monotonic()
-                lost_at = lost_at or now
-                if now - lost_at > _RECONNECT_SECONDS:
-                    raise TableError(
-                        f"budget {self._budget.name!r} ({self._budget.tag}): the run's driver, which hands out its "
-                        f"credits at {self._address.host}:{self._address.port}, is gone.",
-                        "If the run has ended, end this task too. Otherwise make sure that tasks can reach the "
-                        "driver's host (spark.driver.host).",
-                        budget=self._budget.name,
-                    ) from error
+        async with self._turn:
+            while not await self._demand(credits):
                 await asyncio.sleep(_PAUSE_SECONDS)
-            except BaseException:
-                self._disconnect()  # the next demand must not get this one's answer
-                raise
-            else:
-                if "error" in answer:
-                    raise error_from_json(answer["error"])  # type: ignore[arg-type]
-                return
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    async def _demand(self, credits: float) -> bool:
+        """Return whether the credits were granted; if not, the driver can't be reached now."""
+        message = {"budget": self._budget.name, "tag": self._budget.tag, "credits": credits}
+        answer: dict[str, object] = {"wait": True}
+        try:
+            reader, writer = await self._connect()
+            await send_message(writer, message)
+            while "wait" in answer:
+                async with asyncio.timeout(_SILENT_SECONDS):
+                    answer = await receive_message(reader)
+                self._lost_at = None
+        except (OSError, EOFError, TimeoutError) as error:
+            self.close()
+            now = time.monotonic()
+            self._lost_at = self._lost_at or now
+            if now - self._lost_at > _RECONNECT_SECONDS:
+                raise TableError(
+                    f"budget {self._budget.name!r} ({self._budget.tag}): the run's driver, which hands out its "
+                    f"credits at {self._address.host}:{self._address.port}, is gone.",
+                    "If the run has ended, end this task too. Otherwise make sure that tasks can reach the "
+                    "driver's host (spark.driver.host).",
+                    budget=self._budget.name,
+                ) from error
+            return False
+        except BaseException:
+            self.close()  # the next demand must not get this one's answer
+            raise
+        if "error" in answer:
+            raise error_from_json(answer["error"])  # type: ignore[arg-type]
+        return True
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._open is None:
             self._open = await asyncio.open_connection(self._address.host, self._address.port)
             await authenticate_driver(*self._open, self._address.secret)
         return self._open
-
-    def _disconnect(self) -> None:
-        if self._open is not None:
-            self._open[1].close()
-            self._open = None
 
 
 class RunCredits:
