@@ -83,18 +83,22 @@ def create_sqlite_table(
     connection: sqlite3.Connection, table: str, key: Sequence[str], columns: Sequence[Column]
 ) -> None:
     """Create the table with `key` as its primary key, unless one of that name exists."""
-    parts = [f"{quote_sqlite_name(c.name)} {_type_of(c)}" + (" NOT NULL" if c.name in key else "") for c in columns]
-    parts.append(f"PRIMARY KEY ({quote_sqlite_names(key)})")
-    connection.execute(f"CREATE TABLE IF NOT EXISTS {quote_sqlite_name(table)} ({', '.join(parts)})")
+    types = {c.name: _type_of(c) + (" NOT NULL" if c.name in key else "") for c in columns}
+    _create_table(connection, table, types, key)
 
 
 def create_idempotency_table(connection: sqlite3.Connection, idempotency: str, key: Sequence[Column]) -> None:
     """Create the table of what was applied to keys, unless it exists."""
-    parts = [f"{quote_sqlite_name(c.name)} {_type_of(c)} NOT NULL" for c in key]
-    parts += [f"{name} TEXT" for name in COLUMNS]
-    parts += ["at REAL NOT NULL", f"PRIMARY KEY ({quote_sqlite_names(c.name for c in key)})"]
-    name = quote_sqlite_name(idempotency)
-    connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({', '.join(parts)}) WITHOUT ROWID")
+    types = {c.name: f"{_type_of(c)} NOT NULL" for c in key} | dict.fromkeys(COLUMNS, "TEXT")
+    _create_table(connection, idempotency, {**types, "at": "REAL NOT NULL"}, [c.name for c in key], " WITHOUT ROWID")
+
+
+def _create_table(
+    connection: sqlite3.Connection, table: str, types: Mapping[str, str], key: Sequence[str], options: str = ""
+) -> None:
+    parts = [*(f"{quote_sqlite_name(name)} {type_}" for name, type_ in types.items())]
+    parts.append(f"PRIMARY KEY ({quote_sqlite_names(key)})")
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {quote_sqlite_name(table)} ({', '.join(parts)}){options}")
 
 
 def read_columns(

@@ -451,28 +451,11 @@ def needs_read(operation: Operation[Any]) -> bool:
 def plan_writes(codec: RowCodec, operation: Operation[Any], valid: ValidEntries, stored: StoredState) -> WritePlan:
     """Plan the writes, entry by entry in order."""
     planner = _Planner(codec, operation, stored, WritePlan(problems=dict(valid.problems)))
-    plan, conditions, marks = planner.plan, operation.conditions, operation.entries.marks
+    plan_entry = planner.write_conditionally if operation.conditions else planner.write
     for entry in valid.entries:
-        if not conditions:
-            problem = planner.write(entry)
-        else:
-            assert marks is not None  # conditions require marks
-            mark: Mark = marks[entry.place]
-            applied = plan.applied.get(entry.key) or planner.applied(entry.key)
-            late = applied.is_late(conditions, mark, entry.time)
-            if applied.was_applied(conditions, mark) or (late and not operation.applies_late_changes):
-                plan.problems[entry.place] = Problem(State.SKIPPED)
-                continue
-            to_do = planner.late_part(entry) if late else entry
-            problem = planner.add_late(to_do) if late else planner.write(entry)
-            # Without a record its additions are skipped, also in a replay.
-            passed_over = late and any(to_do.value) and problem is not None and problem.state is State.SKIPPED
-            if problem is None or passed_over:
-                applied.remember(conditions, mark, entry.time, late=late)
-                plan.applied[entry.key] = applied
-        if problem is not None:
-            plan.problems[entry.place] = problem
-    return plan
+        if (problem := plan_entry(entry)) is not None:
+            planner.plan.problems[entry.place] = problem
+    return planner.plan
 
 
 @dataclass(slots=True)
@@ -481,6 +464,24 @@ class _Planner:
     operation: Operation[Any]
     stored: StoredState
     plan: WritePlan
+
+    def write_conditionally(self, entry: Entry) -> Problem | None:
+        """Plan an entry if its conditions hold, and remember it; return its problem."""
+        operation, plan, marks = self.operation, self.plan, self.operation.entries.marks
+        assert marks is not None  # conditions require marks
+        conditions, mark = operation.conditions, marks[entry.place]
+        applied = plan.applied.get(entry.key) or self.applied(entry.key)
+        late = applied.is_late(conditions, mark, entry.time)
+        if applied.was_applied(conditions, mark) or (late and not operation.applies_late_changes):
+            return Problem(State.SKIPPED)
+        to_do = self.late_part(entry) if late else entry
+        problem = self.add_late(to_do) if late else self.write(entry)
+        # Without a record its additions are skipped, also in a replay.
+        passed_over = late and any(to_do.value) and problem is not None and problem.state is State.SKIPPED
+        if problem is None or passed_over:
+            applied.remember(conditions, mark, entry.time, late=late)
+            plan.applied[entry.key] = applied
+        return problem
 
     def applied(self, key: Row) -> Applied:
         """What was applied to the key; a record written without conditions is older than messages of its time."""

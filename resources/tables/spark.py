@@ -8,7 +8,7 @@ import functools
 import json
 import pickle
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources.arrow import np, pa, pc
@@ -200,6 +200,13 @@ class TaskReport:
     error: AdjunctError | None = None
     unfit: bool = False  # whether the error is about its record's content
     letters: list[Any] = field(default_factory=list)
+    null_keys: int = 0
+    metrics: TableMetrics = field(default_factory=TableMetrics)
+
+    def to_json(self) -> str:
+        report = {part.name: getattr(self, part.name) for part in fields(self)}
+        error = None if self.error is None else error_to_json(self.error)
+        return json.dumps({**report, "error": error, "metrics": self.metrics.to_document()})
 
     def add(self, part: Part, outcomes: Outcomes, *, letters: Callable[[DeadLetter], Any] | None, at_most: int) -> None:
         """Add a part's outcomes. With `letters`, entries rejected for good are collected as dead letters."""
@@ -333,8 +340,8 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     hidden = [name for name in df.columns if name.startswith("__") and name not in kept]
     rows = map_in_arrow(df.drop(*hidden), _sending_task(write, what), "report string").collect()
     reports = [json.loads(row.report) for row in rows]
-    measured = (TableMetrics.from_document(report["metrics"]) for report in reports if "metrics" in report)
-    total, at_most = sum(measured, TableMetrics()), write.dead_letters
+    total = sum((TableMetrics.from_document(report["metrics"]) for report in reports), TableMetrics())
+    at_most = write.dead_letters
     metrics_hooks.report_metrics(write.table.name, total)
     failed = [report for report in reports if report["error"] is not None]
     if failed:
@@ -411,11 +418,11 @@ def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Ite
         except AdjunctError as error:
             # As a result, not as an exception: the table's retries are over, and Spark would retry the task
             # and wrap the error.
-            report = {"error": error_to_json(error), "failed": 0, "keys": [], "letters": [], "unfit": False}
-        if report["error"] is not None:
+            report = TaskReport(error=error)
+        if report.error is not None:
             for _ in batches:  # a worker whose input is not consumed is not reused
                 pass
-        yield pa.RecordBatch.from_pydict({"report": pa.array([json.dumps(report)], pa.string())})
+        yield pa.RecordBatch.from_pydict({"report": pa.array([report.to_json()], pa.string())})
 
     return send
 
@@ -427,10 +434,9 @@ class _Sending:
         self._write, self._what, self._shape = write, what, write.shape
         self._marks = None if write.marking is None else Marks(write.marking, write.table.key, what)
         self._report = TaskReport()
-        self._null_keys = 0
 
-    async def send_all(self, batches: Iterator[Any]) -> dict[str, Any]:
-        """Send all batches; return the task's report as JSON-able values."""
+    async def send_all(self, batches: Iterator[Any]) -> TaskReport:
+        """Send all batches."""
         report, at_most = self._report, self._write.dead_letters
 
         def record(part: Part, outcomes: Outcomes) -> bool:
@@ -440,19 +446,12 @@ class _Sending:
 
         async with self._write.table as table:
             await send_batches(batches, self._parts, lambda part: table.send(part.operation), record)
-            return {
-                "metrics": table.metrics.to_document(),
-                "null_keys": self._null_keys,
-                "letters": report.letters,
-                "failed": report.failed,
-                "keys": report.keys,
-                "error": None if report.error is None else error_to_json(report.error),
-                "unfit": report.unfit,
-            }
+            report.metrics = table.metrics
+            return report
 
     def _parts(self, batch: Any) -> list[Part]:
         keyed, nulls = _drop_null_keys(batch, self._write, self._what)
-        self._null_keys += nulls
+        self._report.null_keys += nulls
         keyed = self._drop_unreadable(keyed)
         return split_batch(keyed, self._shape, self._marks, self._what) if keyed.num_rows else []
 
