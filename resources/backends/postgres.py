@@ -25,7 +25,7 @@ from dagster_adjunct.resources.backends.postgres_requests import (
     Pool,
     PostgresRequests,
     create_postgres_table,
-    read_shape,
+    read_columns,
 )
 from dagster_adjunct.resources.backends.postgres_values import (
     StagedBatch,
@@ -38,7 +38,6 @@ from dagster_adjunct.resources.backends.store import StoreTable, check_variable_
 from dagster_adjunct.resources.backends.write_plan import BisectRejected, RowCodec, validate_entries
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError
-from dagster_adjunct.resources.tables.functions import record_not_found_error
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
 from dagster_adjunct.resources.validation import validated
 
@@ -202,20 +201,15 @@ class PostgresTable(StoreTable):
         """
         try:
             with self._translated():
-                written = await requests.write_batch(batch)
+                outcomes = await requests.write_batch(operation, batch)
         except AdjunctError as error:
             problem = self.problem_of(error, sent=requests.committing)
             return Outcomes.all(len(operation), problem) if problem.may_pass else None
-        if written is None:
-            return None
-        keys = operation.entries.keys if written.missing else []
-        missing = {p: Problem(State.MISSING, record_not_found_error([keys[p]], self._label)) for p in written.missing}
-        skipped = dict.fromkeys(written.skipped, Problem(State.SKIPPED))
-        outcomes = Outcomes(len(operation), problems=missing | skipped, defaults_put=written.defaults_put)
-        if written.skipped and batch.shape.adds and operation.applies_late_changes:
+        skipped = [] if outcomes is None else outcomes.places(State.SKIPPED)
+        if outcomes is not None and skipped and batch.shape.adds and operation.applies_late_changes:
             # The statement skips late entries entirely. Each is the only one of its key, so they can follow it.
-            late = operation.with_entries(operation.entries.take(written.skipped))
-            outcomes = outcomes.with_retried(written.skipped, await self._write_rows(requests, late))
+            late = operation.with_entries(operation.entries.take(skipped))
+            outcomes = outcomes.with_retried(skipped, await self._write_rows(requests, late))
         return outcomes
 
     @contextmanager
@@ -236,12 +230,12 @@ class PostgresTable(StoreTable):
         connection = await connect_async(self._label, settings)
         try:
             with self._translated():
-                shape = await read_shape(
+                columns, casts = await read_columns(
                     connection, self._label, self._place, self.schema, self.table, self.key, self._declared
                 )
-                codec = RowCodec(self._label, self.key, shape.columns, keep=postgres_encoder, decode=postgres_decoder)
-                statements = Statements(self.schema, self.table, codec, shape.casts)
-                requests = PostgresRequests(connection, shape, codec, statements, create=self.create)
+                codec = RowCodec(self._label, self.key, columns, keep=postgres_encoder, decode=postgres_decoder)
+                statements = Statements(self.schema, self.table, codec, casts)
+                requests = PostgresRequests(connection, statements, create=self.create)
                 if is_purge_due(f"{self._label} {self._place}", self.forget_after):
                     await requests.forget(self.forget_after or 0)
         except BaseException:

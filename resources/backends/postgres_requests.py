@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.columns import (
     Column,
@@ -26,7 +25,6 @@ from dagster_adjunct.resources.backends.write_plan import (
     COLUMNS,
     Applied,
     Row,
-    RowCodec,
     StoredState,
     ValidEntries,
     WritePlan,
@@ -40,7 +38,8 @@ from dagster_adjunct.resources.backends.write_plan import (
     plan_writes,
 )
 from dagster_adjunct.resources.errors import TableNotFoundError, TableUnavailableError
-from dagster_adjunct.resources.tables.operation import Operation
+from dagster_adjunct.resources.tables.functions import record_not_found_error
+from dagster_adjunct.resources.tables.operation import Operation, Outcomes, Problem, State
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -59,28 +58,12 @@ class _MissingRecordsError(Exception):
     """Updates of a batch with conditions have no record; their marks must not be stored."""
 
 
-class BatchWritten(NamedTuple):
-    """The result of a batch: the places of entries without a record or skipped, and the number of records created."""
-
-    missing: list[int]
-    skipped: list[int]
-    defaults_put: int
-
-
 class PostgresRequests:
     """Requests over one connection, exclusively held meanwhile."""
 
-    def __init__(
-        self,
-        connection: AsyncConnection[Any],
-        shape: TableShape,
-        codec: RowCodec,
-        statements: Statements,
-        *,
-        create: bool,
-    ) -> None:
-        self.connection, self.codec, self._statements = connection, codec, statements
-        self._shape, self._create, self._has_idempotency_table = shape, create, False
+    def __init__(self, connection: AsyncConnection[Any], statements: Statements, *, create: bool) -> None:
+        self.connection, self.codec, self._statements = connection, statements.codec, statements
+        self._create, self._has_idempotency_table = create, False
         self._staging: set[str] = set()
         self.committing = False
 
@@ -114,12 +97,11 @@ class PostgresRequests:
         step = "The request is retried; if it keeps failing, find out which other writers delete the records."
         raise TableUnavailableError(problem, step, table=self.codec.table)
 
-    async def write_batch(self, batch: StagedBatch) -> BatchWritten | None:
+    async def write_batch(self, operation: Operation[Any], batch: StagedBatch) -> Outcomes | None:
         """Apply everything or, on an error, nothing; None, without effect, if missing records need rows."""
-        shape = batch.shape
+        shape, self.committing = batch.shape, False
         check_newest_by(self.codec, shape.conditions.newest_by)
         statements = self._statements.staging(shape)
-        self.committing = False
         if shape.conditions:
             await self._open_idempotency_table()
         if statements.name not in self._staging:
@@ -145,7 +127,10 @@ class PostgresRequests:
         except _MissingRecordsError:
             return None
         self.committing = False
-        return BatchWritten(missing, skipped, begun)
+        keys = operation.entries.keys if missing else []
+        problems = {p: Problem(State.MISSING, record_not_found_error([keys[p]], self.codec.table)) for p in missing}
+        problems |= dict.fromkeys(skipped, Problem(State.SKIPPED))
+        return Outcomes(len(operation), problems=problems, defaults_put=begun)
 
     async def forget(self, older_than: float) -> int:
         """Purge what was applied to keys more than `older_than` seconds ago; return the number of keys."""
@@ -161,17 +146,15 @@ class PostgresRequests:
 
         if self._has_idempotency_table:
             return
-        shape, key = self._shape, self.codec.key
-        name = idempotency_table_name(shape.table, key)
+        schema, casts, key = self._statements.schema, self._statements.casts, self.codec.key
+        name = idempotency_table_name(self._statements.table, key)
         if self._create:
-            types = {part: shape.casts[part] for part in key} | dict.fromkeys(COLUMNS, "text") | {"applied": "jsonb"}
-            await _create(
-                self.connection, shape.schema, name, {**types, "at": "timestamp with time zone NOT NULL"}, key
-            )
+            types = {part: casts[part] for part in key} | dict.fromkeys(COLUMNS, "text") | {"applied": "jsonb"}
+            await _create(self.connection, schema, name, {**types, "at": "timestamp with time zone NOT NULL"}, key)
         cursor = await self.connection.execute(
             """SELECT a.attname FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0
                AND NOT a.attisdropped""",
-            (sql.Identifier(shape.schema, name).as_string(self.connection),),
+            (sql.Identifier(schema, name).as_string(self.connection),),
         )
         columns = [column for (column,) in await cursor.fetchall()]
         check_idempotency_columns(self.codec.table, name, list(key), columns)
@@ -207,9 +190,9 @@ class PostgresRequests:
             if not needs_read(operation):
                 await execute(statements.lock(()), arrays)
             await execute(statements.delete, arrays)
-        for group in plan.groups():
-            names = (*group.sets, *group.append, *codec.key)
-            await execute(statements.update(group.sets, group.append), statements.arrays(names, group.rows))
+        for sets, append, rows in plan.groups():
+            names = (*sets, *append, *codec.key)
+            await execute(statements.update(sets, append), statements.arrays(names, rows))
         if plan.applied:
             newest_by = operation.conditions.newest_by
             texts = [(*key, *applied_to_texts(codec, newest_by, applied)) for key, applied in plan.applied.items()]
@@ -294,16 +277,6 @@ _WIDTHS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TableShape:
-    """A table's columns in order, and the type name for casts of each."""
-
-    schema: str
-    table: str
-    columns: tuple[Column, ...]
-    casts: Mapping[str, str]
-
-
 async def create_postgres_table(
     connection: AsyncConnection[Any], schema: str, table: str, key: Sequence[str], columns: Sequence[Column]
 ) -> None:
@@ -337,7 +310,7 @@ _UNEQUAL = {
 }
 
 
-async def read_shape(
+async def read_columns(
     connection: AsyncConnection[Any],
     label: str,
     place: str,
@@ -345,8 +318,8 @@ async def read_shape(
     table: str,
     key: Sequence[str],
     declared: Sequence[Column],
-) -> TableShape:
-    """Return the table's shape after checking that declared columns exist and `key` is unique.
+) -> tuple[list[Column], dict[str, str]]:
+    """Return the columns, and each one's type for casts, after checking that declared ones exist and `key` is unique.
 
     TableNotFoundError if the table does not exist; SchemaMismatchError if it does not fit.
     """
@@ -382,12 +355,8 @@ async def read_shape(
             kind = f"{type_} with the collation {collation}, which is not deterministic"
             raise loose_key_error(where, name, kind, "text")
     wanted = {column.name for column in declared} or set(names)
-    return TableShape(
-        schema,
-        table,
-        tuple(parse_column(name, type_) for name, type_, *_ in rows if name in wanted),
-        {name: cast for name, _, cast, *_ in rows},
-    )
+    columns = [parse_column(name, type_) for name, type_, *_ in rows if name in wanted]
+    return columns, {name: cast for name, _, cast, *_ in rows}
 
 
 def _type_of(column: Column) -> Any:

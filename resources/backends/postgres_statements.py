@@ -86,7 +86,8 @@ class Statements:
     """Statements for one table, composed once after reading its shape."""
 
     def __init__(self, schema: str, table: str, codec: RowCodec, casts: Mapping[str, str]) -> None:
-        self._codec, self._casts, self._key, self._names = codec, casts, codec.key, codec.names
+        self.schema, self.table, self.codec, self.casts = schema, table, codec, casts
+        self._key, self._names = codec.key, codec.names
         self._texts = {name for name, column in codec.columns.items() if column.kind in AS_TEXT}
         self._parts: dict[str, sql.Composable] = {
             "table": compose_identifier(schema, table),
@@ -161,8 +162,8 @@ class Statements:
 
     def arrays(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Any]:
         """The rows as one array per column."""
-        columns = self._codec.columns
-        kept = zip(names, self._codec.kept(names, rows), strict=True)
+        columns = self.codec.columns
+        kept = zip(names, self.codec.kept(names, rows), strict=True)
         return [format_array(values) if has_array_text(columns[name]) else values for name, values in kept]
 
     def _stage(self, shape: StagingShape) -> StagingStatements:
@@ -176,7 +177,7 @@ class Statements:
             if name in shape.columns
         )
         constants = (
-            sql.SQL(", %s::{} AS {}").format(sql.SQL(self._casts[name]), compose_identifier(name))
+            sql.SQL(", %s::{} AS {}").format(sql.SQL(self.casts[name]), compose_identifier(name))
             for name in shape.constants
         )
         made = partial(
@@ -294,7 +295,7 @@ class Statements:
 
     def _of_conditions(self, shape: StagingShape) -> dict[str, sql.Composable]:
         newest_by = shape.conditions.newest_by or ""
-        texts = bool(newest_by) and self._codec.column(newest_by).kind is Kind.STRING
+        texts = bool(newest_by) and self.codec.column(newest_by).kind is Kind.STRING
         return {
             "newest_by": compose_identifier(newest_by),
             "newest_of": sql.Literal(newest_by.replace("%", "%%")),
@@ -331,7 +332,7 @@ class Statements:
         return sql.SQL("UPDATE SET {}").format(self._sets(shape, "excluded"))
 
     def _cast(self, name: str | None) -> str:
-        return self._casts.get(name or "", "text")
+        return self.casts.get(name or "", "text")
 
     def _compose(
         self, text: str, more: Mapping[str, sql.Composable] | None = None, **parts: sql.Composable
@@ -340,9 +341,9 @@ class Statements:
 
     def _given(self, names: Sequence[str]) -> Composed:
         # The casts come from the server's catalog, quoted as needed.
-        casts = ("text" if name in self._texts else self._casts[name] for name in names)
+        casts = ("text" if name in self._texts else self.casts[name] for name in names)
         return compose_joined(", ", (sql.SQL("%s::{}[]").format(sql.SQL(cast)) for cast in casts))
 
     def _typed(self, name: str) -> Composed:
-        cast = sql.SQL("::" + self._casts[name]) if name in self._texts else sql.SQL("")
+        cast = sql.SQL("::" + self.casts[name]) if name in self._texts else sql.SQL("")
         return sql.SQL("{}{}").format(compose_identifier("s", name), cast)

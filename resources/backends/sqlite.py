@@ -246,13 +246,13 @@ class SqliteRequests:
                 run(self._upsert(self._table, codec.names), self._rows(codec.names, rows))
         if plan.deletes:
             run(f"DELETE FROM {self._table} WHERE {self._is_key}", self._kept_keys(list(plan.deletes)))
-        for group in plan.groups():
-            changes = [f"{quote_sqlite_name(name)} = ?" for name in group.sets]
+        for sets, append, changed in plan.groups():
+            changes = [f"{quote_sqlite_name(name)} = ?" for name in sets]
             changes += [
-                f"{quote_sqlite_name(name)} = adjunct_appended({quote_sqlite_name(name)}, ?)" for name in group.append
+                f"{quote_sqlite_name(name)} = adjunct_appended({quote_sqlite_name(name)}, ?)" for name in append
             ]
-            names = (*group.sets, *group.append, *codec.key)
-            run(f"UPDATE {self._table} SET {', '.join(changes)} WHERE {self._is_key}", self._rows(names, group.rows))
+            names = (*sets, *append, *codec.key)
+            run(f"UPDATE {self._table} SET {', '.join(changes)} WHERE {self._is_key}", self._rows(names, changed))
         if plan.applied:
             assert self._idempotency is not None
             keys = self._kept_keys(list(plan.applied))

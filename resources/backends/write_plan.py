@@ -393,23 +393,17 @@ class WritePlan:
     problems: dict[int, Problem] = field(default_factory=dict)
     defaults_put: int = 0
 
-    def groups(self) -> Iterator[Group]:
-        """The changes grouped by their columns."""
+    def groups(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], list[Row]]]:
+        """Yield the changes grouped by their columns: names of what is set and of what is appended, and rows of both
+        and of the key.
+        """
         groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Row]] = {}
         for key, (sets, _, append) in self.changes.items():
             if sets or append:
                 names = (tuple(sorted(sets)), tuple(sorted(append)))
                 row = (*(sets[name] for name in names[0]), *(append[name] for name in names[1]), *key)
                 groups.setdefault(names, []).append(row)
-        return (Group(sets, append, rows) for (sets, append), rows in groups.items())
-
-
-class Group(NamedTuple):
-    """Changes of the same columns: rows of what is set, then of what is appended, then of the key."""
-
-    sets: tuple[str, ...]
-    append: tuple[str, ...]
-    rows: list[Row]
+        return ((sets, append, rows) for (sets, append), rows in groups.items())
 
 
 def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries:

@@ -23,16 +23,10 @@ if TYPE_CHECKING:
 _PER_DOUBLING = 8
 
 
-def bucket_index(value: float) -> int:
-    """The bucket of a positive value. Each doubling has eight buckets of equal width, so a bucket spans at most an
-    eighth of its values.
-    """
-    fraction, exponent = frexp(value)
-    return exponent * _PER_DOUBLING + int(fraction * 2 * _PER_DOUBLING) - _PER_DOUBLING
-
-
 def bucket_end(bucket: int) -> float:
-    """The upper bound of the bucket, exclusive."""
+    """The upper bound of the bucket, exclusive. Each doubling has eight buckets of equal width, so a bucket spans at
+    most an eighth of its values.
+    """
     exponent, part = divmod(bucket, _PER_DOUBLING)
     return float((_PER_DOUBLING + part + 1) / (2 * _PER_DOUBLING) * 2.0**exponent)
 
@@ -48,7 +42,7 @@ class Histogram:
     def add(self, value: float) -> None:
         """Count a value."""
         fraction, exponent = frexp(value if value > 1e-9 else 1e-9)
-        bucket = exponent * 8 + int(fraction * 16) - 8  # `bucket_index`, inlined
+        bucket = exponent * _PER_DOUBLING + int(fraction * 2 * _PER_DOUBLING) - _PER_DOUBLING
         self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
         self.total += value
         if value > self.greatest:  # noqa: PLR1730 - half of the time of max()

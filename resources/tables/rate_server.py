@@ -21,7 +21,6 @@ import hmac
 import json
 import logging
 import secrets
-import threading
 import time
 import uuid
 from collections import deque
@@ -32,7 +31,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field, ValidationError
 
-from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
+from dagster_adjunct.resources.common import LoopThread, StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     CommitConflictError,
@@ -362,47 +361,34 @@ class CreditServer:
         self._leases, self._host, self._bind = leases, host, bind or host
         self._secret = secrets.token_bytes(32)
         self._budgets: dict[tuple[str, str], _BudgetServer] = {}
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = LoopThread("adjunct-credits")
         self._server: asyncio.Server | None = None
-        self._port = 0
 
     def serve(self, budgets: Iterable[Budget]) -> CreditAddress:
         """Return the address from which tasks get credits of these budgets."""
-        loop = self._start()
-
-        async def add() -> None:
-            for budget in budgets:
-                if (budget.name, budget.tag) not in self._budgets:
-                    self._budgets[budget.name, budget.tag] = _BudgetServer(Demands(budget.rate), self._leases(budget))
-
-        asyncio.run_coroutine_threadsafe(add(), loop).result()
-        return CreditAddress(self._host, self._port, self._secret)
+        return self._thread.run(self._add(budgets))
 
     def stop(self) -> None:
         """Close all connections, which tells waiting tasks."""
-        loop, thread = self._loop, self._thread
-        self._loop = self._thread = None
-        if loop is None or thread is None:
-            return
-        if self._server is not None:
-            loop.call_soon_threadsafe(self._server.close)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+        self._thread.close(self._close)
 
-    def _start(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            loop = self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=_run, args=(loop,), name="adjunct-credits", daemon=True)
-            self._thread.start()
-            try:
-                opening = asyncio.start_server(self._handle_connection, self._bind, 0)
-                self._server = asyncio.run_coroutine_threadsafe(opening, loop).result()
-            except BaseException:
-                self.stop()
-                raise
-            self._port = self._server.sockets[0].getsockname()[1]
-        return self._loop
+    async def _add(self, budgets: Iterable[Budget]) -> CreditAddress:
+        if self._server is None:
+            self._server = await asyncio.start_server(self._handle_connection, self._bind, 0)
+        for budget in budgets:
+            if (budget.name, budget.tag) not in self._budgets:
+                self._budgets[budget.name, budget.tag] = _BudgetServer(Demands(budget.rate), self._leases(budget))
+        return CreditAddress(self._host, self._server.sockets[0].getsockname()[1], self._secret)
+
+    async def _close(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.get_running_loop().shutdown_default_executor()
 
     async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -449,19 +435,6 @@ class CreditServer:
                 await gone
             server.forget(demand)
         await send_message(writer, granted.result())
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
 
 
 class _BudgetServer:

@@ -11,11 +11,11 @@ import uuid
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakKeyDictionary
 
 from dagster_adjunct.resources.errors import TableError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.errors import error_from_json
+from dagster_adjunct.resources.tables.operation import PerLoop
 from dagster_adjunct.resources.tables.rate import Budget, unequal_rates_error
 from dagster_adjunct.resources.tables.rate_server import (
     BudgetLeases,
@@ -45,7 +45,7 @@ class CreditClient:
 
     def __init__(self, address: CreditAddress) -> None:
         self._address = address
-        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Budget, _BudgetConnection]] = WeakKeyDictionary()
+        self._lines: PerLoop[dict[Budget, _BudgetConnection]] = PerLoop(dict)
 
     def __reduce__(self) -> tuple[type[CreditClient], tuple[CreditAddress]]:
         return CreditClient, (self._address,)
@@ -53,14 +53,14 @@ class CreditClient:
     async def acquire(self, budget: Budget, credits: float) -> None:
         if credits <= 0:
             return
-        lines = self._lines.setdefault(asyncio.get_running_loop(), {})
+        lines = self._lines.here()
         line = lines.get(budget)
         if line is None:
             line = lines[budget] = _BudgetConnection(self._address, budget)
         await line.acquire(credits)
 
     async def close(self) -> None:
-        for line in self._lines.pop(asyncio.get_running_loop(), {}).values():
+        for line in (self._lines.take() or {}).values():
             line.close()
 
 
