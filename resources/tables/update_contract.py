@@ -114,16 +114,6 @@ class UpdateContractLayer:
         return error
 
 
-def explain_missing_records(table: str, operation: Operation[Any], outcomes: Outcomes) -> Outcomes:
-    """Return the same outcomes, with errors that say how to avoid the missing records."""
-    missing = outcomes.places(State.MISSING)
-    if not missing:
-        return outcomes
-    error = missing_records_error(table, operation, missing)
-    error.__cause__ = outcomes.problems[missing[0]].error
-    return replace(outcomes, problems={**outcomes.problems, **dict.fromkeys(missing, Problem(State.MISSING, error))})
-
-
 def plan_defaults(
     keys: Sequence[Hashable], defaults: Sequence[Any], missing: Sequence[int]
 ) -> tuple[dict[Hashable, int], list[int]]:
@@ -143,12 +133,18 @@ def plan_defaults(
     return begun, again
 
 
-def missing_records_error(table: str, operation: Operation[Any], places: Sequence[int]) -> RecordNotFoundError:
-    """The error for updates at these places without a record; its advice depends on the contract and the defaults."""
-    keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
+def explain_missing_records(table: str, operation: Operation[Any], outcomes: Outcomes) -> Outcomes:
+    """Return the same outcomes, with errors that say how to avoid the missing records.
+
+    Their advice depends on the contract and the defaults.
+    """
+    missing = outcomes.places(State.MISSING)
+    if not missing:
+        return outcomes
+    keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in missing))
     shown = ", ".join(map(repr, keys[:3])) + (", …" if len(keys) > 3 else "")
     defaults = operation.entries.defaults
-    had_default = defaults is not None and any(defaults[place] is not None for place in places)
+    had_default = defaults is not None and any(defaults[place] is not None for place in missing)
     problem = f"table {table} has no record to update for {len(keys)} key{'s' if len(keys) > 1 else ''} ({shown})"
     if operation.contract is UpdateContract.UPDATE_WITH_DEFAULTS and had_default:
         why, help_ = "; it was deleted right after its default was put.", "Send the update again."
@@ -163,4 +159,6 @@ def missing_records_error(table: str, operation: Operation[Any], places: Sequenc
             "Put the record first, or give a default: if_missing=… of stream.update(), or an UpdateMessage "
             "with a default under UpdateContract.UPDATE_WITH_DEFAULTS."
         )
-    return RecordNotFoundError(problem + why, help_, keys=keys, table=table)
+    error = RecordNotFoundError(problem + why, help_, keys=keys, table=table)
+    error.__cause__ = outcomes.problems[missing[0]].error
+    return replace(outcomes, problems={**outcomes.problems, **dict.fromkeys(missing, Problem(State.MISSING, error))})
