@@ -21,12 +21,12 @@ from dagster_adjunct.resources.backends.dynamodb_requests import (
     EXPIRES,
     GETS_AT_ONCE,
     WRITES_AT_ONCE,
-    Guard,
-    PlacedEntry,
     Problems,
     TableRequests,
+    identity_of,
 )
 from dagster_adjunct.resources.backends.store import StoreTable
+from dagster_adjunct.resources.backends.write_plan import Entry, ValidEntries, validate_entries
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -252,10 +252,9 @@ class DynamoDbTable(StoreTable):
             if not (reads and self.create):
                 raise
             return Outcomes(len(operation), [None] * len(operation))
-        if operation.key:
-            requests = replace(requests, to_key=requests.codec.items_by(operation.key))
+        valid = validate_entries(requests.codec, operation)
         if reads:
-            return await self._get(requests, operation)
+            return await self._get(requests, valid, len(operation))
         conditions = operation.conditions
         marked = conditions.idempotent or conditions.keeps_marks
         if marked and self.columns is None:
@@ -263,8 +262,8 @@ class DynamoDbTable(StoreTable):
             step = 'Declare columns={"name": "type", …}.'
             raise ConfigurationError(problem, step, argument="columns", table=self.table)
         if not conditions and not marked and operation.kind in (OperationKind.PUT, OperationKind.DELETE):
-            return await self._write_batches(requests, operation)
-        return await self._write_keys(requests, operation)
+            return await self._write_batches(requests, operation, valid)
+        return await self._write_keys(requests, operation, valid)
 
     async def _get_client(self, *, make: bool = True) -> TableRequests:
         mine = self._open.here()
@@ -293,73 +292,44 @@ class DynamoDbTable(StoreTable):
                 assert translated is not None
                 raise translated from translated.__cause__
             codec = ItemCodec(self._label, key, None if self.columns is None else self._declared)
-            to_key, forgets = codec.items_by(()), self.forget_deleted_after
-            mine.live = TableRequests(client, self._label, self.table, codec, to_key, self.consistent_reads, forgets)
+            forgets = self.forget_deleted_after
+            mine.live = TableRequests(client, self.table, codec, self.consistent_reads, forgets)
 
-    async def _get(self, requests: TableRequests, operation: Operation[Any]) -> Outcomes:
-        entries = [PlacedEntry(place, key) for place, key in enumerate(operation.entries.keys)]
-        records: list[Any] = [None] * len(entries)
-        problems: Problems = {}
-        parts = _parts(entries, GETS_AT_ONCE)
+    async def _get(self, requests: TableRequests, valid: ValidEntries, count: int) -> Outcomes:
+        records: list[Any] = [None] * count
+        problems: Problems = dict(valid.problems)
+        parts = _parts(valid.entries, GETS_AT_ONCE)
         await self._run_in_threads(lambda part: problems.update(requests.get(part, records)), parts)
-        return Outcomes(len(entries), records, problems)
+        return Outcomes(count, records, problems)
 
-    async def _write_batches(self, requests: TableRequests, operation: Operation[Any]) -> Outcomes:
+    async def _write_batches(self, requests: TableRequests, operation: Operation[Any], valid: ValidEntries) -> Outcomes:
         """Write the last entry of each key, as nobody could see the effect of earlier ones.
 
         If it is rejected, the one before it is written; otherwise all of the key share its outcome.
         """
-        keys, values = operation.entries.keys, operation.entries.values or ()
-        problems: Problems = {}
-        by_key: dict[Any, list[int]] = {}
-        for place, key in enumerate(keys):
-            by_key.setdefault(key, []).append(place)
-
-        def write(part: Sequence[int]) -> None:
-            entries = [PlacedEntry(place, keys[place], values[place] if values else None) for place in part]
-            problems.update(requests.write_batch(operation.kind, entries))
-
-        left = list(by_key.values())
+        problems: Problems = dict(valid.problems)
+        left = _group_by_key(valid.entries)
         while left:
-            last = [places.pop() for places in left]
-            await self._run_in_threads(write, _parts(last, WRITES_AT_ONCE))
+            last = [entries.pop() for entries in left]
+            parts = _parts(last, WRITES_AT_ONCE)
+            await self._run_in_threads(lambda part: problems.update(requests.write_batch(operation.kind, part)), parts)
             written, left = left, []
-            for place, earlier in zip(last, written, strict=True):
-                problem = problems.get(place)
+            for entry, earlier in zip(last, written, strict=True):
+                problem = problems.get(entry.place)
                 if problem is not None and problem.state is not State.REFUSED:
-                    problems.update(dict.fromkeys(earlier, problem))
+                    problems.update({other.place: problem for other in earlier})
                 elif problem is not None and earlier:
                     left.append(earlier)
-        return Outcomes(len(keys), problems=problems)
+        return Outcomes(len(operation), problems=problems)
 
-    async def _write_keys(self, requests: TableRequests, operation: Operation[Any]) -> Outcomes:
-        entries = operation.entries
-        values: Sequence[Any] = entries.values or [None] * len(entries)
-        defaults: Sequence[Any] = entries.defaults or [None] * len(entries)
-        by_key: dict[Any, list[PlacedEntry]] = {}
-        for place, key in enumerate(entries.keys):
-            guard = partial(self._make_guard, requests.codec, operation, place) if operation.conditions else None
-            by_key.setdefault(key, []).append(PlacedEntry(place, key, values[place], defaults[place], guard))
-        problems: Problems = {}
+    async def _write_keys(self, requests: TableRequests, operation: Operation[Any], valid: ValidEntries) -> Outcomes:
+        problems: Problems = dict(valid.problems)
         put: list[int] = []
         await self._run_in_threads(
-            lambda part: put.append(requests.write_in_sequence(operation.kind, part, problems)), by_key.values()
+            lambda entries: put.append(requests.write_in_sequence(operation, entries, problems)),
+            _group_by_key(valid.entries),
         )
-        return Outcomes(len(entries), problems=problems, defaults_put=sum(put))
-
-    def _make_guard(self, codec: ItemCodec, operation: Operation[Any], place: int) -> Guard:
-        conditions, entries = operation.conditions, operation.entries
-        assert entries.marks is not None
-        mark = entries.marks[place]
-        position = mark.position if conditions.idempotent else None
-        if conditions.newest_by is None:
-            return Guard(source=mark.source, position=position)
-        time = entries.newest[place] if entries.newest is not None else None
-        if time is None:
-            problem = f"{self._label}: the message at {mark.source} {mark.position} has no {conditions.newest_by}."
-            step = "Filter such messages out, or set the column."
-            raise SchemaMismatchError(problem, step, column=conditions.newest_by)
-        return Guard(conditions.newest_by, codec.checked(conditions.newest_by, time), mark.tie, mark.source, position)
+        return Outcomes(len(operation), problems=problems, defaults_put=sum(put))
 
     async def _run_in_threads(self, work: Callable[[Any], object], parts: Iterable[Any]) -> None:
         """Run `work` for each part, as many at a time as there are threads."""
@@ -398,6 +368,13 @@ class DynamoDbTable(StoreTable):
             step = 'Declare columns={"name": "type", …}, or the key as {"id": "string"}.'
             raise ConfigurationError(problem, step, argument="columns", table=self.table)
         return types
+
+
+def _group_by_key(entries: Sequence[Entry]) -> list[list[Entry]]:
+    by_key: dict[Any, list[Entry]] = {}
+    for entry in entries:
+        by_key.setdefault(identity_of(entry.key), []).append(entry)
+    return list(by_key.values())
 
 
 def _parts(entries: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -37,9 +37,8 @@ from dagster_adjunct.resources.backends.columns import (
     make_checker,
     number_bounds,
 )
-from dagster_adjunct.resources.backends.write_plan import Record, RowCodec
+from dagster_adjunct.resources.backends.write_plan import CheckedChanges, Row, RowCodec
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.tables.operation import Changes
 
 AttributeValue = dict[str, Any]
 Item = dict[str, AttributeValue]
@@ -304,13 +303,9 @@ class ItemCodec(RowCodec):
             and not (column.kind is Kind.INTEGER and integer_bits(column) == 64)
         }
 
-    def items_by(self, names: Sequence[str]) -> Callable[[Any], KeyItem]:
-        """Return the function that makes a key's attributes; `names` as in `keys_by`."""
-        to_row = self.keys_by(names)
-        return lambda key: self._checked_key(dict(zip(self.key, to_row(key), strict=True)))
-
-    def _checked_key(self, item: KeyItem) -> KeyItem:
-        for (name, stored), largest in zip(item.items(), _MAX_KEY_BYTES, strict=False):
+    def key_row(self, key: Any) -> Row:
+        row = super().key_row(key)
+        for name, stored, largest in zip(self.key, row, _MAX_KEY_BYTES, strict=False):
             tag = self._tags[name]
             if tag not in stored:
                 what = f"{self.table}: its key {name!r} is stored as {tag}, but got {stored}."
@@ -318,27 +313,32 @@ class ItemCodec(RowCodec):
             if tag != "N" and not 0 < attribute_bytes(stored) <= largest:
                 text = f"{self.table}: key {name!r} has {attribute_bytes(stored)} bytes; expected 1 to {largest}."
                 raise SchemaMismatchError(text, "Shorten the key, for example to a hash of it.", column=name)
-        return item
+        return row
 
-    def columns_of(self, key: KeyItem, record: Record) -> Item:
-        """The record's columns without the key's and null ones."""
-        whole = self.whole(tuple(key.values()), record)
-        columns = {name: stored for name, stored in whole.items() if stored is not None and name not in key}
+    def key_item(self, key: Row) -> KeyItem:
+        """The key's attributes."""
+        return dict(zip(self.key, key, strict=True))
+
+    def columns_of(self, key: KeyItem, record: Mapping[str, Any]) -> Item:
+        """The columns of a checked record without the key's and null ones."""
+        columns = {name: stored for name, stored in record.items() if stored is not None and name not in key}
         self.check_size({**columns, **key})
         return columns
 
-    def encode_changes(self, key: KeyItem, update: Record | Changes) -> EncodedChanges:
-        """The update's changes; raises for a column named twice, the key, or a column that can't be added to."""
-        sets, add, append = self.changes(tuple(key.values()), update)
-        numbers = {name: stored for name, stored in add.items() if "N" in stored}
+    def encode_changes(self, changes: CheckedChanges) -> EncodedChanges:
+        """The parts of a write that make these changes."""
+        numbers = {name: stored for name, stored in changes.add.items() if "N" in stored}
         return EncodedChanges(
-            {name: stored for name, stored in sets.items() if stored is not None},
+            {name: stored for name, stored in changes.set.items() if stored is not None},
             numbers,
             self._limits(numbers),
-            {name: stored for name, stored in add.items() if "M" in stored},
-            {name: stored for name, stored in append.items() if stored["L"]},
-            tuple(name for name, stored in sets.items() if stored is None),
+            {name: stored for name, stored in changes.add.items() if "M" in stored},
+            {name: stored for name, stored in changes.append.items() if stored["L"]},
+            tuple(name for name, stored in changes.set.items() if stored is None),
         )
+
+    def check_order(self, newest_by: str) -> None:
+        """Nothing: values of all types that can be stored are compared."""
 
     def column(self, name: str) -> Column:
         if not self.is_open:

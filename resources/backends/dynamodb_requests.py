@@ -40,9 +40,10 @@ from dagster_adjunct.resources.backends.dynamodb_items import (
     begin_record,
     is_default_redundant,
 )
+from dagster_adjunct.resources.backends.write_plan import Entry
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, TableUnavailableError
 from dagster_adjunct.resources.tables.functions import record_not_found_error
-from dagster_adjunct.resources.tables.operation import OperationKind, Problem, State
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Problem, State
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -94,6 +95,19 @@ class Guard:
             )
         number = Decimal if tag == "N" else str
         return bool((number(value), self.tie) >= (number(known[tag]), tie))
+
+
+def guard_of(operation: Operation[Any], entry: Entry) -> Guard:
+    """The conditions of an entry."""
+    conditions = operation.conditions
+    if not conditions:
+        return NO_GUARD
+    assert operation.entries.marks is not None  # conditions require marks
+    mark = operation.entries.marks[entry.place]
+    position = mark.position if conditions.idempotent else None
+    if conditions.newest_by is None:
+        return Guard(source=mark.source, position=position)
+    return Guard(conditions.newest_by, entry.time, mark.tie, mark.source, position)
 
 
 NO_GUARD = Guard()
@@ -267,16 +281,6 @@ _LONGEST_EXPRESSION = 4096
 Problems = dict[int, Problem]
 
 
-class PlacedEntry(NamedTuple):
-    """An entry of an operation with its place in it."""
-
-    place: int
-    key: Any
-    value: Any = None
-    default: Any = None
-    guard: Callable[[], Guard] | None = None
-
-
 class _Answer(NamedTuple):
     """Whether a write's condition failed, and the item it found, {} if there was none or none was requested."""
 
@@ -290,35 +294,29 @@ class _Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableRequests:
-    """Sends requests to one table.
-
-    `to_key` makes a key's attributes. `horizon`: seconds after which DynamoDB may remove tombstones.
-    """
+    """Sends requests to one table. `horizon`: seconds after which DynamoDB may remove tombstones."""
 
     client: DynamoDBClient
-    label: str
     table: str
     codec: ItemCodec
-    to_key: Callable[[Any], KeyItem]
     consistent: bool
     horizon: float | None = None
     pause: Callable[[float], object] = time.sleep
     clock: Callable[[], float] = time.time
 
-    def get(self, entries: Sequence[PlacedEntry], records: list[Any]) -> Problems:
+    @property
+    def label(self) -> str:
+        return self.codec.table
+
+    def get(self, entries: Sequence[Entry], records: list[Any]) -> Problems:
         """Read up to 100 entries into `records`, at their places."""
         problems: Problems = {}
         wanted: dict[Any, list[int]] = {}
         asked: list[KeyItem] = []
         for entry in entries:
-            try:
-                key = self.to_key(entry.key)
-            except AdjunctError as error:
-                problems[entry.place] = Problem(State.REFUSED, error)
-                continue
-            places = wanted.setdefault(_identity(key, key), [])
+            places = wanted.setdefault(identity_of(entry.key), [])
             if not places:
-                asked.append(key)
+                asked.append(self.codec.key_item(entry.key))
             places.append(entry.place)
         for turn in range(_MAX_REPEATS + 1):
             if not asked:
@@ -332,10 +330,10 @@ class TableRequests:
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
                 # An unanswered get had no effect either.
                 problem = problem_from_boto_error(error, self.label, sent=False)
-                return problems | {place: problem for key in asked for place in wanted[_identity(key, key)]}
+                return problems | {place: problem for key in asked for place in wanted[identity_of(key.values())]}
             items: Any = answer["Responses"].get(self.table, [])
             for item in items:
-                places = wanted[_identity(item, self.codec.key)]
+                places = wanted[identity_of(item[name] for name in self.codec.key)]
                 try:
                     for place in places:  # each a record of its own, as callers may change it
                         records[place] = self.codec.record(item)
@@ -343,16 +341,16 @@ class TableRequests:
                     problems.update(dict.fromkeys(places, Problem(State.REFUSED, error)))
             asked = list(answer.get("UnprocessedKeys", {}).get(self.table, {"Keys": []})["Keys"])  # type: ignore[arg-type]
         left = throttled_problem(self.label, f"{len(asked)} keys unprocessed")
-        return problems | {place: left for key in asked for place in wanted[_identity(key, key)]}
+        return problems | {place: left for key in asked for place in wanted[identity_of(key.values())]}
 
-    def write_batch(self, kind: OperationKind, entries: Sequence[PlacedEntry]) -> Problems:
+    def write_batch(self, kind: OperationKind, entries: Sequence[Entry]) -> Problems:
         """Put or delete up to 25 entries with distinct keys, without conditions."""
         problems: Problems = {}
         places: list[int] = []
         requests: list[Any] = []
         for entry in entries:
+            key = self.codec.key_item(entry.key)
             try:
-                key = self.to_key(entry.key)
                 if kind is OperationKind.PUT:
                     requests.append({"PutRequest": {"Item": {**self.codec.columns_of(key, entry.value), **key}}})
                 else:
@@ -380,14 +378,17 @@ class TableRequests:
             return
         unprocessed = answer.get("UnprocessedItems", {}).get(self.table, [])
         if unprocessed:
-            names = self.codec.key
-            left = {_identity(_key_in(request), names) for request in unprocessed}
+            left = {self._identity_in(request) for request in unprocessed}
             problem = throttled_problem(self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed")
             for place, request in zip(places, requests, strict=True):
-                if _identity(_key_in(request), names) in left:
+                if self._identity_in(request) in left:
                     problems[place] = problem
 
-    def write_in_sequence(self, kind: OperationKind, entries: Sequence[PlacedEntry], problems: Problems) -> int:
+    def _identity_in(self, request: Any) -> Any:
+        item = request["PutRequest"]["Item"] if "PutRequest" in request else request["DeleteRequest"]["Key"]
+        return identity_of(item[name] for name in self.codec.key)
+
+    def write_in_sequence(self, operation: Operation[Any], entries: Sequence[Entry], problems: Problems) -> int:
         """Write the entries of one key one after the other; return how many defaults that put.
 
         After a retryable failure the others are FAILED, as nothing of them was sent.
@@ -395,7 +396,7 @@ class TableRequests:
         put = 0
         for done, entry in enumerate(entries):
             try:
-                began, problem = self._write(kind, entry)
+                began, problem = self._write(operation, entry)
             except AdjunctError as error:
                 began, problem = False, Problem(State.REFUSED, error)
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
@@ -408,12 +409,11 @@ class TableRequests:
                     break
         return put
 
-    def _write(self, kind: OperationKind, entry: PlacedEntry) -> tuple[bool, Problem | None]:
-        codec = self.codec
-        key = self.to_key(entry.key)
-        guard = NO_GUARD if entry.guard is None else entry.guard()
+    def _write(self, operation: Operation[Any], entry: Entry) -> tuple[bool, Problem | None]:
+        codec, kind = self.codec, operation.kind
+        key, guard = codec.key_item(entry.key), guard_of(operation, entry)
         if kind is OperationKind.UPDATE:
-            return self._update(key, entry, guard)
+            return self._update(key, operation, entry, guard)
         if kind is OperationKind.PUT_IF_ABSENT:
             answer = self._send(begin_item(key, codec.columns_of(key, entry.value), guard))
             return False, Problem(State.SKIPPED) if answer.failed else None
@@ -426,9 +426,12 @@ class TableRequests:
             request = put_columns(key, columns, codec.names, guard)
         return False, _skipped(self._send(request), guard)
 
-    def _update(self, key: KeyItem, entry: PlacedEntry, guard: Guard) -> tuple[bool, Problem | None]:
-        changes = self.codec.encode_changes(key, entry.value)
-        default = None if entry.default is None else self.codec.columns_of(key, entry.default)
+    def _update(
+        self, key: KeyItem, operation: Operation[Any], entry: Entry, guard: Guard
+    ) -> tuple[bool, Problem | None]:
+        entries, changes = operation.entries, self.codec.encode_changes(entry.value)
+        given = None if entries.defaults is None else entries.defaults[entry.place]
+        default = None if given is None else self.codec.columns_of(key, self.codec.whole(entry.key, given))
         if default is not None and is_default_redundant(default, changes):
             answer = self._send(update_or_begin_item(key, changes, guard))
             if answer.failed and guard.holds(answer.item):
@@ -452,7 +455,7 @@ class TableRequests:
                     raise SchemaMismatchError(problem, "Set the column instead.", column=name)
             self.codec.check_sums(changes, met)
             if not answer.present and default is None:
-                return False, Problem(State.MISSING, record_not_found_error([entry.key], self.label))
+                return False, Problem(State.MISSING, record_not_found_error([entries.keys[entry.place]], self.label))
             if not answer.present and default is not None:
                 columns = begin_record(self.codec, default, changes)
                 self.codec.check_size({**columns, **key})
@@ -512,12 +515,6 @@ def _skipped(answer: _Answer, guard: Guard) -> Problem | None:
     return Problem(State.SKIPPED) if answer.failed else None
 
 
-def _key_in(request: Any) -> Item:
-    item: Item = request["PutRequest"]["Item"] if "PutRequest" in request else request["DeleteRequest"]["Key"]
-    return item
-
-
-def _identity(item: Item, names: Iterable[str]) -> Any:
+def identity_of(key: Iterable[AttributeValue]) -> Any:
     """The identity of a key in DynamoDB, where a number may be written in several ways."""
-    stored = [item[name] for name in names]
-    return tuple(Decimal(one["N"]) if "N" in one else one.get("S") or one["B"] for one in stored)
+    return tuple(Decimal(one["N"]) if "N" in one else one.get("S") or one["B"] for one in key)

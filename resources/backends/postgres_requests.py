@@ -31,7 +31,6 @@ from dagster_adjunct.resources.backends.write_plan import (
     applied_from_texts,
     applied_to_texts,
     check_idempotency_columns,
-    check_newest_by,
     columns_to_read,
     idempotency_table_name,
     needs_read,
@@ -100,7 +99,8 @@ class PostgresRequests:
     async def write_batch(self, operation: Operation[Any], batch: StagedBatch) -> Outcomes | None:
         """Apply everything or, on an error, nothing; None, without effect, if missing records need rows."""
         shape, self.committing = batch.shape, False
-        check_newest_by(self.codec, shape.conditions.newest_by)
+        if shape.conditions.newest_by is not None:
+            self.codec.check_order(shape.conditions.newest_by)
         statements = self._statements.staging(shape)
         if shape.conditions:
             await self._open_idempotency_table()

@@ -168,6 +168,12 @@ class RowCodec:
         except (TypeError, ValueError, ArithmeticError) as error:
             raise self.misfit_error(name, value, str(error)) from None
 
+    def check_order(self, newest_by: str) -> None:
+        """Raise SchemaMismatchError for a column whose values have no order."""
+        if self.column(newest_by).kind not in _READ:
+            problem = f"{self.table}: newest_by needs a column of times, numbers or text, and {newest_by!r} is none."
+            raise SchemaMismatchError(problem, "Name another column as newest_by.", column=newest_by)
+
     def time(self, newest_by: str, operation: Operation[Any], place: int) -> Any:
         """The time of an entry of an operation with this condition."""
         newest = operation.entries.newest
@@ -314,13 +320,6 @@ class Applied:
             self.newest = (time, mark.tie)
 
 
-def check_newest_by(codec: RowCodec, newest_by: str | None) -> None:
-    """Raise SchemaMismatchError for a column whose values have no order."""
-    if newest_by is not None and codec.column(newest_by).kind not in _READ:
-        problem = f"{codec.table}: newest_by needs a column of times, numbers or text, and {newest_by!r} is none."
-        raise SchemaMismatchError(problem, "Name another column as newest_by.", column=newest_by)
-
-
 def applied_to_texts(codec: RowCodec, newest_by: str | None, applied: Applied) -> tuple[str | None, ...]:
     """The values of `COLUMNS` for what was applied."""
     if applied.newest is None or newest_by is None:
@@ -414,7 +413,8 @@ def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries
     valued = kind not in (OperationKind.GET, OperationKind.DELETE)
     values: Sequence[Any] = (entries.values if valued else None) or [None] * len(entries)
     newest_by = operation.conditions.newest_by
-    check_newest_by(codec, newest_by)
+    if newest_by is not None:
+        codec.check_order(newest_by)
     fit: list[Entry] = []
     problems: dict[int, Problem] = {}
     for place, (key, value) in enumerate(zip(entries.keys, values, strict=True)):

@@ -414,9 +414,9 @@ def test_other_sums_have_as_many_digits_as_dynamodb(new_table, columns):
 def test_counters_of_64_bits_and_floats_are_added_to_without_a_condition():
     codec = ItemCodec("t", {"id": "S"}, [parse_known_column(*pair) for pair in {**COUNTED, **SUMMED}.items()])
     free, held = Changes(add={"total": 1, "f": 0.5, "any": 1}), Changes(add={"small": 1, "d": Decimal(-1)})
-    assert codec.encode_changes({"id": {"S": "k"}}, free).limits == {}
+    assert codec.encode_changes(codec.changes(codec.key_row("k"), free)).limits == {}
     limits = {"small": ("<=", {"N": "32766"}), "d": (">=", {"N": "-998.99"})}
-    assert codec.encode_changes({"id": {"S": "k"}}, held).limits == limits
+    assert codec.encode_changes(codec.changes(codec.key_row("k"), held)).limits == limits
 
 
 def test_as_many_sums_as_an_expression_has_operators_for_are_one_update(new_table):
