@@ -280,11 +280,8 @@ class RedisRequests:
         """How the script compares times of this column; "-" for none."""
         if newest_by is None:
             return "-"
-        compares = self._columns[self.rows.column(newest_by).name].compares
-        if compares == "-":
-            problem = f"{self.label}: newest_by needs a column of times, numbers or text, and {newest_by!r} is none."
-            raise SchemaMismatchError(problem, "Name another column as newest_by.", column=newest_by)
-        return compares
+        self.rows.check_order(newest_by)
+        return self._columns[newest_by].compares
 
     def settings(self, newest_by: str | None) -> bytes:
         """The arguments that all calls of an operation share."""
