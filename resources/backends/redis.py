@@ -11,11 +11,11 @@ Requests are encoded here and not by the client, since that is most of the cost 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-from dagster_adjunct.resources.backends.columns import Kind, parse_known_column
+from dagster_adjunct.resources.backends.columns import Column, Kind, make_checker, parse_known_column
 from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING, SKIPPED, build_script
 from dagster_adjunct.resources.backends.redis_values import NULL, to_redis_column
 from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, read_variable, require_package
@@ -213,22 +213,22 @@ def pack_command(*arguments: bytes) -> bytes:
     return b"*%d\r\n%b" % (len(arguments), b"".join(map(pack_argument, arguments)))
 
 
-class RedisRequests:
-    """Converts between entries and what is sent and received. Errors name the table, the column and the value."""
+class RedisRequests(RowCodec):
+    """Converts between entries and what is sent and received; a checked value is the text that Redis stores."""
 
     def __init__(
         self, label: str, prefix: str, key: Sequence[str], columns: Mapping[str, str], largest_value: int, horizon: int
     ) -> None:
-        self.label, self.largest, self._horizon = label, largest_value, horizon
+        self._largest, self._horizon = largest_value, horizon
         declared = [parse_known_column(*pair) for pair in columns.items()]
-        self.rows = RowCodec(label, key, declared)
-        self._columns = {column.name: to_redis_column(column) for column in declared}
-        self._encoders = {name: (pack_argument(name.encode()), c.encode) for name, c in self._columns.items()}
+        self._stored = {column.name: to_redis_column(column) for column in declared}
+        super().__init__(label, key, declared, check=self._encoder_of)
+        self._packed_names = {name: pack_argument(name.encode()) for name in columns}
         for name in columns:
             if name.startswith(OWN):
                 problem = f"{label} has a column {name!r}; names that begin with {OWN} are reserved for conditions."
                 raise ConfigurationError(problem, "Rename it.", argument="columns")
-            if name in self.rows.key and not self._columns[name].may_be_key:
+            if name in self.key and not self._stored[name].may_be_key:
                 raise SchemaMismatchError(
                     f"{label}: its key column {name!r} is {columns[name]}, in which equal values may be written in "
                     "several ways.",
@@ -236,8 +236,8 @@ class RedisRequests:
                     column=name,
                 )
         self._prefix = prefix.encode() + b":"
-        self._decoders = [(name, c.decode) for name, c in self._columns.items() if name not in self.rows.key]
-        asked = [name.encode() for name in (*self.rows.key, *(name for name, _ in self._decoders))]
+        self._decoders = [(name, c.decode) for name, c in self._stored.items() if name not in self.key]
+        asked = [name.encode() for name in (*self.key, *(name for name, _ in self._decoders))]
         self._get = (
             b"*%d\r\n$5\r\nHMGET\r\n" % (len(asked) + 3),
             b"".join(map(pack_argument, [b"adjunct_deleted", *asked])),
@@ -246,9 +246,23 @@ class RedisRequests:
     def name(self, key: Row) -> bytes:
         r"""The name of the record's hash. In keys of several columns, "\" and ":" are escaped with "\"."""
         if len(key) == 1:
-            return self._prefix + self._text(self.rows.key[0], key[0])
-        texts = map(self._text, self.rows.key, key)
-        return self._prefix + b":".join(t.replace(b"\\", b"\\\\").replace(b":", b"\\:") for t in texts)
+            return self._prefix + bytes(key[0])
+        return self._prefix + b":".join(text.replace(b"\\", b"\\\\").replace(b":", b"\\:") for text in key)
+
+    def _encoder_of(self, column: Column) -> Callable[[Any], bytes]:
+        check, encode = make_checker(column), self._stored[column.name].encode
+
+        def encoded(value: Any) -> bytes:
+            text = encode(check(value))
+            if len(text) > self._largest:
+                raise ValueError(f"it has {len(text)} bytes, and {self._largest} are allowed (largest_value=…)")
+            return text
+
+        return encoded
+
+    def check_added(self, name: str, value: Any) -> Any:
+        text = super().check_added(name, value)
+        return value if self.columns[name].kind is Kind.JSON else text
 
     # -- gets
 
@@ -260,15 +274,15 @@ class RedisRequests:
         """The record read for a key, with the key's columns and the stored ones."""
         if answer[0] is not None or answer.count(None) == len(answer):
             return None
-        record: dict[str, Any] = dict(zip(self.rows.key, key, strict=True))
+        record: dict[str, Any] = {n: self._stored[n].decode(text) for n, text in zip(self.key, key, strict=True)}
         try:
             for (name, decode), text in zip(self._decoders, answer[len(key) + 1 :], strict=True):
                 if text is not None:
                     record[name] = None if text == NULL else decode(text)
         except (ValueError, ArithmeticError) as error:
             raise SchemaMismatchError(
-                f"{self.label}: the record of {key!r} has {text!r} as its {name}, which is not a valid "
-                f"{self.rows.columns[name].type}.",
+                f"{self.table}: the record {self.name(key)!r} has {text!r} as its {name}, which is not a valid "
+                f"{self.columns[name].type}.",
                 "Correct the record, which another program has written, or the declaration.",
                 column=name,
             ) from error
@@ -280,14 +294,12 @@ class RedisRequests:
         """How the script compares times of this column; "-" for none."""
         if newest_by is None:
             return "-"
-        self.rows.check_order(newest_by)
-        return self._columns[newest_by].compares
+        self.check_order(newest_by)
+        return self._stored[newest_by].compares
 
     def settings(self, newest_by: str | None) -> bytes:
         """The arguments that all calls of an operation share."""
-        return b"".join(
-            map(pack_argument, ((newest_by or "").encode(), b"%d" % self._horizon, self.rows.key[0].encode()))
-        )
+        return b"".join(map(pack_argument, ((newest_by or "").encode(), b"%d" % self._horizon, self.key[0].encode())))
 
     def entry(self, operation: Operation[Any], place: int, key: Row, used: set[str]) -> Packed:
         """The arguments of one entry; adds the parts of the script that it needs to `used`."""
@@ -300,7 +312,7 @@ class RedisRequests:
                 default = None if entries.defaults is None else entries.defaults[place]
                 count, own = self._update(key, value, default, used)
             else:
-                count, own = self._fields(self.rows.whole(key, value))
+                count, own = self._pack_fields(self.whole(key, value))
         own = b"$%d\r\n%d\r\n%b" % (len(str(count)), count, own)
         if not operation.conditions:
             return count + 1, own
@@ -312,48 +324,39 @@ class RedisRequests:
         assert entries.marks is not None  # conditions require marks
         mark, texts = entries.marks[place], []
         if conditions.newest_by is not None:
-            time = self.rows.time(conditions.newest_by, operation, place)
-            texts += [self._text(conditions.newest_by, time), mark.tie.encode()]
+            texts += [self.time(conditions.newest_by, operation, place), mark.tie.encode()]
         if conditions.idempotent:
             if "\n" in mark.source or "\t" in mark.source:
                 raise SchemaMismatchError(
-                    f"{self.label}: a mark has the source {mark.source!r}; line ends and tabs are not allowed in it.",
+                    f"{self.table}: a mark has the source {mark.source!r}; line ends and tabs are not allowed in it.",
                     "Use the name of a stream partition as the source.",
-                    table=self.label,
+                    table=self.table,
                 )
             texts += [mark.source.encode(), mark.position.encode()]
         return texts
 
-    def _fields(self, checked: Mapping[str, Any]) -> Packed:
-        """Checked values as fields and values."""
-        encoders, parts = self._encoders, []
-        try:
-            for name, value in checked.items():
-                field, encode = encoders[name]
-                text = NULL if value is None else encode(value)
-                parts.append(b"%b$%d\r\n%b\r\n" % (field, len(text), text))
-        except ValueError:
-            self._text(name, value)  # raises for the unknown one
-            raise
-        packed = b"".join(parts)
-        if len(packed) > self.largest:
-            for name, value in checked.items():
-                self._text(name, value)
-        return 2 * len(parts), packed
+    def _pack_fields(self, checked: Mapping[str, Any]) -> Packed:
+        """Checked values as fields and values; a null column that is not declared is none."""
+        names, parts = self._packed_names, []
+        for name, value in checked.items():
+            if name in names:
+                text = NULL if value is None else value
+                parts.append(b"%b$%d\r\n%b\r\n" % (names[name], len(text), text))
+        return 2 * len(parts), b"".join(parts)
 
     def _update(self, key: Row, update: Record | Changes, default: Record | None, used: set[str]) -> Packed:
         begins, begin = 0, b""
         if default is not None:
             used.add("default")
-            begins, begin = self._fields(self.rows.whole(key, default))
-        changes = self.rows.changes(key, update)
+            begins, begin = self._pack_fields(self.whole(key, default))
+        changes = self.changes(key, update)
         sets, others, more = changes.set, 0, b""
         if isinstance(update, Changes):
             if update.remove:  # a hash that others wrote may have only the key's columns left
                 kept = {name: value for name, value in changes.set.items() if name not in update.remove}
-                sets = dict(zip(self.rows.key, key, strict=True)) | kept
+                sets = dict(zip(self.key, key, strict=True)) | kept
             others, more = self._change_arguments(changes, update.remove, used)
-        fields, packed = self._fields(sets)
+        fields, packed = self._pack_fields(sets)
         head = b"$%d\r\n%d\r\n%b$%d\r\n%d\r\n" % (len(str(begins)), begins, begin, len(str(fields)), fields)
         return 2 + begins + fields + others, b"%b%b%b" % (head, packed, more)
 
@@ -361,43 +364,28 @@ class RedisRequests:
         """The arguments of changes other than sets."""
         count, more = 0, []
         for name, value in changes.add.items():
-            column = self._columns[name]
+            column = self._stored[name]
             if column.kind is Kind.JSON:
                 used.add("merge")
-                self._text(name, value)
                 members = [part for item in value.items() for part in map(column.encode, item)]
                 count += 4 + len(members)
-                more += [b"merge", name.encode(), b"%d" % self.largest, b"%d" % len(members), *members]
+                more += [b"merge", name.encode(), b"%d" % self._largest, b"%d" % len(members), *members]
             else:
                 used.add("add")
                 how = b"f" if column.compares == "f" else b"n"
                 count += 6
-                more += [b"add", name.encode(), how, self._text(name, value), column.least, column.most]
+                more += [b"add", name.encode(), how, value, column.least, column.most]
         for name, items in changes.append.items():
+            if items == b"[]":
+                continue
             used.add("append")
             count += 4
-            more += [b"append", name.encode(), b"%d" % self.largest, self._text(name, items)[1:-1]]
+            more += [b"append", name.encode(), b"%d" % self._largest, items[1:-1]]
         for name in remove:
             used.add("remove")
             count += 2
             more += [b"remove", name.encode()]
         return count, b"".join([b"$%d\r\n%b\r\n" % (len(text), text) for text in more])
-
-    def _text(self, name: str, value: Any) -> bytes:
-        """The checked value as it is stored; SchemaMismatchError if Redis can't or may not store it."""
-        try:
-            text = NULL if value is None else self._columns[name].encode(value)
-        except ValueError as error:
-            column = self.rows.columns[name]
-            problem = f"{self.label}: column {name!r} is {column.type}{column.size}, but got {value!r}; {error}."
-            raise SchemaMismatchError(problem, "Convert the value before it is written.", column=name) from None
-        if len(text) > self.largest:
-            raise SchemaMismatchError(
-                f"{self.label}: a value of column {name!r} has {len(text)} bytes; at most {self.largest} are allowed.",
-                "Write smaller values, or raise the limit (largest_value=…, at most 512 MB).",
-                column=name,
-            )
-        return text
 
 
 def pack_script_call(digest: bytes, settings: bytes, name: bytes, entries: Sequence[Packed]) -> bytes:
@@ -502,7 +490,7 @@ class RedisTable(StoreTable):
 
     async def _get(self, operation: Operation[Any]) -> Outcomes:
         keys, requests = operation.entries.keys, self._requests
-        to_row = requests.rows.keys_by(operation.key)
+        to_row = requests.keys_by(operation.key)
         commands, rows, problems = [], dict[int, Row](), dict[int, Problem]()
         for place, key in enumerate(keys):
             try:
@@ -525,7 +513,7 @@ class RedisTable(StoreTable):
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
         requests, conditions = self._requests, operation.conditions
-        to_row, compares = requests.rows.keys_by(operation.key), requests.compares(conditions.newest_by)
+        to_row, compares = requests.keys_by(operation.key), requests.compares(conditions.newest_by)
         problems: dict[int, Problem] = {}
         by_name: dict[bytes, list[tuple[int, tuple[int, bytes]]]] = {}
         used: set[str] = set()
