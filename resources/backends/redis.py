@@ -19,7 +19,7 @@ from dagster_adjunct.resources.backends.columns import Column, Kind, make_checke
 from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING, SKIPPED, build_script
 from dagster_adjunct.resources.backends.redis_values import NULL, to_redis_column
 from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, read_variable, require_package
-from dagster_adjunct.resources.backends.write_plan import CheckedChanges, Key, Record, Row, RowCodec
+from dagster_adjunct.resources.backends.write_plan import CheckedChanges, Entry, Key, Row, RowCodec, validate_entries
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -292,39 +292,31 @@ class RedisRequests(RowCodec):
 
     def compares(self, newest_by: str | None) -> str:
         """How the script compares times of this column; "-" for none."""
-        if newest_by is None:
-            return "-"
-        self.check_order(newest_by)
-        return self._stored[newest_by].compares
+        return "-" if newest_by is None else self._stored[newest_by].compares
 
     def settings(self, newest_by: str | None) -> bytes:
         """The arguments that all calls of an operation share."""
         return b"".join(map(pack_argument, ((newest_by or "").encode(), b"%d" % self._horizon, self.key[0].encode())))
 
-    def entry(self, operation: Operation[Any], place: int, key: Row, used: set[str]) -> Packed:
+    def entry(self, operation: Operation[Any], entry: Entry, used: set[str]) -> Packed:
         """The arguments of one entry; adds the parts of the script that it needs to `used`."""
-        entries, kind = operation.entries, operation.kind
+        kind = operation.kind
         count, own = 0, b""
-        if kind is not OperationKind.DELETE:
-            assert entries.values is not None
-            value = entries.values[place]
-            if kind is OperationKind.UPDATE:
-                default = None if entries.defaults is None else entries.defaults[place]
-                count, own = self._update(key, value, default, used)
-            else:
-                count, own = self._pack_fields(self.whole(key, value))
+        if kind is OperationKind.UPDATE:
+            count, own = self._update(operation, entry, used)
+        elif kind is not OperationKind.DELETE:
+            count, own = self._pack_fields(entry.value)
         own = b"$%d\r\n%d\r\n%b" % (len(str(count)), count, own)
         if not operation.conditions:
             return count + 1, own
-        conditions = self._conditions(operation, place)
+        conditions = self._conditions(operation, entry)
         return count + 1 + len(conditions), b"".join(map(pack_argument, conditions)) + own
 
-    def _conditions(self, operation: Operation[Any], place: int) -> list[bytes]:
-        entries, conditions = operation.entries, operation.conditions
-        assert entries.marks is not None  # conditions require marks
-        mark, texts = entries.marks[place], []
-        if conditions.newest_by is not None:
-            texts += [self.time(conditions.newest_by, operation, place), mark.tie.encode()]
+    def _conditions(self, operation: Operation[Any], entry: Entry) -> list[bytes]:
+        conditions, marks = operation.conditions, operation.entries.marks
+        assert marks is not None  # conditions require marks
+        mark = marks[entry.place]
+        texts = [] if conditions.newest_by is None else [entry.time, mark.tie.encode()]
         if conditions.idempotent:
             if "\n" in mark.source or "\t" in mark.source:
                 raise SchemaMismatchError(
@@ -344,18 +336,19 @@ class RedisRequests(RowCodec):
                 parts.append(b"%b$%d\r\n%b\r\n" % (names[name], len(text), text))
         return 2 * len(parts), b"".join(parts)
 
-    def _update(self, key: Row, update: Record | Changes, default: Record | None, used: set[str]) -> Packed:
+    def _update(self, operation: Operation[Any], entry: Entry, used: set[str]) -> Packed:
+        values, defaults = operation.entries.values or (), operation.entries.defaults
+        update = values[entry.place]
         begins, begin = 0, b""
-        if default is not None:
+        if defaults is not None and (default := defaults[entry.place]) is not None:
             used.add("default")
-            begins, begin = self._pack_fields(self.whole(key, default))
-        changes = self.changes(key, update)
-        sets, others, more = changes.set, 0, b""
+            begins, begin = self._pack_fields(self.whole(entry.key, default))
+        sets, others, more = entry.value.set, 0, b""
         if isinstance(update, Changes):
             if update.remove:  # a hash that others wrote may have only the key's columns left
-                kept = {name: value for name, value in changes.set.items() if name not in update.remove}
-                sets = dict(zip(self.key, key, strict=True)) | kept
-            others, more = self._change_arguments(changes, update.remove, used)
+                kept = {name: value for name, value in sets.items() if name not in update.remove}
+                sets = dict(zip(self.key, entry.key, strict=True)) | kept
+            others, more = self._change_arguments(entry.value, update.remove, used)
         fields, packed = self._pack_fields(sets)
         head = b"$%d\r\n%d\r\n%b$%d\r\n%d\r\n" % (len(str(begins)), begins, begin, len(str(fields)), fields)
         return 2 + begins + fields + others, b"%b%b%b" % (head, packed, more)
@@ -489,41 +482,33 @@ class RedisTable(StoreTable):
         return await (self._get(operation) if operation.kind is OperationKind.GET else self._write(operation))
 
     async def _get(self, operation: Operation[Any]) -> Outcomes:
-        keys, requests = operation.entries.keys, self._requests
-        to_row = requests.keys_by(operation.key)
-        commands, rows, problems = [], dict[int, Row](), dict[int, Problem]()
-        for place, key in enumerate(keys):
-            try:
-                row = to_row(key)
-                commands.append(requests.get(row))
-                rows[place] = row
-            except AdjunctError as error:
-                problems[place] = Problem(State.REFUSED, error)
-        records: list[Any] = [None] * len(keys)
+        valid, requests = validate_entries(self._requests, operation), self._requests
+        records: list[Any] = [None] * len(operation)
+        problems = dict(valid.problems)
+        commands = [requests.get(entry.key) for entry in valid.entries]
         answers = await self._servers.here().ask(commands, reads=True) if commands else []
-        for (place, row), answer in zip(rows.items(), answers, strict=True):
+        for entry, answer in zip(valid.entries, answers, strict=True):
             if isinstance(answer, Problem):
-                problems[place] = answer
+                problems[entry.place] = answer
                 continue
             try:
-                records[place] = requests.record(row, answer)
+                records[entry.place] = requests.record(entry.key, answer)
             except AdjunctError as error:
-                problems[place] = Problem(State.REFUSED, error)
-        return Outcomes(len(keys), records, problems)
+                problems[entry.place] = Problem(State.REFUSED, error)
+        return Outcomes(len(operation), records, problems)
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
         requests, conditions = self._requests, operation.conditions
-        to_row, compares = requests.keys_by(operation.key), requests.compares(conditions.newest_by)
-        problems: dict[int, Problem] = {}
-        by_name: dict[bytes, list[tuple[int, tuple[int, bytes]]]] = {}
+        valid = validate_entries(requests, operation)
+        compares, problems = requests.compares(conditions.newest_by), dict(valid.problems)
+        by_name: dict[bytes, list[tuple[int, Packed]]] = {}
         used: set[str] = set()
-        for place, key in enumerate(operation.entries.keys):
+        for entry in valid.entries:
             try:
-                row = to_row(key)
-                packed = requests.entry(operation, place, row, used)
-                by_name.setdefault(requests.name(row), []).append((place, packed))
+                packed = requests.entry(operation, entry, used)
+                by_name.setdefault(requests.name(entry.key), []).append((entry.place, packed))
             except AdjunctError as error:
-                problems[place] = Problem(State.REFUSED, error)
+                problems[entry.place] = Problem(State.REFUSED, error)
         digest, text = build_script(operation.kind, compares, conditions.idempotent, frozenset(used))
         settings = requests.settings(conditions.newest_by)
         commands = [pack_script_call(digest, settings, name, [p for _, p in own]) for name, own in by_name.items()]
