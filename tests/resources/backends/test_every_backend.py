@@ -228,6 +228,16 @@ def test_a_sum_beyond_its_columns_type_is_refused_with_all_of_its_update(new_sto
 
 
 @pytest.mark.parametrize("new_store", TYPED_STORES, indirect=True)
+def test_a_null_column_of_a_whole_record_that_is_not_there_is_left_out(new_store):
+    async def write(store) -> None:
+        records = [Message("k1", record={"a": 1, "nosuch": None}), Message("k2", record={"a": 2})]
+        assert said(await store.send(operation("put", records))) == ["done", "done"]
+        assert await records_of(store) == {"k1": {"a": 1}, "k2": {"a": 2}}
+
+    in_a_loop(new_store, write)
+
+
+@pytest.mark.parametrize("new_store", TYPED_STORES, indirect=True)
 def test_an_update_that_nulls_a_column_that_is_not_there_is_refused_alone(new_store):
     changes = [{"set": {"nosuch": None}}, {"set": {"a": 2}}, {"set": {"nosuch": None}, "add": {"n": 1}}]
     messages = [Message(key, change=change) for key, change in zip(("k1", "k2", "k1"), changes, strict=True)]
