@@ -103,7 +103,7 @@ def write_changes(
         attempt,
         manifest.next_generation,
         layout,
-        engine.drop_problems(changes) if set_aside else engine.fail_on_problems(changes, spec.name),
+        engine.applicable(changes, spec.name, set_aside=set_aside),
         write_files,
         WriteOptions(
             f"dataset {spec.name!r}", drop_tombstones=drop_tombstones, over_time=over_time, completion=completion

@@ -97,12 +97,10 @@ class SparkEngine:
         counted = changes.observe(observed, F.coalesce(F.sum(late.cast("long")), F.lit(0)).alias("late"))
         return counted.where(~late | F.col(PROBLEM).isNotNull()), lambda: int(observed.get["late"])
 
-    def fail_on_problems(self, changes: DataFrame, dataset: str) -> DataFrame:
-        """Return the changes without the column PROBLEM; a change with a problem raises BadChangeError by the write."""
-        return fail_on_problems(changes, dataset)
-
-    def drop_problems(self, changes: DataFrame) -> DataFrame:
-        """Return the changes that can be applied."""
+    def applicable(self, changes: DataFrame, dataset: str, *, set_aside: bool) -> DataFrame:
+        """Return the changes without problems; unless others are set aside, the write raises BadChangeError for one."""
+        if not set_aside:
+            return fail_on_problems(changes, dataset)
         return changes.where(F.col(PROBLEM).isNull()).drop(PROBLEM, RAW)
 
     def dead_letters(
@@ -189,15 +187,13 @@ class ArrowEngine:
         count = int(pc.sum(late).as_py() or 0)
         return changes.filter(pc.or_(pc.invert(late), pc.is_valid(changes.column(PROBLEM)))), lambda: count
 
-    def fail_on_problems(self, changes: pa.Table, dataset: str) -> pa.Table:
+    def applicable(self, changes: pa.Table, dataset: str, *, set_aside: bool) -> pa.Table:
         bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
-        if bad.num_rows:
+        if bad.num_rows and not set_aside:
             offset, partition, reason = (bad.column(name)[0].as_py() for name in (OFFSET, PARTITION, PROBLEM))
             raise bad_change_error(dataset, offset, partition, reason)
-        return _drop_marks(changes)
-
-    def drop_problems(self, changes: pa.Table) -> pa.Table:
-        return _drop_marks(changes.filter(pc.is_null(changes.column(PROBLEM))))
+        good = changes.filter(pc.is_null(changes.column(PROBLEM)))
+        return good.drop_columns([name for name in (PROBLEM, RAW) if name in changes.column_names])
 
     def dead_letters(
         self, changes: pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
@@ -237,10 +233,6 @@ class ArrowEngine:
 
     def drop_expired(self, rows: pa.Table, expires: str, watermark: datetime) -> pa.Table:
         return rows.filter(pc.greater(rows.column(expires).cast("int64"), to_microseconds(watermark)))
-
-
-def _drop_marks(changes: pa.Table) -> pa.Table:
-    return changes.drop_columns([name for name in (PROBLEM, RAW) if name in changes.column_names])
 
 
 def select_engine(spark: Callable[[], SparkSession]) -> SparkEngine:

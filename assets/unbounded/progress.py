@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import offsets_by_partition, resolve_stream
 from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
@@ -161,8 +160,12 @@ class StreamPosition:
         behind = [ssp for ssp, offset in self.offsets.items() if self.system.compare(offset, self.ends[ssp]) < 0]
         return [ssp for ssp in behind if self._has_unread_before(ssp, limit)]
 
-    def raise_if_stale(self, dataset: str, max_staleness: timedelta, now: datetime, next_step: str) -> None:
-        """Raise StaleDatasetError where the table lacks records older than `max_staleness`."""
+    def raise_if_stale(self, dataset: str, max_staleness: timedelta, now: datetime, next_step: str = "") -> None:
+        """Raise StaleDatasetError where the table lacks records older than `max_staleness`, saying how many.
+
+        A table that only lacks younger records, or whose stream is idle, is fresh. Without a `next_step` the table can
+        be advanced.
+        """
         stale = self.stale_partitions(max_staleness, now)
         if not stale:
             return
@@ -176,7 +179,9 @@ class StreamPosition:
             f"dataset {dataset!r} is stale: {lag.offsets:,} offsets of {ssp} are not in it{deleted}{age}, and at most "
             f"{max_staleness} is allowed{others}."
         )
-        raise StaleDatasetError(problem, next_step, dataset=dataset)
+        advance = f"materialise its asset, or adjunct dataset advance {dataset} MODULE:APP"
+        step = next_step or f"Advance it ({advance}) and run this again, or raise the limit: max_staleness=…."
+        raise StaleDatasetError(problem, step, dataset=dataset)
 
     def _seconds_behind(self, ssp: SystemStreamPartition, now: datetime) -> float | None:
         """Return an upper bound of the age of unread records, found by bisection over timestamps."""
@@ -197,24 +202,6 @@ class StreamPosition:
         """Whether the first unread record of a partition that is behind is older than `moment`."""
         first = self.system.offset_for_timestamp(ssp, int(moment.timestamp() * 1000))
         return self.system.compare(self.offsets[ssp], first) < 0
-
-
-def raise_if_stale(
-    systems: Mapping[str, StreamSystem],
-    spec: AdjunctDataset,
-    manifest: UnboundedManifest,
-    max_staleness: timedelta,
-    now: datetime,
-) -> None:
-    """Raise StaleDatasetError where the table lacks records older than `max_staleness`, saying how many.
-
-    A table that only lacks younger records, or whose stream is idle, is fresh.
-    """
-    step = (
-        f"Advance it (materialise its asset, or adjunct dataset advance {spec.name} MODULE:APP) and run this again, or "
-        "raise the limit: max_staleness=…."
-    )
-    StreamPosition.of(systems, manifest).raise_if_stale(spec.name, max_staleness, now, step)
 
 
 def build_report(advance: Advance, action: Action) -> AdvanceReport:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dagster_adjunct.assets.reading.stored_versions import current_readers
 from dagster_adjunct.assets.unbounded.local_table import maintain_state, require_local_manifest, undo_batch
-from dagster_adjunct.assets.unbounded.progress import raise_if_stale
+from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded, as_unbounded
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, Replay
 from dagster_adjunct.orchestration.maintenance.discard import expire_versions
@@ -393,7 +393,7 @@ def _lease_served(context: StepContext, state: ApplicationState, intent: Intent,
                 f"Advance it (materialise its asset, or adjunct dataset advance {name} MODULE:APP).",
                 dataset=name,
             )
-        raise_if_stale(context.systems, app.dataset(name), as_unbounded(manifest), limit, context.lake.now())
+        StreamPosition.of(context.systems, as_unbounded(manifest)).raise_if_stale(name, limit, context.lake.now())
     matches = (operator.spec.match for operator in app.operators)
     joined = {match.dataset for match in matches if match and match.dataset and match.as_of}
     bounded = [name for name in sorted(joined) if not app.dataset(name).follows_changes and ids[name] is not None]

@@ -27,14 +27,14 @@ DEAD = dataset(changes=OperationColumn(), on_bad_change=DeadLetters("lake.dead")
 def split(world: World, spec: AdjunctDataset) -> tuple[Any, Any]:
     """Return the changes of the stream that can be applied, and the dead letters of the others."""
     decoder, changes = select_engine(world.spark), changes_of(world, spec)
-    return decoder.drop_problems(changes), decoder.dead_letters(changes, spec, ())
+    return decoder.applicable(changes, "table", set_aside=True), decoder.dead_letters(changes, spec, ())
 
 
 def test_a_bad_change_fails_the_job_and_is_named(either: World) -> None:
     stream(either, RECORDS, [(1, "c", b"\x01"), (2, "x", b"\x02"), (3, "y", None)])
     changes = changes_of(either, dataset(changes=OperationColumn()))
     with pytest.raises(BadChangeError) as caught, translate_spark_errors():
-        rows_of(select_engine(either.spark).fail_on_problems(changes, "table"))
+        rows_of(select_engine(either.spark).applicable(changes, "table", set_aside=False))
     assert caught.value.problem == (
         "dataset 'table': the change at offset 1 of partition 0 can't be applied: unknown operation 'x'."
     )

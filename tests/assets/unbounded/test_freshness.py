@@ -12,7 +12,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.policies import ChangeStreamOptions
 from dagster_adjunct.assets.sources.entries import offsets_to_json
-from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress, raise_if_stale
+from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress
 from dagster_adjunct.resources.errors import DatasetError, StaleDatasetError
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -100,7 +100,7 @@ def test_changes_that_retention_has_dropped_are_told_as_lost(world: World) -> No
     assert (behind.offsets, behind.records, behind.lost) == (3, 1, 2)
     later = datetime.now(UTC) + HOUR
     with pytest.raises(StaleDatasetError, match="of which retention has deleted 2"):
-        raise_if_stale({"lake": table.streams}, table.spec, table.manifest, MINUTE, later)
+        StreamPosition.of({"lake": table.streams}, table.manifest).raise_if_stale(table.spec.name, MINUTE, later)
 
 
 def test_a_table_is_stale_where_something_older_than_allowed_is_unread(world: World) -> None:
@@ -111,11 +111,11 @@ def test_a_table_is_stale_where_something_older_than_allowed_is_unread(world: Wo
     send_at(table, NOW - 10 * MINUTE, **{ours[0]: 1, ours[1]: 2, theirs[0]: 3})
     systems = {"lake": table.streams}
     assert stale(systems, table, 11 * MINUTE, NOW) == []
-    raise_if_stale(systems, table.spec, table.manifest, 11 * MINUTE, NOW)
-    raise_if_stale(systems, table.spec, table.manifest, timedelta.max, NOW)
+    StreamPosition.of(systems, table.manifest).raise_if_stale(table.spec.name, 11 * MINUTE, NOW)
+    StreamPosition.of(systems, table.manifest).raise_if_stale(table.spec.name, timedelta.max, NOW)
     assert stale(systems, table, 9 * MINUTE, NOW) == [partition(0), partition(1)]
     with pytest.raises(StaleDatasetError) as caught:
-        raise_if_stale(systems, table.spec, table.manifest, 9 * MINUTE, NOW)
+        StreamPosition.of(systems, table.manifest).raise_if_stale(table.spec.name, 9 * MINUTE, NOW)
     error = caught.value
     assert "dataset 'accounts' is stale: 2 offsets of lake.accounts.0 are not in it, the oldest about 0:10:" in str(
         error
@@ -123,7 +123,7 @@ def test_a_table_is_stale_where_something_older_than_allowed_is_unread(world: Wo
     assert "at most 0:09:00 is allowed (1 more of its partitions are too old as well)" in error.problem
     assert "adjunct dataset advance accounts MODULE:APP" in error.next_step
     table.advance()
-    raise_if_stale(systems, table.spec, table.manifest, 9 * MINUTE, NOW)
+    StreamPosition.of(systems, table.manifest).raise_if_stale(table.spec.name, 9 * MINUTE, NOW)
 
 
 def test_what_a_stale_table_lacks_is_told_by_the_look_that_found_it_stale(world: World) -> None:
@@ -144,7 +144,7 @@ def test_what_a_stale_table_lacks_is_told_by_the_look_that_found_it_stale(world:
 
     growing: Any = {"lake": GrowsAsItIsLookedAt()}
     with pytest.raises(StaleDatasetError, match=r"1 offsets of lake\.accounts\.0 are not in it"):
-        raise_if_stale(growing, table.spec, table.manifest, MINUTE, NOW)
+        StreamPosition.of(growing, table.manifest).raise_if_stale(table.spec.name, MINUTE, NOW)
 
 
 def test_a_partition_that_was_added_has_been_read_to_nowhere(world: World) -> None:
