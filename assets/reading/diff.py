@@ -174,38 +174,29 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
             generations.append(np.full(tables[-1].num_rows, numbers[stored.folder]))
     rows = pa.concat_tables(tables) if tables else sealed.layout.arrow_schema().empty_table()
     if rows.num_rows and (sealed.history is not None or sealed.positioned):
-        newest_rows = _newest_rows if sealed.history is None else _current_rows
-        rows = newest_rows(rows, np.concatenate(generations), sealed.key)
+        rows = _newest_rows(rows, np.concatenate(generations), sealed.key, by_time=sealed.history is not None)
     return rows.select(sealed.columns.names)
 
 
-def _current_rows(rows: pa.Table, generation: Any, key: tuple[str, ...]) -> pa.Table:
-    """Return the row of each key with the highest (valid_from, position, generation), without tombstones."""
-    number, _ = _number_values(key_codes([rows.column(name) for name in key]))
-    moment = rows.column(VALID_FROM).cast("int64").to_numpy()
-    order = np.lexsort((generation, _sortable_positions(rows.column(POSITION)), moment, number))
-    last = np.append(np.diff(number[order]) != 0, True)
-    kept = np.zeros(rows.num_rows, dtype=bool)
-    kept[order[last]] = True
-    return rows.filter(kept & ~rows.column(TOMBSTONE).to_numpy())
-
-
-def _newest_rows(rows: pa.Table, generation: Any, key: tuple[str, ...]) -> pa.Table:
+def _newest_rows(rows: pa.Table, generation: Any, key: tuple[str, ...], *, by_time: bool) -> pa.Table:
     """Return the row of each key with the highest (position, generation), without tombstones.
 
-    Only keys in deltas are sorted; the other rows of the base pass unchanged.
+    Only keys in deltas are sorted; the other rows of the base pass unchanged. With history a key has a row for each
+    `__valid_from`, and the highest (valid_from, position, generation) counts.
     """
     kept: Any = ~rows.column(TOMBSTONE).to_numpy()
     later = generation != generation.min()
-    if later.any():
-        codes = key_codes([rows.column(name) for name in key])
-        contested = np.nonzero(pc.is_in(codes, value_set=codes.filter(later)).to_numpy())[0]
+    if by_time or later.any():
+        codes, ranks = key_codes([rows.column(name) for name in key]), [generation]
+        ranks.append(_sortable_positions(rows.column(POSITION)))
+        ranks += [rows.column(VALID_FROM).cast("int64").to_numpy()] if by_time else []
+        contested = np.arange(rows.num_rows)
+        if not by_time:
+            contested = np.nonzero(pc.is_in(codes, value_set=codes.filter(later)).to_numpy())[0]
         number, _ = _number_values(codes.take(contested))
-        position = _sortable_positions(rows.column(POSITION))[contested]
-        order = np.lexsort((generation[contested], position, number))
-        beaten = contested[order[:-1][np.diff(number[order]) == 0]]
+        order = np.lexsort((*(rank[contested] for rank in ranks), number))
         kept = kept.copy()
-        kept[beaten] = False
+        kept[contested[order[:-1][np.diff(number[order]) == 0]]] = False
     return rows if kept.all() else rows.filter(kept)
 
 
