@@ -155,7 +155,7 @@ def test_a_bootstrap_needs_a_stream_that_tells_of_every_key(runs: Runs) -> None:
     runs.send(b=2)
     runs.drop_the_front()
     runs.start()
-    with pytest.raises(DatasetError, match=r"'table' is transient.*does not hold all changes"):
+    with pytest.raises(DatasetError, match=r"'table' .*it is transient.* does not hold all changes"):
         runs.batch()
 
 
@@ -183,7 +183,7 @@ def test_a_last_offset_beyond_the_streams_end_is_of_another_stream(runs: Runs) -
     with pytest.raises(OffsetOutOfRangeError) as caught:
         runs.start().advance(runs.world.spark)
     assert (caught.value.dataset, caught.value.partition, caught.value.offset) == ("table", 1, "99")
-    assert "declare the dataset under a new name" in caught.value.next_step
+    assert "Declare the dataset under a new name" in caught.value.next_step
     with pytest.raises(OffsetOutOfRangeError) as failure:
         runs.start().restore(str(runs.last), runs.world.spark)
     assert (failure.value.dataset, failure.value.stream) == ("table", "lake.table")
