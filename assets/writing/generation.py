@@ -70,7 +70,7 @@ def write_arrow_table(
 
 SPARK: GenerationWriter = write_buckets
 SPARK_ONE_TASK: GenerationWriter = partial(write_buckets, one_task=True)
-"""For a frame of few rows: one task brings them together, and the driver writes all buckets."""
+"""For a frame of few rows: one task writes all buckets."""
 ARROW: GenerationWriter = write_arrow_table
 
 

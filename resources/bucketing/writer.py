@@ -12,6 +12,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from uuid import uuid4
 
@@ -444,6 +446,9 @@ def write_arrow_buckets(
     return [file for file in files if file]
 
 
+_BUCKET = "__bucket"
+
+
 def write_buckets(
     df: DataFrame,
     store: ObjectStore,
@@ -461,37 +466,38 @@ def write_buckets(
     `folder` belongs to the attempt, whose id is its last segment. `df` has the layout's columns (without `__row`, which
     the writer adds) and may have more for `order_by`. `partitioned=True` claims that partition i of `df` already holds
     exactly bucket i, so that no exchange is needed; each row is checked, so a wrong claim raises an error. With
-    `one_task`, this process writes all buckets, for frames of few rows. The rows' digest covers the schema's columns
+    `one_task`, a single task writes all buckets, for frames of few rows. The rows' digest covers the schema's columns
     and `digest_also`, of which the last may be left out where it is null. With `drop_tombstones`, `df` has
     `__tombstone`, and a bucket whose keys were all deleted is returned with stats but without a name.
     """
     digest = row_hash((*layout.schema.names, *digest_also))
+    one_task = one_task and bool(layout.bucket_by)
     if layout.bucket_by:
         keys = [F.col(quote_name(name)) for name in layout.bucket_by]
+        bucket = F.pmod(F.hash(*keys), F.lit(layout.partitions))
         if not partitioned and not one_task:
             df = df.repartition(layout.partitions, *keys)
         if partitioned or not one_task:
             # Within the digest column, because one more column would have to be sent to Python.
-            bucket = F.pmod(F.hash(*keys), F.lit(layout.partitions))
             digest = F.when(bucket == F.spark_partition_id(), digest).otherwise(
                 _misplaced_row_column(options.what, layout)
             )
-    elif not partitioned and not one_task:
+        if one_task:
+            # Computed before the rows are brought together.
+            df = df.withColumns({_BUCKET: bucket, DIGEST: digest}).coalesce(1)
+    elif not partitioned:
         df = df.coalesce(1)
-    if one_task:
-        df = df.withColumn(DIGEST, digest).coalesce(1)  # before the rows are brought together
-    if order_by:
-        df = df.sortWithinPartitions(*map(quote_name, order_by))
-    if not one_task:
-        df = df.withColumn(DIGEST, digest)
+    by = [*([_BUCKET] if one_task else []), *map(quote_name, order_by)]
+    if by:
+        df = df.sortWithinPartitions(*by)
+    df = df if one_task else df.withColumn(DIGEST, digest)
     marks = [TOMBSTONE] if options.drop_tombstones and TOMBSTONE not in layout.columns else []
     marks += [] if options.completion is None else options.completion.marks
     there = set(df.columns)
-    df = df.select(*[quote_name(name) for name in (*layout.columns, *marks, DIGEST) if name in there])
+    df = df.select(*[quote_name(name) for name in (*layout.columns, *marks, DIGEST, _BUCKET) if name in there])
     with translate_spark_errors():
-        if one_task:
-            return write_arrow_buckets(df.toArrow(), store, folder, layout, options)
-        rows = map_in_arrow(df, _task(store.descriptor, folder, layout, options), "facts string").collect()
+        task = _task(store.descriptor, folder, layout, options, all_buckets=one_task)
+        rows = map_in_arrow(df, task, "facts string").collect()
     facts = [json.loads(row.facts) for row in rows]
     for file_facts in facts:
         if "error" in file_facts:
@@ -516,7 +522,7 @@ def _misplaced_row_column(what: str, layout: BucketLayout) -> Column:
 
 
 def _task(
-    descriptor: StoreDescriptor, folder: str, layout: BucketLayout, options: WriteOptions
+    descriptor: StoreDescriptor, folder: str, layout: BucketLayout, options: WriteOptions, *, all_buckets: bool
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         yield from encode_task_errors(written(batches))  # transient errors are raised, so that Spark retries the task
@@ -526,10 +532,12 @@ def _task(
 
         context = TaskContext.get()
         bucket = context.partitionId() if context is not None else 0
-        tables = (pa.Table.from_batches([batch]) for batch in batches)
+        store, facts = descriptor.open(), []
+        rows = (pa.Table.from_batches([batch]) for batch in batches)
         try:
-            file = write_bucket_file(BucketFileWriter(descriptor.open(), folder, bucket, layout, options), tables)
-            facts = [json.dumps(file.to_json())] if file else []
+            for number, tables in _split_by_bucket(rows) if all_buckets else [(bucket, rows)]:
+                file = write_bucket_file(BucketFileWriter(store, folder, number, layout, options), tables)
+                facts += [json.dumps(file.to_json())] if file else []
         except PermanentError as error:
             # Returned instead of raised: Spark would retry the task, and wrap the error.
             facts = [json.dumps(error_to_json(error))]
@@ -548,3 +556,21 @@ def write_bucket_file(writer: BucketFileWriter, tables: Iterable[pa.Table]) -> B
         return writer.finish()
     finally:
         writer.discard()
+
+
+def _split_by_bucket(tables: Iterator[pa.Table]) -> Iterator[tuple[int, Iterator[pa.Table]]]:
+    """Yield each bucket with its rows, which must be consumed before the next; the rows are sorted by bucket."""
+    for bucket, parts in groupby(_runs(tables), key=itemgetter(0)):
+        yield bucket, (part for _, part in parts)
+
+
+def _runs(tables: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
+    """Yield (bucket, rows) for consecutive rows of one bucket, without the bucket column."""
+    for table in tables:
+        buckets, rows = table.column(_BUCKET), table.drop_columns([_BUCKET])
+        start = 0
+        while start < len(buckets):
+            bucket = buckets[start].as_py()
+            end = start + pc.sum(pc.equal(buckets.slice(start), bucket)).as_py()
+            yield bucket, rows.slice(start, end - start)
+            start = end

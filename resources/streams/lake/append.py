@@ -393,7 +393,7 @@ class LakeAppends(StreamStates):
         since its previous marker; `valid_from` (with its zone) is when the version becomes valid. With
         `partitioned=True`, partition i of the frame contains exactly the stream's partition i. `consumed` is ignored.
         `sources` are the ranges that the records were made of; then each has the columns of POSITION, which are
-        dropped otherwise. With `one_task`, the driver writes all partitions of a small frame.
+        dropped otherwise. With `one_task`, one task writes all partitions of a small frame.
 
         A retry with the same records returns the first result. It must be a table or a Spark frame as before, since
         their digests differ. Raises SchemaMismatchError, ProducerConflictError, and CommitConflictError or
