@@ -1,4 +1,4 @@
-"""Reads exact ranges of a topic's partitions, by position, with and without Spark, and the markers in them.
+"""Reads exact ranges of a topic's partitions, by position, and the end-of-dataset markers in them.
 
 Offsets have gaps, from control records, aborted transactions and compaction. So a range has been read when the position
 is at or past its end, whatever the number of records. Nothing is committed or rebalanced: the consumer's partitions and
@@ -10,18 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from dagster_adjunct.resources.arrow import np, pa
 from dagster_adjunct.resources.common import first_validation_problem
 from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError, OffsetOutOfRangeError
-from dagster_adjunct.resources.schemas.values import MICROS
-from dagster_adjunct.resources.spark.map_arrow import read_in_tasks
 from dagster_adjunct.resources.streams.kafka.client import (
     TOPIC_RANGES,
     BrokerRefusals,
@@ -32,30 +27,14 @@ from dagster_adjunct.resources.streams.kafka.client import (
     response_timeout,
     translate_kafka_error,
 )
-from dagster_adjunct.resources.streams.kafka.formats import Raw
-from dagster_adjunct.resources.streams.kafka.produce import END_OF_DATASET, RESERVED
-from dagster_adjunct.resources.streams.kafka.record_formats import (
-    HEADERS,
-    KEY,
-    VALUE,
-    KafkaTopic,
-    create_decoder,
-    records_schema,
-)
+from dagster_adjunct.resources.streams.kafka.produce import END_OF_DATASET
 from dagster_adjunct.resources.streams.system import (
-    EPOCH,
-    OFFSET,
-    PARTITION,
-    RECORD_META_COLUMNS,
-    TIMESTAMP,
-    TOMBSTONE,
     Marker,
     SystemStreamPartition,
 )
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
-    from pyspark.sql import DataFrame, SparkSession
 
 MAX_MESSAGES = 10_000
 _POLL_SECONDS = 0.1
@@ -279,100 +258,3 @@ class _RangeConsumer:
         partition, wanted = next(iter(self._left.items()))
         what = f"the records of {wanted.ssp} from offset {self._positions[partition]}"
         return no_answer_error(self._settings, what, f"none in {seconds:.0f} s")
-
-
-MAX_TASK_OFFSETS = 250_000
-MIN_TASK_OFFSETS = 10_000
-_EPOCH_HEADER = f"{RESERVED}epoch"
-_GREATEST_MS = MICROS[1] // 1000  # of the year 9999
-
-
-def records_frame(
-    spark: SparkSession, settings: KafkaSettings, topic: KafkaTopic, stream: str, ranges: Sequence[TopicRange]
-) -> DataFrame:
-    """Return the records of these ranges, without markers, with the topic's columns and those of RECORD_META.
-
-    A long range is read by several tasks, several short ones by one. The ranges are fixed, so reading the frame again
-    returns the same records. `stream` ("kafka.flights") is for errors.
-    """
-    slim = replace(settings, topics={})
-    own = [(field.name, field.type) for field in topic.schema().fields]
-    columns = [*own, *RECORD_META_COLUMNS[:-1], (EPOCH, "int NOT NULL")]
-    read = partial(_read_record_batches, slim, topic, stream)
-    return read_in_tasks(spark, split_into_tasks(ranges), read, columns)
-
-
-def split_into_tasks(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...]]:
-    """Return the ranges for each task: a longer range is split into parts of up to `MAX_TASK_OFFSETS` offsets.
-
-    Neighbouring ranges with at most `MIN_TASK_OFFSETS` offsets in total share a task, since starting a consumer takes
-    longer than reading so few. Empty ranges are left out.
-    """
-    shares: list[tuple[TopicRange, ...]] = []
-    few: list[TopicRange] = []
-    for wanted in ranges:
-        width = wanted.end - wanted.start
-        count = -(-width // MAX_TASK_OFFSETS)
-        if 0 < width <= MIN_TASK_OFFSETS:
-            if sum(earlier.end - earlier.start for earlier in few) + width > MIN_TASK_OFFSETS:
-                shares.append(tuple(few))
-                few = []
-            few.append(wanted)
-        else:
-            edges = [wanted.start + width * i // count for i in range(count)] + [wanted.end]
-            shares += [(replace(wanted, start=start, end=end),) for start, end in pairwise(edges)]
-    return [*shares, tuple(few)] if few else shares
-
-
-def _read_record_batches(
-    settings: KafkaSettings, topic: KafkaTopic, stream: str, ranges: Sequence[TopicRange]
-) -> Iterator[pa.RecordBatch]:
-    """Yield the records of ranges of different partitions, those of each in order."""
-    raw = topic.key is None and topic.headers is None and isinstance(topic.value, Raw)
-    decoded = partial(_raw_records, topic) if raw else create_decoder(topic, stream)
-    for wanted, got in read_ranges(settings, ranges):
-        kept, headers = got, [message.headers() for message in got]
-        if any(headers) and any(map(is_marker, headers)):
-            kept = [message for message in got if not is_marker(message.headers())]
-            headers = [message.headers() for message in kept]
-        if kept:
-            yield decoded(_batch_from_messages(kept, headers, wanted.partition, topic.headers is not None))
-
-
-def _raw_records(topic: KafkaTopic, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return records of a raw topic without decoding."""
-    columns = {"key": batch.column(KEY), "value": batch.column(VALUE), TOMBSTONE: batch.column(VALUE).is_null()}
-    columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)}
-    schema = records_schema(topic.schema())
-    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
-
-
-def _batch_from_messages(got: list[Message], headers: list[Any], partition: int, with_headers: bool) -> pa.RecordBatch:
-    """Return messages as a batch for the decoder; headers only if a column needs them."""
-    count = len(got)
-    header = pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])
-    shown = ([{"name": name, "value": value} for name, value in of_message or ()] for of_message in headers)
-    columns = {
-        PARTITION: pa.array(np.full(count, partition, np.int32)),
-        OFFSET: pa.array([message.offset() for message in got], pa.int64()),
-        TIMESTAMP: _timestamps([message.timestamp()[1] for message in got]),
-        KEY: pa.array([message.key() for message in got], pa.binary()),
-        VALUE: pa.array([message.value() for message in got], pa.binary()),
-        HEADERS: pa.array(list(shown), pa.list_(header)) if with_headers else pa.nulls(count, pa.list_(header)),
-        EPOCH: pa.array(
-            [_epoch_of(of_message) for of_message in headers] if any(headers) else np.zeros(count, np.int32), pa.int32()
-        ),
-    }
-    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-
-
-def _timestamps(ms: list[int]) -> pa.Array:
-    """Return times in microseconds; null if the producer gave none, or one after the year 9999."""
-    given = np.array(ms, np.int64)
-    none = (given < 0) | (given > _GREATEST_MS)
-    return pa.array(np.where(none, 0, given) * 1000, pa.timestamp("us", tz="UTC"), mask=none if none.any() else None)
-
-
-def _epoch_of(headers: list[tuple[str, bytes | None]] | None) -> int:
-    epoch = next((value for name, value in headers or () if name == _EPOCH_HEADER), None)
-    return int(epoch) if epoch and epoch.isdigit() and len(epoch) < 10 else 0

@@ -34,7 +34,6 @@ from dagster_adjunct.resources.streams.kafka.consume import (
     is_marker,
     marker_from_message,
     read_ranges,
-    records_frame,
 )
 from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopics
 from dagster_adjunct.resources.streams.kafka.produce import (
@@ -183,9 +182,12 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             problem += "were read again, so replaced records can't be found."
             step = "Send the results to a stream of the lake too, or compare headers (adjunct-source, adjunct-epoch)."
             raise ConfigurationError(problem, step, argument="epochs", system=self.name)
+        from dagster_adjunct.resources.streams.kafka.source import KafkaReadPlan, records_frame
+
         spark = resolve_session(spark)
         facts, wanted = self._ranges(ranges)
-        return records_frame(spark, self.settings, facts.declared, f"{self.name}.{facts.stream}", wanted)
+        stream = f"{self.name}.{facts.stream}"
+        return records_frame(spark, KafkaReadPlan(self.settings, facts.declared, stream, tuple(wanted)))
 
     def append(
         self,

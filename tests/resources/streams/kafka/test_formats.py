@@ -26,12 +26,12 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.kafka.avro import Avro, avro_converter
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
-from dagster_adjunct.resources.streams.kafka.consume import _timestamps
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText, Raw, Text, Unfit
 from dagster_adjunct.resources.streams.kafka.produce import Target
 from dagster_adjunct.resources.streams.kafka.produce import _record_times as sent_times
 from dagster_adjunct.resources.streams.kafka.protobuf import Protobuf
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, create_decoder, encode_table
+from dagster_adjunct.resources.streams.kafka.source import _timestamps
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.resources.streams.kafka.messages import (

@@ -19,14 +19,9 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
-from dagster_adjunct.resources.streams.kafka.consume import (
-    MAX_TASK_OFFSETS,
-    MIN_TASK_OFFSETS,
-    TopicRange,
-    read_ranges,
-    split_into_tasks,
-)
+from dagster_adjunct.resources.streams.kafka.consume import TopicRange, read_ranges
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
+from dagster_adjunct.resources.streams.kafka.source import MAX_TASK_OFFSETS, MIN_TASK_OFFSETS, split_into_tasks
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 from dagster_adjunct.resources.streams.system import RECORD_META, OffsetRange, SystemStreamPartition
 from tests.resources.streams.kafka.conftest import NewLog, SystemOf

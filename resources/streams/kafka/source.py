@@ -1,0 +1,181 @@
+"""Kafka as a data source of Spark: ranges of topics as DataFrames."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from dagster_adjunct.resources.arrow import np, pa
+from dagster_adjunct.resources.schemas.values import MICROS
+from dagster_adjunct.resources.spark.errors import encode_task_errors
+from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
+from dagster_adjunct.resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
+from dagster_adjunct.resources.streams.kafka.formats import Raw
+from dagster_adjunct.resources.streams.kafka.produce import RESERVED
+from dagster_adjunct.resources.streams.kafka.record_formats import (
+    HEADERS,
+    KEY,
+    VALUE,
+    KafkaTopic,
+    create_decoder,
+    records_schema,
+)
+from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META_DDL, TIMESTAMP, TOMBSTONE
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+    from pyspark.sql import DataFrame, SparkSession
+
+DATA_SOURCE_NAME = "adjunct-kafka"
+MAX_TASK_OFFSETS = 250_000
+MIN_TASK_OFFSETS = 10_000
+EPOCH_HEADER = f"{RESERVED}epoch"
+_registered: WeakSet[SparkSession] = WeakSet()
+_GREATEST_MS = MICROS[1] // 1000  # of the year 9999
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaReadPlan:
+    """The ranges to read of the stream `stream` ("kafka.flights"), and its topic's formats."""
+
+    settings: KafkaSettings
+    topic: KafkaTopic
+    stream: str
+    ranges: tuple[TopicRange, ...]
+
+    def ddl(self) -> str:
+        return f"{self.topic.schema().ddl()}, {RECORD_META_DDL}"
+
+
+@dataclass
+class _TaskRanges(InputPartition):
+    """The ranges that one task reads: part of a long range, or several short ones."""
+
+    ranges: tuple[TopicRange, ...]
+
+
+def records_frame(spark: SparkSession, plan: KafkaReadPlan) -> DataFrame:
+    """Return the records of these ranges, without markers, with the topic's columns and those of RECORD_META.
+
+    A long range is read by several tasks, several short ones by one. The ranges are fixed, so reading the frame again
+    returns the same records.
+    """
+    if spark not in _registered:
+        spark.dataSource.register(KafkaSource)
+        _registered.add(spark)
+    slim = replace(plan, settings=replace(plan.settings, topics={}))
+    return spark.read.format(DATA_SOURCE_NAME).option("plan", base64.b64encode(pickle.dumps(slim)).decode()).load()
+
+
+class KafkaSource(DataSource):
+    """The Spark data source behind `records_frame`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return DATA_SOURCE_NAME
+
+    def schema(self) -> str:
+        return _plan_of(self).ddl()
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        return _TopicReader(_plan_of(self))
+
+
+class _TopicReader(DataSourceReader):
+    def __init__(self, plan: KafkaReadPlan) -> None:
+        self.plan = plan
+
+    def partitions(self) -> Sequence[InputPartition]:
+        # Without partitions, Spark would add one of its own.
+        return [_TaskRanges(ranges) for ranges in split_into_tasks(self.plan.ranges)] or [_TaskRanges(())]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, _TaskRanges)
+        return encode_task_errors(read_record_batches(self.plan, partition.ranges))
+
+
+def split_into_tasks(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...]]:
+    """Return the ranges for each task: a longer range is split into parts of up to `MAX_TASK_OFFSETS` offsets.
+
+    Neighbouring ranges with at most `MIN_TASK_OFFSETS` offsets in total share a task, since starting a consumer takes
+    longer than reading so few. Empty ranges are left out.
+    """
+    shares: list[tuple[TopicRange, ...]] = []
+    few: list[TopicRange] = []
+    for wanted in ranges:
+        width = wanted.end - wanted.start
+        count = -(-width // MAX_TASK_OFFSETS)
+        if 0 < width <= MIN_TASK_OFFSETS:
+            if sum(earlier.end - earlier.start for earlier in few) + width > MIN_TASK_OFFSETS:
+                shares.append(tuple(few))
+                few = []
+            few.append(wanted)
+        else:
+            edges = [wanted.start + width * i // count for i in range(count)] + [wanted.end]
+            shares += [(replace(wanted, start=start, end=end),) for start, end in pairwise(edges)]
+    return [*shares, tuple(few)] if few else shares
+
+
+def read_record_batches(plan: KafkaReadPlan, ranges: Sequence[TopicRange]) -> Iterator[pa.RecordBatch]:
+    """Yield the records of ranges of different partitions, those of each in order."""
+    raw = plan.topic.key is None and plan.topic.headers is None and isinstance(plan.topic.value, Raw)
+    decoded = partial(_raw_records, plan.topic) if raw else create_decoder(plan.topic, plan.stream)
+    for wanted, got in read_ranges(plan.settings, ranges):
+        kept, headers = got, [message.headers() for message in got]
+        if any(headers) and any(map(is_marker, headers)):
+            kept = [message for message in got if not is_marker(message.headers())]
+            headers = [message.headers() for message in kept]
+        if kept:
+            yield decoded(_batch_from_messages(kept, headers, wanted.partition, plan.topic.headers is not None))
+
+
+def _raw_records(topic: KafkaTopic, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return records of a raw topic without decoding."""
+    columns = {"key": batch.column(KEY), "value": batch.column(VALUE), TOMBSTONE: batch.column(VALUE).is_null()}
+    columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)}
+    schema = records_schema(topic.schema())
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _batch_from_messages(got: list[Message], headers: list[Any], partition: int, with_headers: bool) -> pa.RecordBatch:
+    """Return messages as a batch for the decoder; headers only if a column needs them."""
+    count = len(got)
+    header = pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])
+    shown = ([{"name": name, "value": value} for name, value in of_message or ()] for of_message in headers)
+    columns = {
+        PARTITION: pa.array(np.full(count, partition, np.int32)),
+        OFFSET: pa.array([message.offset() for message in got], pa.int64()),
+        TIMESTAMP: _timestamps([message.timestamp()[1] for message in got]),
+        KEY: pa.array([message.key() for message in got], pa.binary()),
+        VALUE: pa.array([message.value() for message in got], pa.binary()),
+        HEADERS: pa.array(list(shown), pa.list_(header)) if with_headers else pa.nulls(count, pa.list_(header)),
+        EPOCH: pa.array(
+            [_epoch_of(of_message) for of_message in headers] if any(headers) else np.zeros(count, np.int32), pa.int32()
+        ),
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _timestamps(ms: list[int]) -> pa.Array:
+    """Return times in microseconds; null if the producer gave none, or one after the year 9999."""
+    given = np.array(ms, np.int64)
+    none = (given < 0) | (given > _GREATEST_MS)
+    return pa.array(np.where(none, 0, given) * 1000, pa.timestamp("us", tz="UTC"), mask=none if none.any() else None)
+
+
+def _epoch_of(headers: list[tuple[str, bytes | None]] | None) -> int:
+    epoch = next((value for name, value in headers or () if name == EPOCH_HEADER), None)
+    return int(epoch) if epoch and epoch.isdigit() and len(epoch) < 10 else 0
+
+
+def _plan_of(source: DataSource) -> KafkaReadPlan:
+    plan: KafkaReadPlan = pickle.loads(base64.b64decode(source.options["plan"]))
+    return plan
