@@ -28,10 +28,7 @@ from dagster_adjunct.resources.streams.kafka.client import (
     translate_kafka_error,
 )
 from dagster_adjunct.resources.streams.kafka.produce import END_OF_DATASET
-from dagster_adjunct.resources.streams.system import (
-    Marker,
-    SystemStreamPartition,
-)
+from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message

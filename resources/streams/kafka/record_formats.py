@@ -28,14 +28,7 @@ from dagster_adjunct.resources.streams.kafka.formats import (
     RowProblems,
     shorten_text,
 )
-from dagster_adjunct.resources.streams.system import (
-    EPOCH,
-    OFFSET,
-    PARTITION,
-    RECORD_META_COLUMNS,
-    TIMESTAMP,
-    TOMBSTONE,
-)
+from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META_COLUMNS, TIMESTAMP, TOMBSTONE
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
