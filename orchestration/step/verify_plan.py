@@ -16,8 +16,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
+from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.sources.entries import derive_row_schema, derive_stored_schema, entries_from_frame
 from dagster_adjunct.assets.unbounded.local_table import StateSpec, declare_state_dataset, validate_state
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
@@ -31,7 +33,7 @@ from dagster_adjunct.orchestration.operators.remote_tables import (
     check_stored_columns,
 )
 from dagster_adjunct.orchestration.operators.table_updates import TableSink, check_sink_columns
-from dagster_adjunct.orchestration.planner.columns import check_fed_datasets
+from dagster_adjunct.orchestration.planner.columns import check_fed_datasets, iterate_dataset_sql
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, PlannedOperator
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step.batch import BatchContext
@@ -43,7 +45,15 @@ from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError, PlanningError
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.system import AppendResult, OffsetRange, SystemStreamPartition, require_writer
+from dagster_adjunct.resources.sql.expression import parse_expression
+from dagster_adjunct.resources.streams.system import (
+    RECORD_META,
+    RECORD_META_DDL,
+    AppendResult,
+    OffsetRange,
+    SystemStreamPartition,
+    require_writer,
+)
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.functions import TableFunction
 from dagster_adjunct.resources.tables.operation import run_blocking
@@ -491,4 +501,23 @@ def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> Phys
     for dataset in app.datasets if runtime.lake.exists() else ():
         if dataset.following.persistent and not isinstance(dataset.input, OwnedBy):
             views[dataset.name] = StoredVersions(runtime.lake, dataset).current()
+    _analyze_projections(runtime, app)
     return analyze_batch(StepContext(runtime, app, plan, FanOut()), views)
+
+
+def _analyze_projections(runtime: Runtime, app: Application) -> None:
+    """Let Spark analyze the projections of datasets, over no records; raises PlanningError for what it rejects.
+
+    Hidden columns of the records are those that all systems have: others are left to the run that advances the dataset.
+    """
+    for dataset in app.datasets:
+        if not isinstance(dataset.extractor, Projection) or not isinstance(dataset.input, str):
+            continue
+        system, stream = split_stream_name(dataset.input)
+        records = runtime.systems[system].info(stream).schema
+        parsed = [parse_expression(text) for _, text, is_select in iterate_dataset_sql(dataset) if not is_select]
+        hidden = {name.name for read in parsed for name in read.columns if name.name.startswith("__")}
+        if records is not None and hidden.issubset(RECORD_META):
+            rows = derive_row_schema(dataset, records) if dataset.follows_changes else records
+            frame = runtime.spark().createDataFrame([], f"{rows.ddl()}, {RECORD_META_DDL}")
+            entries_from_frame(dataset, frame, derive_stored_schema(dataset, records))

@@ -15,19 +15,20 @@ from click.testing import CliRunner
 from dagster_adjunct import LakeStreams, Schema, open_lake
 from dagster_adjunct.orchestration.cli import applications
 from dagster_adjunct.orchestration.cli.main import root
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 APP = """
 from dagster_adjunct import Application, bounded_dataset
+{declared}
 
 def rows(frame):
     return {rows}
 
 app = Application("shop")
-kinds = app.table(bounded_dataset("kinds", input="lake.kinds", key="k", partitions=2))
+kinds = app.table(bounded_dataset("kinds", input="lake.kinds", key="k", partitions=2, extractor=extractor))
 names = app.table(bounded_dataset("names", input="lake.names", key="n", broadcast=True))
 orders = app.input_stream("lake.orders").join(kinds, on="k").join(names, on="n", how="left")
 orders = orders.map(rows, keeps_partitioning=True).partition_by("name", partitions=2)
@@ -51,8 +52,8 @@ def verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession)
     def shared(**given: object) -> Iterator[Any]:
         yield lambda: spark
 
-    def command(rows: str, *more: str) -> Any:
-        (tmp_path / "verified_app.py").write_text(APP.format(rows=rows))
+    def command(rows: str, *more: str, declared: str = "extractor = None") -> Any:
+        (tmp_path / "verified_app.py").write_text(APP.format(rows=rows, declared=declared))
         sys.modules.pop("verified_app", None)
         return plan("--lake", str(tmp_path / "lake"), "--verify", *more)
 
@@ -90,6 +91,17 @@ def test_a_mistake_is_told_as_a_run_would(verify: Any) -> None:
     result = verify("frame.withColumn('z', frame['nowhere'])")
     assert result.exit_code != 0
     assert "map-4" in str(result.exception)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("kind", "mistake"), [("upper(kind)", False), ("regexp_replace(kind)", True)])
+def test_spark_is_asked_about_the_projection_of_a_dataset(verify: Any, kind: str, mistake: bool) -> None:
+    projection = f"Projection('k STRING, kind STRING', {{'kind': '{kind}'}}, where='__offset >= 0')"
+    result = verify("frame", declared=f"from dagster_adjunct.changes import Projection\nextractor = {projection}")
+    assert (result.exit_code != 0) == mistake, result.output
+    if mistake:
+        assert isinstance(result.exception, AdjunctError)
+        assert "kinds" in str(result.exception)
 
 
 def test_a_drawing_of_what_spark_would_do_is_refused(tmp_path: Path) -> None:
