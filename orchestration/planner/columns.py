@@ -86,37 +86,26 @@ def note_unless_strict(
     raise add_location(error, operator)
 
 
-class OperatorErrors:
-    """The errors of operators, collected in order. An operator after one that has an error is skipped."""
+def visit_operators(app: Application, visit: Callable[[Operator], None]) -> None:
+    """Call a function with each operator; in the end raise the PlanningError that it raised, or one that lists several.
 
-    def __init__(self) -> None:
-        self._errors: list[PlanningError] = []
-        self._skipped: set[str] = set()
-
-    def iter_sound(self, operators: Sequence[Operator]) -> Iterator[Operator]:
-        """Yield the operators whose inputs have no error so far; in the end raise what was collected: the error, or
-        one PlanningError that lists several.
-        """
-        for operator in operators:
-            if self._skipped.isdisjoint(operator.inputs):
-                yield operator
-            else:
-                self._skipped.add(operator.id)
-        if len(self._errors) > 1:
-            problem = f"{len(self._errors)} operators can't work:\n" + "\n".join(f"- {error}" for error in self._errors)
-            step = "Fix each of them."
-            raise PlanningError(problem, step, operator=self._errors[0].operator, column=self._errors[0].column)
-        for error in self._errors:
-            raise error
-
-    @contextmanager
-    def of(self, operator: Operator) -> Iterator[None]:
-        """Collect a PlanningError raised within, as one of this operator."""
+    An operator after one that has an error is skipped.
+    """
+    errors: list[PlanningError] = []
+    skipped: set[str] = set()
+    for operator in app.operators:
         try:
-            yield
+            if skipped.isdisjoint(operator.inputs):
+                visit(operator)
+                continue
         except PlanningError as error:
-            self._errors.append(add_location(error, operator))
-            self._skipped.add(operator.id)
+            errors.append(add_location(error, operator))
+        skipped.add(operator.id)
+    if len(errors) > 1:
+        problem = f"{len(errors)} operators can't work:\n" + "\n".join(f"- {error}" for error in errors)
+        raise PlanningError(problem, "Fix each of them.", operator=errors[0].operator, column=errors[0].column)
+    if errors:
+        raise errors[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +132,20 @@ def trace_flows(
 
     `earlier` flows of the same application and counts are reused where the input of an operator is the same.
     """
-    flows, errors = Flows({}, {}), OperatorErrors()
-    for operator in errors.iter_sound(app.operators):
-        with errors.of(operator):
-            arriving = tuple(flows.after[source] for source in operator.inputs)
-            moved = arriving if repartition is None else repartition(operator, arriving)
-            flows.arriving[operator.id] = moved
-            if earlier is not None and moved == arriving and moved == earlier.arriving[operator.id]:
-                flows.after[operator.id] = earlier.after[operator.id]
-                continue
-            onward = arriving if operator.spec.is_side_output else moved
-            flows.after[operator.id] = operator.spec.flow(PlanContext(operator.id, app, catalog, counts), onward)
-            _check_sql_windows(operator, onward)
+    flows = Flows({}, {})
+
+    def trace(operator: Operator) -> None:
+        arriving = tuple(flows.after[source] for source in operator.inputs)
+        moved = arriving if repartition is None else repartition(operator, arriving)
+        flows.arriving[operator.id] = moved
+        if earlier is not None and moved == arriving and moved == earlier.arriving[operator.id]:
+            flows.after[operator.id] = earlier.after[operator.id]
+            return
+        onward = arriving if operator.spec.is_side_output else moved
+        flows.after[operator.id] = operator.spec.flow(PlanContext(operator.id, app, catalog, counts), onward)
+        _check_sql_windows(operator, onward)
+
+    visit_operators(app, trace)
     return flows
 
 
@@ -269,35 +260,36 @@ def derive_columns(app: Application, catalog: Catalog) -> tuple[tuple[str, ...],
     """
     after: dict[str, Columns] = {}
     unproven: list[str] = []
-    errors = OperatorErrors()
-    for operator in errors.iter_sound(app.operators):
-        with errors.of(operator):
-            spec, context = operator.spec, PlanContext(operator.id, app, catalog)
-            for text in spec.sql:
-                check_single_record(operator.id, text)
-            arriving = [after[source] for source in operator.inputs]
-            after[operator.id] = spec.derive_columns(context, arriving)
-            target = spec.target(app)
-            facts = None if target is None else catalog.get(target.name)  # of a stream: no other name holds a dot
-            if target is not None:
-                (columns,) = arriving
-                written = spec.written(columns).types
-                if facts is not None:
-                    context.declared.extend(_compare_stored_types(facts, written))
-                if written is not None and facts is not None:
-                    _check_existing_stream(app, operator.id, facts, written)
-                elif written is not None and spec.role == "output" and new_stream_defaults(catalog, target.name).typed:
-                    with _as_column_error(operator.id, target.name):  # an unknown type may be any
-                        schema = Schema(tuple(Field(name, kind or "string") for name, kind in written.items()))
-                        check_key_types(schema, app.outputs[target.name].key, "there")
-                    if unknown := [repr(name) for name, kind in written.items() if kind is None]:
-                        unproven.append(
-                            f"{operator.id}: whether stream {target.name} can hold {_abbreviate(unknown)} is unproven: "
-                            "the type is not known yet."
-                        )
-            columns_known = all(columns.types is not None for columns in arriving)
-            unproven += _note_declared_types(app, operator, context.declared, columns_known=columns_known)
-            unproven += _note_compared_types(app, operator, context.compared)
+
+    def derive(operator: Operator) -> None:
+        spec, context = operator.spec, PlanContext(operator.id, app, catalog)
+        for text in spec.sql:
+            check_single_record(operator.id, text)
+        arriving = [after[source] for source in operator.inputs]
+        after[operator.id] = spec.derive_columns(context, arriving)
+        target = spec.target(app)
+        facts = None if target is None else catalog.get(target.name)  # of a stream: no other name holds a dot
+        if target is not None:
+            (columns,) = arriving
+            written = spec.written(columns).types
+            if facts is not None:
+                context.declared.extend(_compare_stored_types(facts, written))
+            if written is not None and facts is not None:
+                _check_existing_stream(app, operator.id, facts, written)
+            elif written is not None and spec.role == "output" and new_stream_defaults(catalog, target.name).typed:
+                with _as_column_error(operator.id, target.name):  # an unknown type may be any
+                    schema = Schema(tuple(Field(name, kind or "string") for name, kind in written.items()))
+                    check_key_types(schema, app.outputs[target.name].key, "there")
+                if unknown := [repr(name) for name, kind in written.items() if kind is None]:
+                    unproven.append(
+                        f"{operator.id}: whether stream {target.name} can hold {_abbreviate(unknown)} is unproven: "
+                        "the type is not known yet."
+                    )
+        columns_known = all(columns.types is not None for columns in arriving)
+        unproven.extend(_note_declared_types(app, operator, context.declared, columns_known=columns_known))
+        unproven.extend(_note_compared_types(app, operator, context.compared))
+
+    visit_operators(app, derive)
     return tuple(unproven), after
 
 
