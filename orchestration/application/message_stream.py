@@ -78,7 +78,7 @@ def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
             step = f"Put it before send_to, or read {above.spec.writes} in another application, with an event_time."
             raise PlanningError(problem, step, operator=above.id, stream=above.spec.writes)
         waiting += above.inputs
-        if above.spec.reads is not None and not above.spec.has_event_time:
+        if above.spec.reads is not None and above.spec.event_time is None:
             problem = f"{what}: the records of {above.spec.reads} have no event time."
             step = (
                 f'Declare it at the input: app.input_stream("{above.spec.reads}", event_time="a column", …), or '

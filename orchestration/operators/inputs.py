@@ -110,10 +110,6 @@ class Input(Spec):
         return () if self.event_time is None else self.event_time.sql
 
     @property
-    def has_event_time(self) -> bool:
-        return self.event_time is not None
-
-    @property
     def role(self) -> Role:
         return "input" if self.broadcast is None else "broadcast-input"
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.operators.event_time import EventTime
     from dagster_adjunct.orchestration.operators.remote_tables import ChangedColumns, TableSend
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
@@ -142,9 +143,9 @@ class Spec(ABC):
         return None
 
     @property
-    def has_event_time(self) -> bool:
-        """Whether the records that it reads have an event time."""
-        return False
+    def event_time(self) -> EventTime | None:
+        """The event time of the records that it reads."""
+        return None
 
     @property
     def declared_schemas(self) -> Sequence[Schema]:
