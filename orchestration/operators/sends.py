@@ -212,28 +212,22 @@ class SendToLocal(PassThroughSpec):
         (columns,) = arriving
         step = f"They are the columns of table {self.table}."
         require_columns(context.operator, "the stream", self.schema.names, columns.names, step)
-        self.check_types(context.operator, columns.types)
+        context.declared.extend(self._compare_types(context.operator, columns.types))
         if self.deleted is not None:
             check_condition(context.operator, self.deleted, columns.names, columns.types)
-        what, known = f"local table {self.table}", columns.types or {}
-        context.declared.extend(
-            ComparedColumn(field.name, known.get(field.name), what, field.type) for field in self.schema.fields
-        )
         return columns
 
-    def check_types(self, operator: str, types: Types) -> None:
-        """Raise PlanningError for columns of other types than the table's, as far as types are known."""
-        for field in self.schema.fields:
-            known = None if types is None else types.get(field.name)
-            if known is not None and known != field.type:
-                raise PlanningError(
-                    f"{operator}: column {field.name!r} is {known}, and local table {self.table} is declared with "
-                    f"{field.type}.",
-                    f'Cast it first: .with_columns({field.name}="cast({field.name} as {field.type})"); or declare the '
-                    f"column as {known}.",
-                    column=field.name,
-                    operator=operator,
-                )
+    def _compare_types(self, operator: str, types: Types) -> list[ComparedColumn]:
+        """Return the table's columns with their types in the records; raises PlanningError for those that differ."""
+        what, known = f"local table {self.table}", types or {}
+        compared = [ComparedColumn(it.name, known.get(it.name), what, it.type) for it in self.schema.fields]
+        for name, kind, declared in ((pair.column, pair.type, pair.other_type) for pair in compared):
+            if kind is not None and kind != declared:
+                problem = f"{operator}: column {name!r} is {kind}, and {what} is declared with {declared}."
+                cast = f'Cast it first: .with_columns({name}="cast({name} as {declared})")'
+                step = f"{cast}; or declare the column as {kind}."
+                raise PlanningError(problem, step, column=name, operator=operator)
+        return compared
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         dataset = context.app.dataset(self.table)
@@ -251,7 +245,7 @@ class SendToLocal(PassThroughSpec):
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Write the records and return them unchanged, computed once."""
         (frame,) = frames
-        self.check_types(operator, dict(frame.dtypes))
+        self._compare_types(operator, dict(frame.dtypes))
         if batch.has_consumers(operator):
             frame = batch.materialize(operator, frame)
         batch.write_local(operator, frame, self.table, deleted=self.deleted, on_null_key=self.on_null_key)
