@@ -190,7 +190,9 @@ class _RangeConsumer:
                 if not got:
                     self._refusals.check()
                     if time.monotonic() - received_at > limit:
-                        raise self._timeout_error(limit)
+                        partition, wanted = next(iter(self._left.items()))
+                        what = f"the records of {wanted.ssp} from offset {self._positions[partition]}"
+                        raise no_answer_error(self._settings, what, f"none in {limit:.0f} s")
 
     def stop_partition(self, partition: int) -> None:
         """Stop reading a partition."""
@@ -250,8 +252,3 @@ class _RangeConsumer:
         return TOPIC_RANGES.too_old_error(
             SystemStreamPartition.parse(wanted.ssp), self._positions[wanted.partition], oldest
         )
-
-    def _timeout_error(self, seconds: float) -> AdjunctError:
-        partition, wanted = next(iter(self._left.items()))
-        what = f"the records of {wanted.ssp} from offset {self._positions[partition]}"
-        return no_answer_error(self._settings, what, f"none in {seconds:.0f} s")

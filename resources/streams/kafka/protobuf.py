@@ -249,7 +249,12 @@ class Protobuf:
         message = message_class(self.descriptor_set, self.message)
         fields, head = list(message.DESCRIPTOR.fields), b""
         if self.registry is not None:
-            head = self._head(self.registry, self.subject or subject, message.DESCRIPTOR, what)
+            subject = self.subject or subject
+            registered = self.registry.latest(subject)
+            if registered.kind != "PROTOBUF":
+                problem = f"{what}: the registry's subject {subject!r} is {registered.kind}, not Protobuf."
+                raise SchemaMismatchError(problem, "Correct the subject.", url=self.registry.url)
+            head = encode_schema_id(registered.id) + encode_message_indexes(message_indexes(message.DESCRIPTOR))
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             given = [column.to_pylist() for column in columns]
@@ -263,13 +268,6 @@ class Protobuf:
             return made
 
         return write
-
-    def _head(self, registry: SchemaRegistry, subject: str, descriptor: Any, what: str) -> bytes:
-        registered = registry.latest(subject)
-        if registered.kind != "PROTOBUF":
-            problem = f"{what}: the registry's subject {subject!r} is {registered.kind}, not Protobuf."
-            raise SchemaMismatchError(problem, "Correct the subject.", url=registry.url)
-        return encode_schema_id(registered.id) + encode_message_indexes(message_indexes(descriptor))
 
     def describe(self) -> str:
         return f"Protobuf ({self.message})"
