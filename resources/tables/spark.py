@@ -267,7 +267,7 @@ async def send_batches(
                 await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
             finished = {task for task in going if task.done()}
             going -= finished
-            # Batches after a failed one must not begin: see BlockedKeys.
+            # Batches after a failed one must not begin: see `send_unblocked`.
             useful = all(task.result() for task in finished)
             if useful:
                 going.add(asyncio.create_task(write(parts(batch))))
