@@ -70,13 +70,20 @@ class _BudgetConnection:
     def __init__(self, address: CreditAddress, budget: Budget) -> None:
         self._address, self._budget = address, budget
         self._turn = asyncio.Lock()
-        self._lost_at: float | None = None
+        self._callers = 0
+        self._lost_at: float | None = None  # since when the driver can't be reached, while somebody waits for it
         self._open: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def acquire(self, credits: float) -> None:
-        async with self._turn:
-            while not await self._demand(credits):
-                await asyncio.sleep(_PAUSE_SECONDS)
+        self._callers += 1
+        try:
+            async with self._turn:
+                while not await self._demand(credits):
+                    await asyncio.sleep(_PAUSE_SECONDS)
+        finally:
+            self._callers -= 1
+            if not self._callers:
+                self._lost_at = None
 
     def close(self) -> None:
         if self._open is not None:
