@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import islice
 from typing import Any, TypeVar
@@ -189,7 +189,8 @@ def decide_update(
             "can't be changed, because keys are assigned to them by hash.",
             "Create another table with this number of partitions, and copy the entries.",
         )
-    after = table.model_copy(update=asdict(configuration))
+    limits = {"longest_key": configuration.longest_key, "longest_value": configuration.longest_value}
+    after = table.model_copy(update=limits)
     return TableTransition(after != table, after)
 
 
@@ -329,7 +330,9 @@ class KeyValueTableManager:
         wanted = StoredTable(
             state=TableState.CREATING,
             incarnation=secrets.token_hex(8),
-            **asdict(configuration),
+            partitions=configuration.partitions,
+            longest_key=configuration.longest_key,
+            longest_value=configuration.longest_value,
             backend=self._backends.description(),
             created_at=self.lake.now(),
         )
