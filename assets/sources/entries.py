@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.change_values import (
     PositionType,
@@ -336,28 +336,19 @@ class OpenedStream:
         beyond = next((ssp for ssp, offset in read_to.items() if ssp in ends and compare(offset, ends[ssp]) > 0), None)
         if beyond is None and not self.info.was_recreated(before):
             return None
-        if self.info.was_repartitioned(before):
-            return OffsetOutOfRangeError(
-                f"dataset {name!r} had not read all of {stream} when that was rewritten into {self.info.partitions} "
-                "partition(s).",
-                f"Its new offsets can't be compared with the old ones. What is served stays. {ways_on}",
-                dataset=name,
-                stream=stream,
-            )
+        about: dict[str, Any] = {"dataset": name, "stream": stream}
         next_step = f"The stream was deleted and recreated, so what it holds was not read before. {ways_on}"
-        if beyond is None:
+        if self.info.was_repartitioned(before):
+            rewritten = f"that was rewritten into {self.info.partitions} partition(s)"
+            problem = f"dataset {name!r} had not read all of {stream} when {rewritten}."
+            next_step = f"Its new offsets can't be compared with the old ones. What is served stays. {ways_on}"
+        elif beyond is None:
             problem = f"dataset {name!r} was read from another stream under the name {stream}."
-            return OffsetOutOfRangeError(problem, next_step, dataset=name, stream=stream)
-        return OffsetOutOfRangeError(
-            f"dataset {name!r} has read {beyond} up to offset {read_to[beyond]}, and the stream ends at "
-            f"{ends[beyond]}.",
-            next_step,
-            dataset=name,
-            stream=stream,
-            partition=beyond.partition,
-            offset=read_to[beyond],
-            upcoming=ends[beyond],
-        )
+        else:
+            read, end = read_to[beyond], ends[beyond]
+            problem = f"dataset {name!r} has read {beyond} up to offset {read}, and the stream ends at {end}."
+            about |= {"partition": beyond.partition, "offset": read, "upcoming": end}
+        return OffsetOutOfRangeError(problem, next_step, **about)
 
     def count(self, ranges: Ranges) -> int:
         """Return the number of records in the ranges, without reading them."""
