@@ -245,7 +245,9 @@ class Merge(Spec):
         result = {}
         for name in first.known:
             columns = [one.known[name] for one in arriving if name in one.known]
-            sources = chain.from_iterable(column.sources for column in columns if len(columns) == len(arriving))
+            # Of an unknown source if it is in one input: a function may have made it of anything.
+            known = len(columns) == len(arriving) and all(column.sources for column in columns)
+            sources = chain.from_iterable(column.sources for column in columns if known)
             kind = next((column.type for column in columns if column.type), None)
             result[name] = ColumnFacts(kind, tuple(dict.fromkeys(sources)))
         return Columns(result, first.complete, typed)

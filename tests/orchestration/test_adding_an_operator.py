@@ -221,6 +221,22 @@ def test_no_failure_quotes_a_sensitive_column_that_was_renamed_and_sent_to_an_ou
         assert sensitive_columns(context, operator, columns) == {"id", "shout"}
 
 
+def test_no_failure_quotes_a_merged_column_that_a_function_may_have_made_of_a_sensitive_one() -> None:
+    app = Application("app")
+    trips = app.input_stream("lake.old")
+    noted = trips.flat_map(lambda record: [record], schema=Schema.of(tailnum="string", note="string"))
+    merged = noted.merge(trips.map("tailnum", "cast(miles as string) as note"))
+    merged.map("tailnum", "upper(note) as shout")
+    context: Any = SimpleNamespace(
+        app=app,
+        plan=build_plan(app, catalog(FACTS[0])),
+        sensitive={(LineageNode("stream", "lake.old"), "ssn")},
+    )
+    assert sensitive_columns(context, "map-3", ["tailnum", "note"]) == frozenset()
+    assert sensitive_columns(context, "merge-4", ["tailnum", "note"]) == {"tailnum", "note"}
+    assert sensitive_columns(context, "map-5", ["tailnum", "shout"]) == {"tailnum", "shout"}
+
+
 @dataclass(frozen=True, slots=True)
 class Timed(Sample):
     """Records that are looked up in a dataset as it was at the time in their `column`."""
