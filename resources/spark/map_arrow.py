@@ -1,6 +1,7 @@
 """Runs functions over Arrow data in Spark tasks, for frames whose columns may have any name.
 
-Spark's own `mapInArrow` and `applyInArrow` look up columns by name, and read a dot in a name as a path into a struct.
+Spark's own `mapInArrow` and `applyInArrow` look up columns by name, and read a dot in a name as a path into a struct,
+and the name `*` as all columns.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def convert_in_tasks(
 
 
 def _needs_other_names(names: Sequence[str]) -> bool:
-    return any(mark in name for name in names for mark in _MARKS)
+    return any(name == "*" or mark in name for name in names for mark in _MARKS)
 
 
 def _by_position(names: Sequence[object]) -> list[str]:

@@ -147,6 +147,15 @@ def test_a_frame_is_appended_once_and_in_the_order_asked_for(
     assert streams.describe("copy")["records"] == 400
 
 
+@pytest.mark.parametrize("name", ["*", "a.b", "e`f"])
+def test_a_column_may_have_any_name(spark: SparkSession, streams: LakeStreams, name: str) -> None:
+    streams.create("named", schema=Schema.of({"k": "string", name: "int"}), key=["k"], partitions=2)
+    frame = spark.createDataFrame([("a", 1), ("b", 2), ("c", 3)], ["k", "v"]).selectExpr("k", "int(v)").toDF("k", name)
+    assert streams.append("named", frame, producer="p", sequence=0).rows == 3
+    assert streams.append("named", frame, producer="p", sequence=1, one_task=True).rows == 3
+    assert sorted(streams.read_arrow(streams.all_ranges("named")).column(name).to_pylist()) == [1, 1, 2, 2, 3, 3]
+
+
 def test_a_tombstone_makes_another_content(spark: SparkSession, streams: LakeStreams, records: Records) -> None:
     from pyspark.sql import functions as F
 
