@@ -542,8 +542,16 @@ class StreamWriter(StreamSystem):
 
     @validated
     def accepts(self, option: str) -> bool:
-        """Return whether `append` has a parameter of this name."""
-        return option in inspect.signature(self.append).parameters
+        """Return whether `append` has a parameter of this name.
+
+        One that takes any others (`**more`) has those of the class that it extends.
+        """
+        named = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        for append in (vars(extended)["append"] for extended in type(self).__mro__ if "append" in vars(extended)):
+            kinds = {name: parameter.kind for name, parameter in inspect.signature(append).parameters.items()}
+            if kinds.get(option) in named or inspect.Parameter.VAR_KEYWORD not in kinds.values():
+                return kinds.get(option) in named
+        return False
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
         """Return the result of an earlier append, or None if there was none.

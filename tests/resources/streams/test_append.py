@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,7 +18,7 @@ from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import AppendResult, OffsetRange, SystemStreamPartition
 from tests.clocks import Clock
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.streams.stream_helpers import SCHEMA
@@ -323,3 +324,17 @@ def test_values_of_sensitive_columns_are_refused_untold(streams: LakeStreams) ->
         streams.append("s", kinds(name=unchecked([b"ok", None, b"Jos\xe9"])), producer="p", sequence=0)
     assert caught.value.column == "name"
     assert "Jos" not in str(caught.value)
+
+
+class CountedAppends(LakeStreams):
+    """Streams of the lake that count their appends, which pass on whatever they are given."""
+
+    appends = 0
+
+    def append(self, *given: Any, **more: Any) -> AppendResult:  # type: ignore[override]
+        self.appends += 1
+        return super().append(*given, **more)
+
+
+def test_an_append_that_passes_everything_on_takes_the_options_of_the_extended_one(lake: Lake) -> None:
+    assert [CountedAppends(lake).accepts(name) for name in ("sources", "one_task", "more")] == [True, True, False]
