@@ -53,8 +53,12 @@ class VersionInUse:
 
 
 def _release_idle(current: list[VersionInUse]) -> None:
-    """Release the version without waiting, when no reference to the dataset is left. Lent versions stay leased."""
-    for held in current:
+    """Release the version without waiting, when no reference to the dataset is left. Lent versions stay leased.
+
+    A call that has not left it yet, an iteration in the same garbage, releases it then, as if it had been replaced.
+    """
+    dropped, current[:] = [*current], []
+    for held in dropped:
         if not held.users and held.lease is not None:
             held.lease.release_later()
 

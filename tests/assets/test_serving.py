@@ -451,6 +451,19 @@ def test_a_dataset_that_is_dropped_unclosed_gives_its_lease_back(planes: Planes)
         eventually(lambda: not watch.running and planes.leased() == [])
 
 
+def test_a_dataset_and_its_iteration_that_are_collected_together_give_their_lease_back(planes: Planes) -> None:
+    first = planes.publish(1)
+    served = planes.open()
+    running = served.items()
+    next(running)
+    cycle: list[Any] = [served, running]
+    cycle.append(cycle)
+    assert planes.leased() == [first]
+    del served, running, cycle
+    gc.collect()
+    eventually(lambda: planes.leased() == [])
+
+
 @pytest.mark.lengthy
 def test_iterations_and_readers_keep_the_lease_of_a_dropped_dataset(planes: Planes) -> None:
     first = planes.publish(1)
