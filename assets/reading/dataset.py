@@ -21,6 +21,7 @@ from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersio
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, VersionOperations, current_readers
 from dagster_adjunct.assets.reading.verify import VerifyReport, verify_version
 from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader, find_unreadable_version
+from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources.backends.columns import register_backend
 from dagster_adjunct.resources.common import check_seconds
@@ -74,7 +75,7 @@ class Dataset(VersionOperations):
     """
 
     def __init__(self, stored: StoredVersions, served: ServedVersion) -> None:
-        super().__init__(stored.log, stored.require_manifest)
+        super().__init__(stored.log)
         self._stored, self._served = stored, served
         self._watch: Watch | None = None
 
@@ -242,6 +243,9 @@ class Dataset(VersionOperations):
         if lent and (unreadable := find_unreadable_version(error, lent)) is not None:
             self._served.raise_if_discarded(unreadable[1].version)
             raise unreadable[0] from error
+
+    def _newest(self) -> DatasetManifest:
+        return self._stored.require_manifest()
 
 
 @validated

@@ -6,8 +6,9 @@ do, or report it as discarded where a file is missing.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -282,17 +283,16 @@ _HIDDEN = {"format", "version", "delivered", "known", "next_generation", "next_n
 
 
 @validated_methods
-class VersionOperations(VersionActions):
+class VersionOperations(VersionActions, ABC):
     """The operations of a dataset that read and write its log. Every call reads the current pointer.
 
     Each change is one commit; for a member of a version set, a commit of the whole set. The history keeps its `reason`
     and who made it (`by`).
     """
 
-    def __init__(self, log: DatasetLog, newest: Callable[[], DatasetManifest]) -> None:
-        """`newest` returns the newest manifest, and raises DatasetNotFoundError before the first commit."""
-        super().__init__(log)
-        self._newest = newest
+    @abstractmethod
+    def _newest(self) -> DatasetManifest:
+        """Return the newest manifest. Raises DatasetNotFoundError before the first commit."""
 
     # -- what is known
 
@@ -348,7 +348,7 @@ class StoredVersions(VersionOperations):
         self.name = spec if isinstance(spec, str) else spec.name
         self.spec = None if isinstance(spec, str) else spec
         self.log, self._lake = DatasetLog(lake, self.name), lake
-        super().__init__(self.log, self.require_manifest)
+        super().__init__(self.log)
         self._cache = cache or FileCache()
 
     def manifest(self) -> DatasetManifest | None:
@@ -458,6 +458,9 @@ class StoredVersions(VersionOperations):
 
     def require_manifest(self) -> DatasetManifest:
         """Return the newest manifest. Raises DatasetNotFoundError before the first commit."""
+        return self.newest()[1]
+
+    def _newest(self) -> DatasetManifest:
         return self.newest()[1]
 
     def newest(self) -> tuple[Commit, DatasetManifest]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -462,6 +463,19 @@ def test_a_dataset_and_its_iteration_that_are_collected_together_give_their_leas
     del served, running, cycle
     gc.collect()
     eventually(lambda: planes.leased() == [])
+
+
+def test_a_dropped_dataset_frees_what_it_has_cached_at_once(planes: Planes) -> None:
+    planes.publish(1)
+    served = planes.open()
+    assert seats(served) == 1
+    cache = weakref.ref(served._stored._cache)
+    gc.disable()
+    try:
+        del served
+        assert cache() is None, "only the collector of cycles would free it"
+    finally:
+        gc.enable()
 
 
 @pytest.mark.lengthy
