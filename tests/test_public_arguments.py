@@ -235,6 +235,10 @@ def test_no_method_answers_a_wrong_value_with_a_bare_error(known: dict[str, Any]
         (lambda: public.session_scope(lake="x"), "session_scope takes no lake=. Did you mean lake_url="),
         (lambda: public.UpdateContract("nothing"), "UpdateContract has no 'nothing'. Use one of UpdateContract.UPDATE"),
         (lambda: public.StreamSystem(), "StreamSystem is abstract. Write a class with advance, compare, distance"),
+        (
+            lambda: type("Mine", (public.StreamWriter, public.NumberedOffsets), {})(),
+            "Mine lacks append, create, info, list_streams, oldest, read, upcoming, which a StreamWriter has",
+        ),
         (lambda: public.Validator(), "Validator is abstract. Write a class with "),
         (
             lambda: type("Mine", (public.TableWriteFunction,), {"put": print})(),

@@ -498,6 +498,7 @@ class StreamSystem(ABC):
         return ConfigurationError(f"stream system {self.name!r} can't {what}.", next_step, system=self.name)
 
 
+@validated
 class StreamWriter(StreamSystem):
     """A system whose streams can be created and appended to."""
 

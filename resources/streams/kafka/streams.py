@@ -252,6 +252,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         `rows` are the version's numbers of records by partition, for validation; `valid_from` (with its zone) is when
         it becomes valid.
         """
+        check_name("version", version)
         check_append(producer, sequence, version, valid_from)
         facts = self.topic(stream)
         chosen = range(facts.partitions) if partitions is None else sorted(set(partitions))

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, StreamExistsError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    InvalidNameError,
+    SchemaMismatchError,
+    StreamExistsError,
+)
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
 from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopics
+from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 
 SCHEMA = Schema.of(tailnum="string", seats="int")
 # As every release has written it.
@@ -58,3 +64,10 @@ def test_a_declaration_that_can_not_be_is_of_a_stream_of_this_system(lake: Lake)
     assert caught.value.stream == "main.made"
     with pytest.raises(ConfigurationError, match=r"partitions: .* \(found 0\)"):
         topics_of(lake).check("made", SCHEMA, ["tailnum"], 0)
+
+
+def test_an_end_of_dataset_names_its_version_before_the_cluster_is_asked() -> None:
+    system = KafkaStreams(lake_in(InMemoryStore()), KafkaSettings("kafka", "127.0.0.1:1"))
+    for version in (None, "", "a b"):
+        with pytest.raises(InvalidNameError):
+            system.append_markers("s", version, producer="p", sequence=0)  # type: ignore[arg-type]
