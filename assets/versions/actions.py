@@ -233,15 +233,14 @@ def describe_unserved_version(after: BoundedManifest) -> str:
 
 def describe_unserved(manifest: BoundedManifest, ref: VersionRef) -> str:
     """Return a note on a sealed version that comes before the current one, with how to serve it."""
+
+    def describe(ref: VersionRef) -> str:
+        return f"{ref.name!r}" + (f" (valid from {ref.valid_from:%Y-%m-%d %H:%M:%S} UTC)" if ref.valid_from else "")
+
     head = manifest.ref(manifest.head or "")
-    if head is None:
-        return ""
-    names = [
-        f"{each.name!r}" + (f" (valid from {each.valid_from:%Y-%m-%d %H:%M:%S} UTC)" if each.valid_from else "")
-        for each in (ref, head)
-    ]
+    why = f"{describe(head)} comes after it and stays current" if head else "its version set stays at a later one"
     return (
-        f"version {names[0]} is sealed but not served: {names[1]} comes after it and stays current. "
+        f"version {describe(ref)} is sealed but not served: {why}. "
         f"To serve it: adjunct dataset rollback {manifest.name} {ref.id} --reason …"
     )
 

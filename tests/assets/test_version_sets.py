@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
+from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.reading.dataset import current_versions
@@ -266,3 +268,18 @@ def test_a_version_of_an_older_time_is_sealed_but_served_in_no_member(
     if timed == NAMES:
         assert seen(prices) == {"fares": 3, "routes": 3}
     assert len(set(seen(prices).values())) == 1, "members serve one version"
+
+
+def test_a_new_member_without_a_version_serves_none_while_another_serves_a_later_one(prices: World) -> None:
+    fares, routes = (replace(dataset, valid_from="name") for dataset in ALONE)
+    send(prices, "2026-02-01", 2, "fares")
+    advance_dataset(fares, lake=prices.lake, systems=prices.systems, spark=IN_PROCESS, by="test")
+    send(prices, "2026-01-01", 1)
+    members = version_set("prices", fares, routes)
+    reports = advance_version_set(members, lake=prices.lake, systems=prices.systems, spark=IN_PROCESS, by="test")
+    assert [report.action for report in reports] == ["sealed", "sealed"]
+    assert seen(prices) == {"fares": 2, "routes": None}
+    for report in reports:
+        assert f"adjunct dataset rollback {report.dataset} {report.sealed[0]}" in report.note
+    StoredVersions(prices.lake, "routes").rollback("2026-01-01", **WHY)
+    assert seen(prices) == {"fares": 1, "routes": 1}
