@@ -157,12 +157,12 @@ class _Request:
 
 def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Iterator[_Request]:
     """Yield the requests; those that share a key are in the order in which they take effect."""
-    first = calls[0].operation
-    if len(calls) == 1 and not provider.compact and not _has_deletes(first):
-        whole = range(len(first))
-        for start, end in provider.bounds(first.entries):
-            entries = first.entries.part(start, end)
-            yield _Request(first.with_entries(entries), [_Span(calls[0], 0, whole[start:end])])
+    operations = [call.operation for call in calls]
+    first = operations[0]
+    entries = first.entries if len(calls) == 1 else _concatenate_entries([each.entries for each in operations])
+    if not provider.compact and all(can_share_request(first, each) and not _has_deletes(each) for each in operations):
+        for start, end in provider.bounds(entries):
+            yield _Request(first.with_entries(entries.part(start, end)), list(_spans_between(calls, start, end)))
         return
     lanes: list[Operation[Any]] = []  # operations of different lanes can't share a request
     origins: list[tuple[_Call, int]] = []
@@ -184,7 +184,6 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
             lane_of.extend(deletes if value is None else lane for value in operation.entries.values or ())
         else:
             lane_of.extend([lane] * len(operation))
-    entries = first.entries if len(calls) == 1 else _concatenate_entries([call.operation.entries for call in calls])
     keys, superseded = entries.keys, dict[int, list[int]]()
     kept: Sequence[int] = range(len(keys))
     if provider.compact:
@@ -202,6 +201,16 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
                 spans[-1].places.append(place)  # type: ignore[attr-defined]
                 followers += [(at, *origins[earlier]) for earlier in superseded.get(member, ())]
             yield _Request(lanes[lane].with_entries(sent.part(start, end)), spans, followers)
+
+
+def _spans_between(calls: Sequence[_Call], start: int, end: int) -> Iterator[_Span]:
+    """Yield the spans of a request that has the entries of all calls, in their order, from `start` to before `end`."""
+    begin = 0
+    for call in calls:
+        over = begin + len(call.operation)
+        if begin < end and over > start:
+            yield _Span(call, max(begin - start, 0), range(max(start - begin, 0), min(end, over) - begin))
+        begin = over
 
 
 def _compact_entries(
@@ -243,9 +252,12 @@ _OPTIONAL = ("values", "defaults", "marks", "newest")  # columns of entries
 
 
 def _concatenate_entries(parts: Sequence[Entries[Any]]) -> RowEntries[Any]:
-    def column(name: str) -> list[Any]:
-        columns = ([None] * len(part) if (given := getattr(part, name)) is None else given for part in parts)
-        return [value for values in columns for value in values]
+    def column(name: str) -> list[Any] | None:
+        columns = [getattr(part, name) for part in parts]
+        if all(values is None for values in columns):
+            return None
+        given = ([None] * len(part) if own is None else own for part, own in zip(parts, columns, strict=True))
+        return [value for values in given for value in values]
 
     return RowEntries([key for part in parts for key in part.keys], *map(column, _OPTIONAL))
 
@@ -253,13 +265,12 @@ def _concatenate_entries(parts: Sequence[Entries[Any]]) -> RowEntries[Any]:
 def _pick_entries(entries: Entries[Any], members: Sequence[int], kind: OperationKind) -> Entries[Any]:
     """Return these entries, for an operation of one kind; those of deletes have no values."""
     picked = entries.take(members)
+    if isinstance(picked, RowEntries):  # operations of other kinds may have columns that these lack
+        columns = (getattr(picked, name) for name in _OPTIONAL)
+        picked = RowEntries(picked.keys, *(c if c and any(value is not None for value in c) else None for c in columns))
     if kind is OperationKind.DELETE:
         return RowEntries(picked.keys, None, None, picked.marks, picked.newest)
-    if not isinstance(picked, RowEntries):
-        return picked
-    # Operations of other kinds may have columns that these lack.
-    columns = (getattr(picked, name) for name in _OPTIONAL)
-    return RowEntries(picked.keys, *(c if c and any(value is not None for value in c) else None for c in columns))
+    return picked
 
 
 class _Gathering:

@@ -57,10 +57,14 @@ def may_have_effect(operation: Operation[Any], error: BaseException) -> bool:
 def may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
     """Whether the request was rejected as a whole, so that its parts can be sent alone.
 
-    Errors about the table itself concern every part.
+    Errors about the table itself concern every part. An update of which a part was sent may have had that effect.
     """
     problem = outcomes.problems.get(0)
     if problem is None or problem.state is not State.REFUSED or not problem.of_request or problem.error is None:
+        return False
+    if operation.kind is OperationKind.UPDATE and (
+        outcomes.done or not all(p.of_request and p.state is State.REFUSED for p in outcomes.problems.values())
+    ):
         return False
     of_table = isinstance(problem.error, ConfigurationError | TableAccessError)
     return not of_table and not may_have_effect(operation, problem.error)

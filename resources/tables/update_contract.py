@@ -15,9 +15,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError
+from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError, TransientError
 from dagster_adjunct.resources.tables.functions import outcomes_from_missing
-from dagster_adjunct.resources.tables.layers import Capabilities, Layer, may_send_separately
+from dagster_adjunct.resources.tables.layers import Capabilities, Layer, may_have_effect, may_send_separately
 from dagster_adjunct.resources.tables.operation import (
     Conditions,
     Operation,
@@ -55,13 +55,15 @@ class UpdateContractLayer:
             return await self._below.send(operation)
         if operation.contract is UpdateContract.UPDATE_ONLY and operation.entries.defaults is not None:
             operation = operation.with_entries(operation.entries.without_defaults())
-        if operation.entries.defaults is None or self._updates_with_defaults:
+        defaults = operation.entries.defaults
+        # Updates without a default may be in one request with some that have one, and get there a column of None.
+        if self._updates_with_defaults or defaults is None or all(default is None for default in defaults):
             return await self._send_update(operation)
         if not (self._puts_if_absent or self._may_overwrite):
             problem = f"table {self._table}: without put_if_absent, a default could overwrite another writer's record."
             step = "Implement put_if_absent(), accept the risk with defaults_may_overwrite=True, or send no defaults."
             raise ConfigurationError(problem, step, argument="defaults_may_overwrite", table=self._table)
-        return await self._send_in_three(operation, operation.entries.defaults)
+        return await self._send_in_three(operation, defaults)
 
     async def close(self) -> None:
         await self._below.close()
@@ -73,8 +75,11 @@ class UpdateContractLayer:
         begun, again = plan_defaults(keys, defaults, first.places(State.MISSING))
         if not begun:
             return first
-        puts = await self._put_defaults(operation, begun, defaults)
-        later = await self._send_update(bare.with_entries(bare.entries.take(again)))
+        kind = OperationKind.PUT_IF_ABSENT if self._puts_if_absent else OperationKind.PUT
+        rows = RowEntries(list(begun), [defaults[place] for place in begun.values()])
+        # Without conditions: a default counts as no message.
+        puts = await self._send_apart(replace(operation, kind=kind, entries=rows, conditions=Conditions()))
+        later = await self._send_apart(bare.with_entries(bare.entries.take(again)))
         outcomes = first.with_retried(again, replace(later, defaults_put=later.defaults_put + puts.done))
         failed = {key: puts.problems[place] for place, key in enumerate(begun) if place in puts.problems}
         problems = dict(outcomes.problems)
@@ -84,18 +89,35 @@ class UpdateContractLayer:
                 problems[place] = replace(put, error=self._failed_default_error(keys[place], put, problems[place]))
         return replace(outcomes, problems=problems)
 
-    async def _put_defaults(
-        self, operation: Operation[Any], begun: dict[Hashable, int], defaults: Sequence[Any]
-    ) -> Outcomes:
-        kind = OperationKind.PUT_IF_ABSENT if self._puts_if_absent else OperationKind.PUT
-        rows = RowEntries(list(begun), [defaults[place] for place in begun.values()])
-        # Without conditions: a default counts as no message.
-        put = replace(operation, kind=kind, entries=rows, conditions=Conditions())
-        outcomes = await self._below.send(put)
-        if len(rows) == 1 or not may_send_separately(put, outcomes):
+    async def _send_apart(self, operation: Operation[Any]) -> Outcomes:
+        """Send the second or third request; if it is rejected as a whole, each entry by itself.
+
+        Nothing is raised: the layers above would conclude that nothing was sent, and might repeat the first request.
+        """
+        outcomes, apart = await self._send_part(operation)
+        if len(operation) == 1 or not apart:
             return outcomes
-        single = [await self._below.send(put.with_entries(rows.part(n, n + 1))) for n in range(len(rows))]
-        return concatenate_outcomes(single)
+        entries, parts = operation.entries, list[Outcomes]()
+        failed: dict[Hashable, Problem] = {}
+        for place, key in enumerate(entries.keys):
+            if key in failed:  # what may still succeed must not be overtaken
+                part = Outcomes.all(1, failed[key].unsent)
+            else:
+                part, _ = await self._send_part(operation.with_entries(entries.part(place, place + 1)))
+                if (problem := part.problems.get(0)) is not None and problem.may_pass:
+                    failed[key] = problem
+            parts.append(part)
+        return concatenate_outcomes(parts)
+
+    async def _send_part(self, operation: Operation[Any]) -> tuple[Outcomes, bool]:
+        """Return the outcomes of a request, and whether its entries may be sent by themselves."""
+        try:
+            outcomes = await self._send_update(operation)
+        except Exception as error:  # noqa: BLE001 - it becomes the outcome
+            state = State.FAILED if isinstance(error, TransientError) else State.REFUSED
+            problem = Problem(state, error, of_request=True)
+            return Outcomes.all(len(operation), problem), not may_have_effect(operation, error)
+        return outcomes, may_send_separately(operation, outcomes)
 
     async def _send_update(self, operation: Operation[Any]) -> Outcomes:
         try:

@@ -121,6 +121,27 @@ def test_a_keys_put_delete_and_put_stay_in_order_and_a_get_sees_them():
     assert [kind for kind, _ in store.requests] == ["put", "get", "delete", "get", "put"]
 
 
+def test_entries_have_the_columns_that_their_callers_gave():
+    class Seen(SlowStore):
+        async def send(self, operation):
+            seen.append(operation)
+            return await super().send(operation)
+
+    seen: list[Operation] = []
+    table = table_over(Seen())
+
+    async def scenario():
+        await asyncio.gather(table.delete(1), table.delete(2), table.put(3, {}))
+        await asyncio.gather(table.delete(1), table.put_all([(2, None), (3, {})]))
+
+    run(scenario)
+    assert [operation.kind.value for operation in seen] == ["delete", "put", "delete", "put"]
+    for operation in seen:
+        entries = operation.entries
+        assert (entries.defaults, entries.marks, entries.newest) == (None, None, None)
+        assert (entries.values is None) == (operation.kind is OperationKind.DELETE)
+
+
 def test_waves_are_few_and_keep_the_order_of_each_key():
     assert group_preserving_key_order([], []) == []
     assert group_preserving_key_order("ppp", "aab") == [("p", range(3))]

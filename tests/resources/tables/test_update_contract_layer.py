@@ -209,6 +209,62 @@ def test_a_default_that_fails_a_whole_request_concerns_its_own_key_only():
     assert function.records == {"a": {"m": 1, "n": 1}}
 
 
+class Counters(NoPutIfAbsent):
+    """Numbers that updates add to; `fails` says which requests raise a ConfigurationError."""
+
+    def __init__(self, fails=lambda operation: False) -> None:
+        super().__init__()
+        self.fails = fails
+
+    async def put(self, key, value, *args):
+        self.records[key] = value
+
+    async def update(self, key, update, *args):
+        if key not in self.records:
+            raise RecordNotFoundError("no record.", keys=(key,))
+        self.records[key] += update
+
+    async def send(self, operation):
+        if self.fails(operation):
+            raise ConfigurationError("a wrong declaration.", "Correct it.")
+        return await super().send(operation)
+
+
+def call_both(table, **defaults):
+    """Update the keys a and b at once, each by a caller of its own; return what each got."""
+
+    async def scenario():
+        calls = ([(key, UpdateMessage(1, defaults.get(key)))] for key in "ab")
+        return await asyncio.gather(
+            *(table.update_messages(call, WITH_DEFAULTS) for call in calls), return_exceptions=True
+        )
+
+    return asyncio.run(scenario())
+
+
+def test_a_default_that_may_not_be_put_concerns_its_own_caller_only():
+    function = Counters()
+    function.records = {"a": 1}
+    first, second = call_both(table_over(function), b=10)
+    assert first is None
+    assert isinstance(second, ConfigurationError)
+    assert function.records == {"a": 2}
+
+
+@pytest.mark.parametrize("failing", [OperationKind.PUT, UPDATE])
+def test_what_fails_after_the_first_request_does_not_repeat_that(failing):
+    def fails(operation):
+        return operation.kind is failing and (failing is OperationKind.PUT or "b" in function.records)
+
+    function = Counters(fails)
+    function.records = {"a": 1}
+    first, second = call_both(table_over(function, defaults_may_overwrite=True), b=10)
+    assert first is None
+    assert isinstance(second, RecordNotFoundError if failing is OperationKind.PUT else ConfigurationError)
+    assert "a wrong declaration" in str(second)
+    assert function.records == {"a": 2} | ({} if failing is OperationKind.PUT else {"b": 10})
+
+
 def test_a_record_that_is_deleted_right_after_its_default_was_put_is_missing():
     class Deleted(SlowStore):
         async def send(self, operation):
