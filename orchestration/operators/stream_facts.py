@@ -36,7 +36,7 @@ class LineageNode:
 Sources = tuple[tuple[LineageNode, str], ...]
 """The source columns of one column, each with its asset."""
 ColumnSources = dict[str, Sources]
-"""The sources of columns, by name; columns with unknown sources are omitted."""
+"""The sources of columns, by name: () or no entry where they are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
