@@ -31,10 +31,10 @@ from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import delete_attempt, lease_served, read_lake_clock, record_build
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, has_row_ends, version_id
-from dagster_adjunct.resources.arrow import pa
+from dagster_adjunct.resources.arrow import np, pa
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, conform_to_layout
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
-from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
+from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP, BucketFileWriter, WriteOptions, write_bucket_file
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ConfigurationError,
@@ -146,13 +146,20 @@ def _rebucket_generation(
     width = -(-partitions // passes)
     written: list[BucketFile] = []
     for first in range(0, partitions, width):
-        parts = [layout.arrow_schema().empty_table()]
+        parts, of_parts = [layout.arrow_schema().empty_table()], [np.empty(0, np.int32)]
         for file in stored:
             for rows, buckets in _iterate_bucketed_rows(file, layout):
-                parts.append(rows.filter(pa.array((buckets >= first) & (buckets < first + width))))
-        rows = pa.concat_tables(parts).sort_by([(name, "ascending") for name in layout.key])
-        files = write_arrow_buckets(rows, log.lake.store, folder, layout, options)
-        written += [file for file in files if file.rows]
+                mine = (buckets >= first) & (buckets < first + width)
+                parts.append(rows.filter(pa.array(mine)))
+                of_parts.append(buckets[mine])
+        found, numbers = pa.concat_tables(parts), np.concatenate(of_parts)
+        for bucket in np.unique(numbers).tolist():
+            # Sorted alone: Arrow copies what it sorts, and at most 2 GB of strings.
+            rows = found.filter(pa.array(numbers == bucket)).sort_by([(name, "ascending") for name in layout.key])
+            slices = (rows.slice(start, ROWS_PER_GROUP) for start in range(0, rows.num_rows, ROWS_PER_GROUP))
+            done = write_bucket_file(BucketFileWriter(log.lake.store, folder, bucket, layout, options), slices)
+            if done is not None and done.rows:
+                written.append(done)
     new = attempt.generation(old.id, written)
     if new.rows != old.rows:
         log.drop(new)

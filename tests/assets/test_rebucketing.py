@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.bounded.advance import advance_version_set
@@ -174,6 +175,22 @@ def test_a_rewrite_that_loses_a_row_commits_nothing_and_leaves_no_file(
     assert (failure.value.dataset, failure.value.version) == (NAME, StoredVersions(planes.lake, NAME).versions()[0].id)
     assert data_and_documents(planes.lake) == before
     check(planes.lake, 2, 1, 2)
+
+
+def test_a_rewrite_holds_the_rows_of_a_pass_once_and_those_of_one_bucket_more() -> None:
+    world, rows, size = World(lake_in(InMemoryStore()), IN_PROCESS), 4_000, 8_000
+    world.stream(NAME, Schema.of(k="string", text="string"), ["k"], 2)
+    world.send(NAME, [(f"{number:05d}", f"{number:05d}" * (size // 5)) for number in range(rows)], version="v1")
+    world.advance(PLANES)
+    before, watched = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(watched)
+    try:
+        repartition_versions(world.lake, NAME, 16, **WHY)
+    finally:
+        pa.set_memory_pool(before)
+    assert verify_version(StoredVersions(world.lake, NAME).require_current(), deep=True).ok
+    # Next to the rows of the pass, the row group that is read (half of them here), or the bucket that is sorted.
+    assert watched.max_memory() < 2.5 * rows * size
 
 
 def test_a_version_that_an_open_batch_needs_keeps_its_partitions(planes: World) -> None:
