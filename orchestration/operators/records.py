@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import chain
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.orchestration.operators.columns import (
@@ -34,6 +33,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     ColumnFacts,
     Columns,
     Sources,
+    merge_sources,
     sources_from_expression,
     sources_from_sql,
 )
@@ -245,11 +245,8 @@ class Merge(Spec):
         result = {}
         for name in first.known:
             columns = [one.known[name] for one in arriving if name in one.known]
-            # Of an unknown source if it is in one input: a function may have made it of anything.
-            known = len(columns) == len(arriving) and all(column.sources for column in columns)
-            sources = chain.from_iterable(column.sources for column in columns if known)
             kind = next((column.type for column in columns if column.type), None)
-            result[name] = ColumnFacts(kind, tuple(dict.fromkeys(sources)))
+            result[name] = ColumnFacts(kind, merge_sources(columns) if len(columns) == len(arriving) else ())
         return Columns(result, first.complete, typed)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:

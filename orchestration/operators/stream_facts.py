@@ -112,6 +112,12 @@ def add_sources(made: ColumnSources, name: str, sources: Sources) -> None:
     made[name] = tuple(dict.fromkeys((*made.get(name, ()), *sources)))
 
 
+def merge_sources(columns: Iterable[ColumnFacts]) -> Sources:
+    """Return the sources of what is made of these columns; () if those of one of them are unknown."""
+    all_sources = [column.sources for column in columns]
+    return tuple(dict.fromkeys(chain.from_iterable(all_sources))) if all(all_sources) else ()
+
+
 def sources_from_sql(expression: str, columns: Mapping[str, Sources]) -> Sources:
     """Return the sources of an expression; () if those of one of its columns are unknown."""
     return sources_from_expression(parse_expression(expression), columns)

@@ -16,7 +16,6 @@ from dagster_adjunct.orchestration.operators.columns import ORIGIN, OnNullKey
 from dagster_adjunct.orchestration.operators.event_time import Watermarks
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.sends import DEAD_LETTER_COLUMNS
-from dagster_adjunct.orchestration.step.context import BatchInputs
 from dagster_adjunct.orchestration.step.event_times import number_by_partition
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
 from dagster_adjunct.resources.common import sum_counters

@@ -35,7 +35,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     LineageNode,
     StreamFacts,
 )
-from dagster_adjunct.orchestration.operators.windows.aggregates import Count
+from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Count
 from dagster_adjunct.orchestration.operators.windows.kinds import Tumbling
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, choose_versions, find_as_of_joins
@@ -235,6 +235,25 @@ def test_no_failure_quotes_a_merged_column_that_a_function_may_have_made_of_a_se
     assert sensitive_columns(context, "map-3", ["tailnum", "note"]) == frozenset()
     assert sensitive_columns(context, "merge-4", ["tailnum", "note"]) == {"tailnum", "note"}
     assert sensitive_columns(context, "map-5", ["tailnum", "shout"]) == {"tailnum", "shout"}
+
+
+def test_no_failure_quotes_what_a_window_makes_of_a_column_that_may_be_sensitive() -> None:
+    app = Application("app")
+    noted = app.input_stream("lake.old", event_time="__timestamp").join(
+        app.table(PLANES), on="tailnum", function=lambda record, entry: None, schema=Schema.of(note="string")
+    )
+    made = {
+        name: Aggregate(lambda records: None, returns="string", of=of)
+        for name, of in {"one": ["miles"], "both": ["miles", "note"]}.items()
+    }
+    noted.window(Tumbling(timedelta(hours=1)), by="tailnum", name="trips", aggregates=made)
+    planes = StreamFacts("lake.planes", 2, ("tailnum",), SPARK, TRIPS)
+    context: Any = SimpleNamespace(
+        app=app,
+        plan=build_plan(app, catalog(FACTS[0], planes)),
+        sensitive={(LineageNode("stream", "lake.old"), "ssn")},
+    )
+    assert sensitive_columns(context, "window-3-trips", ["tailnum", "one", "both"]) == {"both"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.local_table import StateSpec
@@ -31,7 +30,7 @@ from dagster_adjunct.orchestration.operators.event_time import (
     to_late_records,
 )
 from dagster_adjunct.orchestration.operators.operator import PassThroughSpec, PlanContext, Requirement
-from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns
+from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns, merge_sources
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Aggregation
 from dagster_adjunct.orchestration.operators.windows.exact_sums import WIDEST, ExactSum
 from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, max_duration_after
@@ -261,8 +260,7 @@ class Window(PassThroughSpec):
             step = f"Correct the aggregate {name!r}."
             require_columns(operator, "the stream", aggregate.columns, columns.names, step)
             of = [known.get(column, ColumnFacts()) for column in aggregate.columns]
-            sources = tuple(dict.fromkeys(chain.from_iterable(column.sources for column in of)))
-            made.append((name, ColumnFacts(aggregate.result_type(of[0].type if of else None), sources)))
+            made.append((name, ColumnFacts(aggregate.result_type(of[0].type if of else None), merge_sources(of))))
         made += [(FINAL, ColumnFacts("boolean"))] if self.emits_updates else []
         check_new_names(operator, [name for name, _ in made], "Rename the column before, or the aggregate.")
         if columns.types is not None:
