@@ -270,13 +270,13 @@ def check_column_names(given: Iterable[str], schema: Schema, what: str, also: Co
     counts = Counter(given)
     missing = [name for name in schema.names if name not in counts]
     extra = [name for name in counts if name not in schema and name not in also]
-    if missing or extra or counts.total() > len(counts):
+    repeated = [name for name, count in counts.items() if count > 1]
+    if wrong := [*missing, *extra, *repeated]:
         problem = (
-            f"{what}: columns {missing} are missing and {extra} are not expected; the schema is "
-            f"{', '.join(f'{f.name} {f.type}' for f in schema.fields)}."
+            f"{what}: columns {missing} are missing, {extra} are not expected and {repeated} are repeated; the schema "
+            f"is {', '.join(f'{f.name} {f.type}' for f in schema.fields)}."
         )
-        step = "Send records with exactly these columns, each once."
-        raise SchemaMismatchError(problem, step, column=next(iter([*missing, *extra]), None))
+        raise SchemaMismatchError(problem, "Send records with exactly these columns, each once.", column=wrong[0])
 
 
 def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = _row_label) -> pa.Table:
