@@ -87,9 +87,9 @@ def run_on_datasets(
 ) -> None:
     """Run `act` on each dataset that exists in the lake; the reports become the op's metadata.
 
-    It returns a summary, a report, and whether something changed, which is logged as an observation under the key
-    `report_as`. If a dataset fails, the others are still processed,
-    and the first error is raised at the end with notes about the rest.
+    `act` returns a summary, a report, and whether something changed, which is logged as an observation under the key
+    `report_as`. If a dataset fails, the others are still processed, and the first error is raised at the end with notes
+    about the rest.
     """
     reports: dict[str, dg.JsonMetadataValue] = {}
     errors: list[AdjunctError] = []
