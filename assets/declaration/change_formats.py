@@ -1,8 +1,7 @@
 """The formats of changes on a stream.
 
 `Upserts`, `OperationColumn` and `DebeziumUnwrapped` are formats in which each record is a row, and a column or a
-tombstone says whether it is written or deleted. Formats with the row before and after are in
-envelopes.py.
+tombstone says whether it is written or deleted. Formats with the row before and after are in envelopes.py.
 """
 
 from __future__ import annotations
