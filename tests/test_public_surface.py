@@ -71,6 +71,10 @@ def test_importing_the_package_loads_next_to_nothing() -> None:
     assert loaded_by("import dagster_adjunct, dagster_adjunct.errors") & HEAVY == set()
 
 
+def test_no_public_module_imports_arrow_before_it_is_used() -> None:
+    assert loaded_by(f"import {', '.join(public_modules())}") & {"numpy", "pyarrow"} == set()
+
+
 def test_an_application_is_declared_and_run_without_importing_dagster() -> None:
     names = sorted({*dagster_adjunct.__all__} - {*dagster_adjunct._NAMES_FOR_DAGSTER})
     assert loaded_by(f"from dagster_adjunct import {', '.join(names)}") & {"dagster", "dagster_pyspark"} == set()

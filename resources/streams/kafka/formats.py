@@ -241,13 +241,13 @@ def missing_package_error(kind: str, package: str, error: ImportError) -> Config
     return ConfigurationError(problem, step, package=package)
 
 
-FormatReader = Callable[[Sequence[bytes | None], RowProblems], list[pa.Array]]
+FormatReader = Callable[[Sequence[bytes | None], RowProblems], "list[pa.Array]"]
 """Returns one array a column of the format's schema; all null for a row whose bytes are None.
 
 If bytes can't be read all columns are null, and the problems get the reason by row. Raises TransientError if a schema
 registry is not available.
 """
-FormatWriter = Callable[[Sequence[pa.Array]], list[bytes]]
+FormatWriter = Callable[["Sequence[pa.Array]"], list[bytes]]
 """Returns the bytes of each row. Raises SchemaMismatchError for a value that the format can't hold."""
 
 
