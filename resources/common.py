@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
@@ -73,8 +74,11 @@ class LazyModule:
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute == "_module":
-            self._module = importlib.import_module(self._name)
-            return self._module
+            # Packages first: two threads that import a package and a module of it, which it imports too, deadlock.
+            for name in accumulate(self._name.split("."), "{}.{}".format):
+                module = importlib.import_module(name)
+            self._module = module
+            return module
         return getattr(self._module, attribute)
 
     def __reduce__(self) -> tuple[type[LazyModule], tuple[str]]:
