@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _RECONNECT_SECONDS = 5.0
 _SILENT_SECONDS = 15.0
 _PAUSE_SECONDS = 0.2
+# Small requests that wait together are one demand, of at most this many seconds' credits: each takes a round trip.
+_TOGETHER_SECONDS = 0.05
 
 
 class CreditClient:
@@ -65,25 +67,41 @@ class CreditClient:
 
 
 class _BudgetConnection:
-    """One connection, with one demand at a time; the others wait in order."""
+    """One connection, with one demand at a time; other callers wait in order."""
 
     def __init__(self, address: CreditAddress, budget: Budget) -> None:
         self._address, self._budget = address, budget
         self._turn = asyncio.Lock()
-        self._callers = 0
+        self._waiting: dict[object, float] = {}  # credits of each caller that has none yet, in order
         self._lost_at: float | None = None  # since when the driver can't be reached, while somebody waits for it
         self._open: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def acquire(self, credits: float) -> None:
-        self._callers += 1
+        mine = object()
+        self._waiting[mine] = credits
         try:
             async with self._turn:
-                while not await self._demand(credits):
-                    await asyncio.sleep(_PAUSE_SECONDS)
+                while mine in self._waiting:
+                    together = self._first_waiting()
+                    if await self._demand(sum(together.values())):
+                        for one in together:
+                            self._waiting.pop(one, None)
+                    else:
+                        await asyncio.sleep(_PAUSE_SECONDS)
         finally:
-            self._callers -= 1
-            if not self._callers:
+            self._waiting.pop(mine, None)
+            if not self._waiting:
                 self._lost_at = None
+
+    def _first_waiting(self) -> dict[object, float]:
+        """Return the first waiting caller's credits, and those of others after it that fit into the same demand."""
+        first, left = dict[object, float](), self._budget.rate * _TOGETHER_SECONDS
+        for caller, credits in self._waiting.items():
+            left -= credits
+            if first and left < 0:
+                break
+            first[caller] = credits
+        return first
 
     def close(self) -> None:
         if self._open is not None:

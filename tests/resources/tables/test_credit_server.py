@@ -152,8 +152,15 @@ def test_a_demand_whose_task_is_gone_is_not_served(serve: Callable[..., CreditSe
 
 
 def test_requests_of_one_task_are_served_in_their_order_and_small_ones_together(
-    serve: Callable[..., CreditServer],
+    serve: Callable[..., CreditServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    demands, send = list[float](), credit_client.send_message
+
+    async def counted(writer: asyncio.StreamWriter, message: dict[str, object]) -> None:
+        demands.append(float(str(message["credits"])))
+        await send(writer, message)
+
+    monkeypatch.setattr(credit_client, "send_message", counted)
     budget = Budget("quick", "write", 10_000.0)
     address = serve(Plenty()).serve([budget])
 
@@ -169,6 +176,8 @@ def test_requests_of_one_task_are_served_in_their_order_and_small_ones_together(
         return order
 
     assert asyncio.run(work()) == list(range(2000))
+    assert sum(demands) == 2000
+    assert len(demands) < 20
 
 
 def test_who_does_not_know_the_secret_gets_nothing_and_none_is_told_it(
