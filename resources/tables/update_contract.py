@@ -56,7 +56,7 @@ class UpdateContractLayer:
         if operation.contract is UpdateContract.UPDATE_ONLY and operation.entries.defaults is not None:
             operation = operation.with_entries(operation.entries.without_defaults())
         defaults = operation.entries.defaults
-        # Updates without a default may be in one request with some that have one, and get there a column of None.
+        # Updates without a default that share a request with others have a column of None.
         if self._updates_with_defaults or defaults is None or all(default is None for default in defaults):
             return await self._send_update(operation)
         if not (self._puts_if_absent or self._may_overwrite):
