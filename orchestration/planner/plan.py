@@ -95,13 +95,13 @@ class PlannedTable:
 class FedJoin:
     """A join with a dataset that the application itself writes.
 
-    It sees sent records in "this batch" or in the "next batch" (`meets`). With "both", it sees records of the sends up
+    It sees sent records in "this batch" or in the "next batch" (`sees`). With "both", it sees records of the sends up
     to `last_send` in this batch, and those of later sends in the next.
     """
 
     join: str
     dataset: str
-    meets: Literal["this batch", "next batch", "both"]
+    sees: Literal["this batch", "next batch", "both"]
     last_send: str | None
 
 
@@ -201,7 +201,7 @@ class ExecutionPlan:
         """Return the input partitions that each task reads, by its name."""
         return {task.name: frozenset(task.ssps) for task in self.tasks}
 
-    def tables_met_after_sends(self) -> frozenset[str]:
+    def tables_joined_after_sends(self) -> frozenset[str]:
         """Return the local tables that a join reads together with records sent in the same batch."""
         return frozenset(join.dataset for join in self.fed_joins if join.last_send is not None)
 

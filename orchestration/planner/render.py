@@ -331,14 +331,14 @@ def render_text(plan: ExecutionPlan) -> str:
     section("State", (), (), written)
     section(
         "Joins with what the application itself writes",
-        ("join", "dataset", "meets it"),
+        ("join", "dataset", "sees it in"),
         [
             (
                 item.join,
                 item.dataset,
                 f"this batch, up to {item.last_send}; later sends in the next batch"
-                if item.meets == "both"
-                else item.meets,
+                if item.sees == "both"
+                else item.sees,
             )
             for item in plan.fed_joins
         ],

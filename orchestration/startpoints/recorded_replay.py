@@ -96,10 +96,10 @@ class RecordedPlan(StoredDocument):
         versions: dict[str, list[str]] = {}
         for dataset, version, _ in self.versions_read():
             versions.setdefault(dataset, []).append(version)
-        lines = [f"recorded: what {which} met, held until the replay has ended"]
-        for dataset, met in versions.items():
-            more = f" and {len(met) - 3} more" if len(met) > 3 else ""
-            lines.append(f"recorded: dataset {dataset}: {', '.join(met[:3])}{more}")
+        lines = [f"recorded: what {which} read, kept until the replay has ended"]
+        for dataset, read in versions.items():
+            more = f" and {len(read) - 3} more" if len(read) > 3 else ""
+            lines.append(f"recorded: dataset {dataset}: {', '.join(read[:3])}{more}")
         return tuple(lines)
 
 
@@ -278,8 +278,8 @@ def plan_recorded(
     )
     batches, newest, oldest = collect_main_batches(BatchLog(lake, app.name).history(None), asked)
     reads = find_first_reads(batches, asked)
-    met_after_sends = frozenset[str]() if plan is None else plan.tables_met_after_sends()
-    errors = explain_unread(asked, reads, newest, oldest) | explain_cut(asked, reads, met_after_sends)
+    joined_after_sends = frozenset[str]() if plan is None else plan.tables_joined_after_sends()
+    errors = explain_unread(asked, reads, newest, oldest) | explain_cut(asked, reads, joined_after_sends)
     recorded = _build_plan(app, asked, reads, now)
     if not errors:
         try:
@@ -433,21 +433,21 @@ def explain_unread(
 
 
 def explain_cut(
-    asked: AskedOffsets, reads: FirstReads, met_after_sends: AbstractSet[str]
+    asked: AskedOffsets, reads: FirstReads, joined_after_sends: AbstractSet[str]
 ) -> dict[SystemStreamPartition, str]:
     """Return, by partition, why a part of a batch can't be replayed: its joins read what the whole batch had sent
     before.
 
-    `met_after_sends` are the tables in which joins read that.
+    `joined_after_sends` are the tables in which joins read that.
     """
-    if not met_after_sends or not reads.cut:
+    if not joined_after_sends or not reads.cut:
         return {}
     return {
         ssp: str(
             offset_error(
                 ssp,
                 f"{ssp}: only a part of batch {reads.cut[0]} is requested, and its joins read in "
-                f"{min(met_after_sends)!r} what the whole batch had sent there before.",
+                f"{min(joined_after_sends)!r} what the whole batch had sent there before.",
                 "Request whole batches, of all their partitions at once: adjunct checkpoint history lists their "
                 "offsets.",
             )

@@ -154,7 +154,7 @@ def describe_versions(app: Application, requests: Sequence[StartpointRequest]) -
     asked = {versions or default for versions in bounded if by_time or versions}
     lines = {
         AS_OF: f"versions as-of: {', '.join(by_time)}: what was valid at each record's time; else what is served",
-        CURRENT: "versions current: every join meets what is served when the replay runs",
+        CURRENT: "versions current: every join uses what is served when the replay runs",
     }
     return tuple(line for versions, line in lines.items() if versions in asked)
 

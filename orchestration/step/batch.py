@@ -428,7 +428,7 @@ class BatchContext:
     def write_local(
         self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey
     ) -> None:
-        """Keep the last record of each key in a local table; tombstones, and what meets `deleted`, delete theirs.
+        """Keep the last record of each key in a local table; tombstones, and records that are `deleted`, delete theirs.
 
         It is committed, and counted, at the end of the batch. A bounded replay commits nothing; in one of recorded
         versions, joins still read what the batch would write.
@@ -437,7 +437,7 @@ class BatchContext:
         counted = self._table_counters.setdefault(table, {"rows": 0, "deleted": 0, "duplicate_batches": 0})
         if replays:
             counted["replayed_batches"] = 1
-            if self.reading != RECORDED or table not in self.context.plan.tables_met_after_sends():
+            if self.reading != RECORDED or table not in self.context.plan.tables_joined_after_sends():
                 return
         dataset = self.app.dataset(table)
         rows, null_keys = prepare_table_rows(frame, dataset.key, deleted, on_null_key)

@@ -431,14 +431,14 @@ def test_a_request_is_read_as_it_was_stored() -> None:
 def test_the_dry_run_says_what_is_met_and_held(trips: Trips) -> None:
     trips.first_run()
     asked = trips.startpoints.preview("lake.trips", at(0), until=at(3), versions="recorded")
-    assert asked.notes[0].startswith("recorded: what 2 batches, 1 to 2 met, held until the replay has ended") or (
+    assert asked.notes[0].startswith("recorded: what 2 batches, 1 to 2 read, kept until the replay has ended") or (
         asked.notes[0].startswith("recorded: what ")
     )
     assert any(note.startswith("recorded: dataset planes: v") for note in asked.notes)
     assert {row["versions"] for row in asked.to_json()["partitions"]} == {"recorded"}
     assert trips.startpoints.preview("lake.trips", at(0), until=at(3)).notes == ()
     current = trips.startpoints.preview("lake.trips", at(0), until=at(3), versions="current")
-    assert current.notes == ("versions current: every join meets what is served when the replay runs",)
+    assert current.notes == ("versions current: every join uses what is served when the replay runs",)
 
 
 class Looked(LakeStreams):

@@ -71,7 +71,7 @@ def test_a_bounded_replay_is_asked_for_by_time_and_offset(
         versions="current",
     )
     assert finished.success, finished.log
-    assert "versions current: every join meets what is served when the replay runs" in finished.log
+    assert "versions current: every join uses what is served when the replay runs" in finished.log
     (asked,) = startpoints.read().waiting
     assert isinstance(asked.startpoint, StartpointTimestamp)
     assert asked.startpoint.timestamp_ms == 1767312000000

@@ -101,7 +101,7 @@ def test_a_join_sees_earlier_sends_in_this_batch_and_later_ones_in_the_next() ->
     s.join(counts, on="k", select=["n as m"], name="third")
     planned = build_plan(app, {**STREAMS, **catalog(r=4)})
     first, second = "send-to-table-4-counts", "send-to-table-6-counts"
-    assert [(item.join, item.meets, item.last_send) for item in planned.fed_joins] == [
+    assert [(item.join, item.sees, item.last_send) for item in planned.fed_joins] == [
         ("join-3-first", "next batch", None),
         ("join-5-second", "both", first),
         ("join-7-third", "this batch", second),
@@ -122,7 +122,7 @@ def test_a_dataset_fed_by_its_stream_is_joined_in_the_next_batch() -> None:
     sent = app.input_stream("lake.s").send_to(fed)
     sent.join(fed, on="k", select=[])
     planned = build_plan(app, catalog(s=4, t=4))
-    assert [(item.meets, item.last_send) for item in planned.fed_joins] == [("next batch", None)]
+    assert [(item.sees, item.last_send) for item in planned.fed_joins] == [("next batch", None)]
     assert planned.state == ()
 
 
