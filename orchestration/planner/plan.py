@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from dagster_adjunct.orchestration.operators.operator import Exchange, PlannedCall, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.orchestration.planner.render import describe_differences, render_mermaid, render_text
-from dagster_adjunct.resources.common import first_validation_problem
+from dagster_adjunct.resources.common import first_validation_problem, to_plain
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, PlanningError
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.validation import validated_methods
@@ -207,7 +207,8 @@ class ExecutionPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values, with the format's number."""
-        return {"format": FORMAT, **_to_plain(self)}
+        shown = {member.name: to_plain(getattr(self, member.name)) for member in fields(self) if member.compare}
+        return {"format": FORMAT, **shown}
 
     @classmethod
     def from_json(cls, document: object) -> ExecutionPlan:
@@ -246,14 +247,6 @@ class ExecutionPlan:
     def render(self) -> str:
         """Return the plan as readable text."""
         return render_text(self)
-
-
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, SystemStreamPartition):
-        return str(value)
-    if is_dataclass(value):
-        return {member.name: _to_plain(getattr(value, member.name)) for member in fields(value) if member.compare}
-    return [_to_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _parse_partitions(task: Any) -> Any:
