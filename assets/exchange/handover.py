@@ -174,8 +174,8 @@ def stream_view(
     """Return a stream as it is now, for `pyarrow_dataset`, `duckdb_view`, `polars_frame` and the like.
 
     `epochs` and `without_position` are as in `LakeStreams.read`. Retention and compaction delete replaced files after
-    an hour (or as passed to `maintain`): take a new view before that. Raises StreamNotFoundError, ConfigurationError as
-    a read does, and DatasetError if too many ranges are replaced.
+    an hour: take a new view before that. Raises StreamNotFoundError, ConfigurationError as a read does, and
+    DatasetError if too many ranges are replaced.
     """
     latest = epochs == "latest"
     streams, name = LakeStreams(lake), unqualify_stream_name(LAKE, stream)
