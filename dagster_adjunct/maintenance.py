@@ -3,7 +3,6 @@
 from dagster_adjunct.assets.bounded.advance import abandon_version as abandon_version
 from dagster_adjunct.assets.retention.discard import DiscardReport as DiscardReport
 from dagster_adjunct.assets.retention.erasure import ErasureReport as ErasureReport
-from dagster_adjunct.assets.retention.erasure import erase_keys as erase_keys
 from dagster_adjunct.assets.retention.erasure import find_keys as find_keys
 from dagster_adjunct.assets.retention.key_search import KeySearch as KeySearch
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset as rebuild_dataset
@@ -17,5 +16,6 @@ from dagster_adjunct.orchestration.maintenance.delete import delete_dataset as d
 from dagster_adjunct.orchestration.maintenance.delete import delete_stream as delete_stream
 from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions as expire_all_versions
 from dagster_adjunct.orchestration.maintenance.discard import expire_versions as expire_versions
+from dagster_adjunct.orchestration.maintenance.erase import erase_keys as erase_keys
 from dagster_adjunct.orchestration.maintenance.rename import RenameReport as RenameReport
 from dagster_adjunct.orchestration.maintenance.rename import rename_application as rename_application

@@ -16,7 +16,6 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets, open_stored_versions
 from dagster_adjunct.assets.reading.verify import verify_version
-from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress
@@ -26,7 +25,8 @@ from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.application.graph import group_datasets
 from dagster_adjunct.orchestration.cli import options, output
-from dagster_adjunct.orchestration.maintenance.discard import expire_versions, versions_in_open_batches
+from dagster_adjunct.orchestration.maintenance.discard import expire_versions
+from dagster_adjunct.orchestration.maintenance.erase import erase_keys
 from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, systems_for
 from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
 from dagster_adjunct.resources.common import split_stream_name
@@ -310,11 +310,7 @@ def erase(lake: Lake, name: str, key: tuple[str, ...], keys_from: Path | None, y
     if not yes:
         question = f"Erase {len(keys)} key(s) from {manifest.stored_description} of {name} permanently?"
         click.confirm(question, abort=True, err=True)
-
-    def needed_versions() -> dict[str, str]:
-        return versions_in_open_batches(lake).get(name, {})
-
-    report = erase_keys(lake, name, keys, reason=reason, by=by, roots=needed_versions)
+    report = erase_keys(lake, name, keys, reason=reason, by=by)
     output.show_report(report)
     output.show_line(f"Not erased, because the dataset does not own it: {'; '.join(report.not_erased)}.")
     if not report.complete:

@@ -6,9 +6,8 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.retention.erasure import erase_keys
+from dagster_adjunct.maintenance import erase_keys
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.maintenance.discard import versions_in_open_batches
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from tests.orchestration.step_world import StepWorld
 
@@ -39,18 +38,14 @@ def test_a_crashed_batch_is_run_again_with_the_version_it_was_begun_with(step_wo
     world.send("trips", ("N1", 1), ("N2", 2))
     with pytest.raises(Crash):
         world.run(app, on_event=crash)
-    because = {
-        "reason": "request 7",
-        "by": "ada",
-        "roots": lambda: versions_in_open_batches(world.lake).get("planes", {}),
-    }
+    because = {"reason": "request 7", "by": "ada"}
     lease = world.lake.store.list("datasets/planes/leases/")
     world.lake.store.delete_many([item.key for item in lease])  # of the run that died; it would expire
 
-    report = erase_keys(world.lake, "planes", ["N1"], **because)  # type: ignore[arg-type]
+    report = erase_keys(world.lake, "planes", ["N1"], **because)
     assert {pending.reason for pending in report.pending} == {"open batch 1 of application app"}
     assert StoredVersions(world.lake, "planes").require_current().get("N1") is None
     world.run(app)
     assert sorted((row["v"], row["seats"]) for row in world.rows("out")) == [(1, 100), (2, 200)]
 
-    assert erase_keys(world.lake, "planes", ["N1"], **because).complete  # type: ignore[arg-type]
+    assert erase_keys(world.lake, "planes", ["N1"], **because).complete
