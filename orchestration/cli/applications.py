@@ -41,7 +41,13 @@ DIFFERS = 4
 @click.command()
 @options.app_reference
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="Output format.")
-@click.option("--output", "file", metavar="FILE", type=click.Path(path_type=Path), help="Write the plan to this file.")
+@click.option(
+    "--output",
+    "file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the plan to this file, replacing it.",
+)
 @click.option(
     "--against",
     metavar="FILE",
@@ -148,7 +154,8 @@ app = click.Group("app")
 def rename(lake: Lake, old: str, new: str, reason: str, by: str) -> None:
     """Rename application OLD to NEW, with its checkpoint, history, startpoints and local tables.
 
-    Its outputs still know it by the old name. Deploy the code that calls it NEW afterwards.
+    Its outputs still know it by the old name. Rejected while OLD runs or has an open batch, and if NEW has run. Repeat
+    it if it was interrupted. Deploy the code that calls it NEW afterwards.
     """
     output.show_report(rename_application(lake, old, new, reason=reason, by=by))
 
@@ -165,12 +172,17 @@ def rename(lake: Lake, old: str, new: str, reason: str, by: str) -> None:
     help="How long to wait for another run to end; 0m does not wait.",
 )
 @click.option("--take-over", is_flag=True, help="Take over from another run at once, even if it is alive.")
-@click.option("--adopt", is_flag=True, help="Let a first run write to outputs that another application has written.")
+@click.option(
+    "--adopt",
+    is_flag=True,
+    help="Let a first run write to outputs that another application has written from the same inputs.",
+)
 @options.lake_options(create=True)
 def run(lake: Lake, reference: str, master: str | None, wait: str, **limits: Any) -> None:
-    """Bring the datasets of an application up to date and run its step until it has caught up.
+    """Bring the datasets of an application up to date and run its batches until it has caught up.
 
-    Exits with 3 if a dataset rejected a version; batches then use the version served before.
+    If a dataset fails, the others are brought up to date, but no batch is run. Exits with 3 if a dataset rejected a
+    version; batches then use the version served before.
     """
 
     def show_event(event: StepEvent | AdvanceReport) -> None:
@@ -231,7 +243,11 @@ def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None
 @click.option("--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Port on 127.0.0.1.")
 @options.lake_url_option
 def ui(port: int, lake_url: str | None) -> None:
-    """Serve the Dagster UI, with its daemon, over the lake and the runs of the demo."""
+    """Serve the Dagster UI and its daemon.
+
+    It loads workspace.yaml of the working directory if there is one, else the applications in ADJUNCT_APP, by default
+    those of the demo. Dagster's runs and settings are kept in .adjunct/dagster.
+    """
     from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home
 
     require_free_port(port)

@@ -32,7 +32,10 @@ for command in maintenance.COMMANDS:
 @dataset.command("list")
 @options.lake_options()
 def show_datasets(lake: Lake) -> None:
-    """List the datasets and the version that each serves."""
+    """List the datasets and the version that each serves.
+
+    Rows are "merged when read" if the version has deltas, which readers merge.
+    """
     descriptions: list[dict[str, Any]] = []
     rows: list[list[Any]] = []
     for name in list_datasets(lake):
@@ -126,7 +129,9 @@ def get_dataset_entries(lake: Lake, name: str, key: tuple[str, ...], **at: str |
 
 @dataset.command("items")
 @click.argument("name")
-@click.option("--prefix", multiple=True, help="What keys begin with; repeat it for several key columns.")
+@click.option(
+    "--prefix", multiple=True, help="The beginning of a text key; repeated: whole values of the first key columns."
+)
 @click.option("--from", "start", multiple=True, metavar="KEY", help="The first key, or its leading values (inclusive).")
 @click.option("--to", "end", multiple=True, metavar="KEY", help="The end key, or its leading values (exclusive).")
 @options.limit_option(100, "Maximum number of entries.")
@@ -202,7 +207,7 @@ dataset.add_command(
 @click.argument("name")
 @options.lake_options()
 def list_versions(lake: Lake, name: str) -> None:
-    """List the retained versions with their states (served, pinned, rejected, revoked) and reasons."""
+    """List the retained versions, oldest first, with their states and reasons."""
     manifest = open_stored_versions(lake, name).require_manifest()
     output.show_json([_facts(manifest, ref) for ref in manifest.listed])
     _show_versions(name, manifest)
@@ -252,7 +257,8 @@ def _show_version(store: StoredVersions, version: str) -> None:
 def show_history(lake: Lake, name: str, key: tuple[str, ...], limit: int) -> None:
     """Show the newest commits: what was done to which version, by whom, when and why. With KEY, show one entry.
 
-    Exits with 6 if there was never an entry of KEY.
+    For KEY, the dataset must keep a history, or its versions must say from when they are valid. Give one KEY per key
+    column. Exits with 6 if there was never an entry of KEY.
     """
     if key:
         _show_entry_over_time(lake, name, key, limit)
@@ -361,7 +367,9 @@ def _change_command(
     "pin",
     _VERSION,
     click.option(
-        "--expires", metavar="TIME", help="When the pin ends: a duration (2h, 7d) or an ISO time with its zone."
+        "--expires",
+        metavar="TIME",
+        help="When the pin ends, with the next advance or expire: a duration (2h, 7d) or an ISO time with its zone.",
     ),
 )
 def pin(store: StoredVersions, version: str, expires: str | None, **audit: str) -> BoundedManifest:
@@ -378,13 +386,16 @@ def unpin(store: StoredVersions, **audit: str) -> BoundedManifest:
 
 @_change_command("rollback", click.argument("version", required=False))
 def rollback(store: StoredVersions, version: str | None, **audit: str) -> BoundedManifest:
-    """Serve VERSION (default: the previous one) until the next version is published."""
+    """Serve VERSION (default: the previous one) until the next version is published. Rejected for a pinned dataset."""
     return store.rollback(version, **audit)
 
 
 @_change_command("revoke", _VERSION)
 def revoke(store: StoredVersions, version: str, **audit: str) -> BoundedManifest:
-    """Never serve VERSION again; serve the version before it instead."""
+    """Never serve VERSION again; serve the version before it instead.
+
+    A pin to VERSION ends. Its name can be delivered again with other content; the same content is rejected.
+    """
     return store.revoke(version, **audit)
 
 
@@ -406,7 +417,10 @@ def remove_version(store: StoredVersions, version: str, **audit: str) -> Bounded
 
 @_change_command("abandon", _VERSION)
 def abandon(store: StoredVersions, version: str, **audit: str) -> BoundedManifest:
-    """End an incomplete VERSION that can't be completed, so that the next one can follow."""
+    """End an incomplete VERSION that can't be completed, so that the next one can follow.
+
+    What was delivered of it is dropped.
+    """
     abandon_version(store.log.lake, store.name, version, **audit)
     return as_bounded(store.require_manifest())
 

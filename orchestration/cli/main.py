@@ -21,7 +21,7 @@ _COMMANDS = {
     "startpoint": ("startpoints", "Request that partitions are read from another position than their checkpoint."),
     "stream": ("streams", "Manage streams of the lake."),
     "table": ("tables", "Inspect remote tables that this lake's applications write."),
-    "ui": ("applications", "Serve the Dagster UI, with its daemon, over the lake and the runs of the demo."),
+    "ui": ("applications", "Serve the Dagster UI and its daemon."),
 }
 
 

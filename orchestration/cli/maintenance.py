@@ -51,7 +51,8 @@ def advance(
 ) -> None:
     """Bring dataset NAME of an application, and its version set, up to date.
 
-    Startpoints for the dataset's stream are applied first. Exits with 3 if a version was rejected.
+    No batch of the application is run. Startpoints for the dataset's stream are applied first. Exits with 3 if this
+    command rejected a version, even if it published a later one.
     """
     if make_current and partition is None:
         step = "Add --partition, or use adjunct dataset rollback to serve an earlier version."
@@ -186,7 +187,10 @@ def compact(lake: Lake, name: str, level: Literal["minor", "major"] | None, mast
 @options.audit_options
 @options.lake_options()
 def rebuild(lake: Lake, name: str, reference: str, master: str | None, reason: str, by: str) -> None:
-    """Rebuild an unbounded dataset from the start of its stream or its bulk snapshot; readers keep the old one."""
+    """Rebuild an unbounded dataset from the start of its stream or its bulk snapshot; readers keep the old one.
+
+    If it is interrupted, `dataset advance` continues it.
+    """
     dataset = advance_group(load_application(reference), name)[0]
     systems = open_dataset_systems([dataset], lake)
     with session_scope(master=master, lake_url=lake.url, on_start=output.show_line) as spark:
@@ -198,7 +202,11 @@ def rebuild(lake: Lake, name: str, reference: str, master: str | None, reason: s
 
 @click.command()
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--keep", help='Number of newest versions to keep, or "all". Default: as each dataset declares.')
+@click.option(
+    "--keep",
+    help='Number of newest versions to keep; "all" deletes only rejected and revoked ones and leftovers. Default: as '
+    "each dataset declares.",
+)
 @click.option(
     "--grace", help="Keep everything younger than this, such as 90m or 7d. Default: as each dataset declares."
 )
@@ -208,7 +216,8 @@ def rebuild(lake: Lake, name: str, reference: str, master: str | None, reason: s
 def expire(lake: Lake, names: tuple[str, ...], keep: str | None, grace: str | None, dry_run: bool, by: str) -> None:
     """Delete versions that the retention policy no longer keeps, and what failed builds left.
 
-    For cron; safe while readers and writers work.
+    Versions that are served, pinned, leased by a reader or needed by an open batch are kept. For cron; safe while
+    readers and writers work.
     """
     there = list_datasets(lake)
     unknown = [name for name in names if name not in there]
@@ -250,7 +259,7 @@ def expire(lake: Lake, names: tuple[str, ...], keep: str | None, grace: str | No
 def verify(lake: Lake, name: str, version: str | None, deep: bool) -> None:
     """Compare every object of a version (default: all sealed versions) with its checksum.
 
-    Exits with 1 if one is damaged or missing.
+    Exits with 1 if one is damaged, missing or not listed.
     """
     store = open_stored_versions(lake, name)
     if version is not None:

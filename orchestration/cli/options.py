@@ -31,7 +31,9 @@ lake_url_option = click.option(
     help="The lake: s3://bucket/prefix or a folder. Default: ADJUNCT_LAKE, else .adjunct/lake.",
 )
 master_option = click.option(
-    "--master", help="Spark master, such as local[4] or spark://host:7077. Default: all cores here."
+    "--master",
+    help="Spark master, such as local[4] or spark://host:7077; none starts no Spark session. Default: "
+    "ADJUNCT_SPARK_MASTER, else all cores here.",
 )
 app_reference = click.argument("reference", metavar="MODULE:APP")
 user_option = click.option(

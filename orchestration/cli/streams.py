@@ -61,15 +61,20 @@ def show_stream(lake: Lake, name: str) -> None:
     help="All records, or only the latest results of each source record.",
 )
 @click.option("--positions", is_flag=True, help="Add the source position of each record.")
-@click.option("--keep-without-position", is_flag=True, help="Treat records without a source position as latest.")
+@click.option(
+    "--keep-without-position",
+    is_flag=True,
+    help="With --epochs latest: include records without a source position, which are an error otherwise.",
+)
 @lake_option()
 def export(
     lake: Lake, name: str, target: Path, records_per_file: int | None, keep_without_position: bool, **options: Any
 ) -> None:
     """Write a stream's records to a new Parquet file, or a folder of them.
 
-    Each record has its partition, offset, timestamp and epoch. Memory use does not grow with the stream. The file or
-    folder appears only once it is complete.
+    Records are ordered by partition and offset, and have the columns __partition, __offset, __timestamp, __tombstone
+    and __epoch. Memory use does not grow with the stream. The file or folder appears only once it is complete; until
+    then its name begins with a dot and ends in .partial.
     """
     check_export_target(target, records_per_file)
     streams = LakeStreams(lake)
@@ -89,7 +94,8 @@ def export(
 def maintain(lake: Lake, names: tuple[str, ...]) -> None:
     """Apply the retention and compaction that streams declare, and delete unreferenced objects.
 
-    Without NAME, maintain all streams. For cron; safe while readers and writers work.
+    Without NAME, maintain all streams. Unreferenced objects are kept for an hour. For cron; safe while readers and
+    writers work.
     """
     streams = LakeStreams(lake)
     for name in [_lake_stream(name) for name in names] or streams.list_streams():
@@ -108,7 +114,10 @@ def maintain(lake: Lake, names: tuple[str, ...]) -> None:
 @click.argument("reader")
 @lake_option()
 def remove_reader(lake: Lake, name: str, reader: str) -> None:
-    """Remove a named reader; if it reads again, it starts as a new reader."""
+    """Remove a named reader; if it reads again, it starts as a new reader.
+
+    A batch that it has open can't be committed any more.
+    """
     there = [known.name for known in readers.list_readers(lake, _lake_stream(name))]
     if not readers.remove_reader(lake, _lake_stream(name), reader):
         problem = f"stream {name!r} has no reader {reader!r}; its readers: {', '.join(there) or 'none'}."
@@ -136,7 +145,9 @@ _force = click.option(
 stream.add_command(
     _force(
         repartition_command(
-            "Rewrite a stream into another number of partitions, once all its readers have read all of it.",
+            "Rewrite a stream into another number of partitions, once all its readers have read all of it.\n\n"
+            "Rejected while an open batch reads or may write it, or a startpoint waits for it. Declare the new number "
+            "of partitions afterwards.",
             repartition_stream,
             _repartition_details,
             name_of=_lake_stream,

@@ -147,8 +147,8 @@ def _entry_command(
         @_table_name
         @click.option("--family", metavar="FAMILY", help=family)
         @lake_options()
-        @click.option("--key-type", **choice, help="Type of the keys.")
-        @click.option("--value-type", **choice, help="Type of the values.")
+        @click.option("--key-type", **choice, help="Type of the keys; bytes are written in base64.")
+        @click.option("--value-type", **choice, help="Type of the values; bytes are written in base64.")
         @wraps(act)
         def run(lake: Lake, table: str, family: str | None, key_type: str, value_type: str, **given: Any) -> None:
             act(_Entries(lake, table, family, key_type, value_type), **given)
@@ -304,7 +304,10 @@ def remove_entries(entries: _Entries, keys: tuple[str, ...], version: str | None
 def iterate_entries(
     entries: _Entries, keys_only: bool, page_size: int, state: str | None, whole: bool, **given: str | None
 ) -> None:
-    """Print a page of entries, and the state from which the same command continues."""
+    """Print a page of entries, and the state from which the same command continues.
+
+    Only the last page is shorter than --page-size. After it there are no entries, and with --json the state is null.
+    """
     family, is_json = entries.family, entries.key_type == "json"
     prefix, start, end = given["prefix"], given["start"], given["end"]
     within: dict[str, Any] = {
@@ -350,7 +353,9 @@ def iterate_entries(
 
 _after = click.option("--after", metavar="NAME", help="Start after this name.")
 _limit = limit_option(None, "Maximum number.")
-_longest_key = click.option("--longest-key", type=int, metavar="BYTES", help="Maximum size of a serialized key.")
+_longest_key = click.option(
+    "--longest-key", type=int, metavar="BYTES", help="Maximum size of a serialized key, without its family."
+)
 _longest_value = click.option("--longest-value", type=int, metavar="BYTES", help="Maximum size of a serialized value.")
 
 
@@ -358,7 +363,7 @@ _longest_value = click.option("--longest-value", type=int, metavar="BYTES", help
 @click.argument("scope", metavar="SCOPE")
 @lake_options(create=True)
 def create_scope(lake: Lake, scope: str) -> None:
-    """Create a scope."""
+    """Create a scope; an existing one is kept."""
     created = KeyValueTableManager(lake).create_scope(scope)
     _show_change({"scope": scope, "created": created}, f"Scope {scope}", "created" if created else "exists already")
 
@@ -407,7 +412,7 @@ def delete_scope(lake: Lake, scope: str) -> None:
 def create(lake: Lake, table: str, create_scope: bool, **given: Any) -> None:
     """Create a table; an existing one must have the same configuration.
 
-    By default it is stored in SQLite next to a local lake, and in objects of any other lake.
+    By default it is stored in SQLite next to a local lake (FOLDER.key-values.sqlite), else in objects of the lake.
     """
     names = _split_table_name(table)
     limits = {name: given.pop(name) for name in ("partitions", "longest_key", "longest_value")}
@@ -453,7 +458,10 @@ def show_key_value_table(lake: Lake, table: str) -> None:
 @_longest_value
 @lake_options()
 def update(lake: Lake, table: str, longest_key: int | None, longest_value: int | None) -> None:
-    """Set a table's limits; an omitted option removes its limit. Partitions can't be changed."""
+    """Set a table's limits; an omitted option removes its limit. Partitions can't be changed.
+
+    Tables that are open keep the limits that they were opened with.
+    """
     manager, names = KeyValueTableManager(lake), _split_table_name(table)
     partitions = manager.get_configuration(*names).partitions
     updated = manager.update(*names, KeyValueTableConfiguration(partitions, longest_key, longest_value))
