@@ -1,7 +1,8 @@
 """Recorded replays: records are read again with the dataset versions that the batches which read them first had.
 
-history      batch 7: p0 [10, 20) p1 [4, 9)    batch 8: p0 [20, 25)    batch 9: a replay, ignored request      p0 [15,
-25) p1 [4, 6) pieces       p0: up to 20 as batch 7, up to 25 as batch 8; p1: up to 6 as batch 7
+    history      batch 7: p0 [10, 20) p1 [4, 9)    batch 8: p0 [20, 25)    batch 9: a replay, ignored
+    request      p0 [15, 25) p1 [4, 6)
+    pieces       p0: up to 20 as batch 7, up to 25 as batch 8; p1: up to 6 as batch 7
 
 The plan of a replay retains the versions as long as it lasts:
 
