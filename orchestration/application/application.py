@@ -57,8 +57,9 @@ class Application:
     Startpoint requests that no run has applied within `startpoints_expire_after` are ignored. With
     `startpoints=False`, requests are rejected, and runs ignore and report stored ones.
     A `strict` application turns these notes of the plan into errors: the order of a remote table's records holds per
-    source partition only, a table that keeps the newest record loses columns of late records, or the type of a join
-    key is unknown.
+    source partition only, a table that keeps the newest record loses columns of late records, the type of a join key
+    or of a declared column is unknown, an expression changes from run to run or sees one batch only, or a window or
+    stream join takes window updates for records.
     """
 
     def __init__(
