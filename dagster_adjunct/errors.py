@@ -1,5 +1,4 @@
-"""All errors that Adjunct raises on purpose. `dagster_adjunct.resources.errors` draws them as one tree, and
-`dagster_adjunct.resources.errors` those of key-value tables."""
+"""All errors that Adjunct raises on purpose. `dagster_adjunct.resources.errors` draws them as one tree."""
 
 from dagster_adjunct.resources.errors import AdjunctError as AdjunctError
 from dagster_adjunct.resources.errors import ApplicationBusyError as ApplicationBusyError

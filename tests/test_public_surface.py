@@ -12,7 +12,6 @@ import pytest
 
 import dagster_adjunct
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources import errors as key_value_errors
 from tests.public_names import names_in, public_modules
 
 SURFACE = Path(__file__).with_name("public_surface.txt")
@@ -56,7 +55,7 @@ def test_a_name_is_imported_from_where_it_is_and_from_nowhere_else() -> None:
 
 
 def test_every_error_is_public() -> None:
-    known = vars(errors) | vars(key_value_errors)
+    known = vars(errors)
     ours = {name for name, value in known.items() if isinstance(value, type) and issubclass(value, Exception)}
     assert ours == set(names_in(dagster_adjunct.errors))
 
