@@ -57,7 +57,11 @@ def show_datasets(lake: Lake) -> None:
             output.show_line(f"{item['name']} is unreadable: {item['unreadable']}")
 
 
-_version = click.option("--version", metavar="VERSION", help="A version id or name. Default: the served version.")
+_version = click.option(
+    "--version",
+    metavar="VERSION",
+    help="A version id or name, also of a rejected version. Default: the served version.",
+)
 _as_of = click.option(
     "--as-of", metavar="TIME", help="Read what was served then: an ISO time with its zone, or a commit number or id."
 )
@@ -369,7 +373,7 @@ def _change_command(
     click.option(
         "--expires",
         metavar="TIME",
-        help="When the pin ends, with the next advance or expire: a duration (2h, 7d) or an ISO time with its zone.",
+        help="How long (2h, 7d) or until when (an ISO time with its zone). The next advance or expire then ends it.",
     ),
 )
 def pin(store: StoredVersions, version: str, expires: str | None, **audit: str) -> BoundedManifest:
