@@ -7,14 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from benchmarks.timing import Measured, alternate, show
-from dagster_adjunct import (
-    LakeStreams,
-    Schema,
-    advance_dataset,
-    open_lake,
-    session_scope,
-    unbounded_dataset,
-)
+from dagster_adjunct import LakeStreams, Schema, advance_dataset, open_lake, session_scope, unbounded_dataset
 
 if TYPE_CHECKING:
     import numpy as np

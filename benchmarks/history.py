@@ -19,14 +19,7 @@ from benchmarks.datasets import BUCKETS, CHANGES, CHUNK, rows
 from benchmarks.environments import Ask
 from benchmarks.peers import ENVIRONMENT, changes
 from benchmarks.timing import Measured, show
-from dagster_adjunct import (
-    LakeStreams,
-    Schema,
-    advance_dataset,
-    open_lake,
-    session_scope,
-    unbounded_dataset,
-)
+from dagster_adjunct import LakeStreams, Schema, advance_dataset, open_lake, session_scope, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 
 if TYPE_CHECKING:

@@ -55,9 +55,7 @@ def run(rounds: int, count: int = 3_000_000, sizes: tuple[int, ...] = (500_000, 
                 for name in ("plain", "as_of"):
                     world.read(name, records)  # warm
                 measured = alternate(
-                    rounds,
-                    plain=partial(world.read, "plain", records),
-                    as_of=partial(world.read, "as_of", records),
+                    rounds, plain=partial(world.read, "plain", records), as_of=partial(world.read, "as_of", records)
                 )
                 show(measured, "as_of", "plain", "at most 2")
 

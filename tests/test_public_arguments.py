@@ -211,10 +211,7 @@ def test_no_method_answers_a_wrong_value_with_a_bare_error(known: dict[str, Any]
             lambda: public.bounded_dataset("d", input="lake.s", key=7, partitions=2),
             r"key is 7 \(int\): expected a valid string or a sequence of str",
         ),
-        (
-            lambda: public.bounded_dataset("d", input=None, key="k", partitions=2),
-            "input is None: expected a valid str",
-        ),
+        (lambda: public.bounded_dataset("d", input=None, key="k", partitions=2), "input is None: expected a valid str"),
         (lambda: public.bounded_dataset("d", input="lake.s", partitions=2), "lacks key="),
         (lambda: public.Application("a", owners=5), "owners is 5"),
         (lambda: public.Application("a", max_batch=5), "Did you mean max_batch_records="),

@@ -79,11 +79,7 @@ def _joined(lake: Lake) -> object:
     [
         (lambda lake: open_lake("memory://empty", create=False), LakeNotFoundError, {"url": "memory://empty"}),
         (lambda lake: open_dataset(lake, "planes"), DatasetNotFoundError, {"dataset": "planes"}),
-        (
-            lambda lake: delete_dataset(lake, "planes", reason="r", by="b"),
-            DatasetNotFoundError,
-            {"dataset": "planes"},
-        ),
+        (lambda lake: delete_dataset(lake, "planes", reason="r", by="b"), DatasetNotFoundError, {"dataset": "planes"}),
         (lambda lake: LakeStreams(lake).info("t"), StreamNotFoundError, {"stream": "lake.t"}),
         (lambda lake: delete_stream(lake, "t", reason="r", by="b"), StreamNotFoundError, {"stream": "lake.t"}),
         (
@@ -101,11 +97,7 @@ def _joined(lake: Lake) -> object:
             OffsetOutOfRangeError,
             {"stream": "lake.s", "partition": 0, "offset": "99", "oldest": "0"},
         ),
-        (
-            _joined,
-            PartitionCountMismatchError,
-            {"application": "shop", "counts": (("lake.s", 4), ("lake.d", 2))},
-        ),
+        (_joined, PartitionCountMismatchError, {"application": "shop", "counts": (("lake.s", 4), ("lake.d", 2))}),
         (lambda lake: open_lake(5), ConfigurationError, {"argument": "url"}),
         (lambda lake: bounded_dataset("d", input="lake.d", kex="k"), ConfigurationError, {"argument": "kex"}),
         (lambda lake: bounded_dataset("d", input="lake.d"), ConfigurationError, {"argument": "key"}),

@@ -95,11 +95,7 @@ class IcebergSnapshot:
 
 @validated
 def register_in_iceberg(
-    view: View,
-    catalog: Catalog,
-    identifier: str,
-    *,
-    properties: Mapping[str, str] | None = None,
+    view: View, catalog: Catalog, identifier: str, *, properties: Mapping[str, str] | None = None
 ) -> IcebergSnapshot:
     """Make a version the current snapshot of an Iceberg table, in one commit, and return the snapshot.
 

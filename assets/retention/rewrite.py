@@ -21,13 +21,7 @@ from uuid import uuid4
 
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
 from dagster_adjunct.assets.retention.discard import RetentionDecision
-from dagster_adjunct.assets.retention.key_search import (
-    ERASE_ACTION,
-    KeySet,
-    find_leftovers,
-    redact,
-    search_files,
-)
+from dagster_adjunct.assets.retention.key_search import ERASE_ACTION, KeySet, find_leftovers, redact, search_files
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import delete_attempt, renew_attempt
 from dagster_adjunct.assets.versions.manifest import (

@@ -21,25 +21,17 @@ weather = unbounded_dataset(
 
 def flight_delays() -> Application:
     app = Application(
-        "flight-delays",
-        description="Enriched flights, and where each aircraft was last seen",
-        max_batch_records=45_000,
+        "flight-delays", description="Enriched flights, and where each aircraft was last seen", max_batch_records=45_000
     )
     flights = app.input_stream("lake.flights")
     enriched = app.output_stream("lake.enriched-flights", partitions=8, key="tailnum")
     (
         flights.join(
-            app.table(planes),
-            on="tailnum",
-            how="left",
-            select=["manufacturer", "model", "year as plane_year", "seats"],
+            app.table(planes), on="tailnum", how="left", select=["manufacturer", "model", "year as plane_year", "seats"]
         )
         .partition_by("origin")
         .join(
-            app.table(weather),
-            on=["origin", "time_hour"],
-            how="left",
-            select=["temp", "wind_speed", "precip", "visib"],
+            app.table(weather), on=["origin", "time_hour"], how="left", select=["temp", "wind_speed", "precip", "visib"]
         )
         .join(app.table(airlines), on="carrier", how="left", select=["name as airline"])
         .join(app.table(airports), on={"dest": "faa"}, how="left", select=["name as dest_name"])

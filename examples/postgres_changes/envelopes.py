@@ -38,11 +38,7 @@ def events(transaction: Transaction, key: Sequence[str]) -> Iterator[Event]:
     for order, change in enumerate(_single(transaction, key), start=1):
         seen[change.table] = seen.get(change.table, 0) + 1
         row = change.before if change.after is None else change.after
-        place = {
-            "id": transaction_id(transaction),
-            "total_order": order,
-            "data_collection_order": seen[change.table],
-        }
+        place = {"id": transaction_id(transaction), "total_order": order, "data_collection_order": seen[change.table]}
         yield Event(
             (transaction.commit_lsn, order),
             {} if row is None else {name: row[name] for name in key},

@@ -24,14 +24,7 @@ from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, O
 from dagster_adjunct.orchestration.operators.event_time import build_late_records
 from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map, validate_record_function
 from dagster_adjunct.orchestration.operators.inputs import Broadcast, check_task_column
-from dagster_adjunct.orchestration.operators.joins import (
-    How,
-    Join,
-    JoinFunction,
-    On,
-    build_join,
-    build_lookup_join,
-)
+from dagster_adjunct.orchestration.operators.joins import How, Join, JoinFunction, On, build_join, build_lookup_join
 from dagster_adjunct.orchestration.operators.operator import BeforeHistory, OnNullTime, Spec
 from dagster_adjunct.orchestration.operators.records import (
     Merge,
@@ -46,12 +39,7 @@ from dagster_adjunct.orchestration.operators.records import (
 from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction, TableSend
 from dagster_adjunct.orchestration.operators.sends import SendDeadLetters, SendToStream, build_send_to_local, build_sink
 from dagster_adjunct.orchestration.operators.stream_join import HowStreams, StreamJoin, Within, build_stream_join
-from dagster_adjunct.orchestration.operators.table_updates import (
-    Expressions,
-    SendToDataset,
-    SendToTable,
-    build_update,
-)
+from dagster_adjunct.orchestration.operators.table_updates import Expressions, SendToDataset, SendToTable, build_update
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregation
 from dagster_adjunct.orchestration.operators.windows.kinds import Kind
 from dagster_adjunct.orchestration.operators.windows.window import Results, build_window

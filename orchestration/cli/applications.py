@@ -58,13 +58,7 @@ DIFFERS = 4
 @options.master_option
 @options.lake_options(create=True)
 def plan(
-    lake: Lake,
-    reference: str,
-    form: str,
-    file: Path | None,
-    against: Path | None,
-    verify: bool,
-    master: str | None,
+    lake: Lake, reference: str, form: str, file: Path | None, against: Path | None, verify: bool, master: str | None
 ) -> None:
     """Validate an application's partition counts and show its plan, without reading data or starting Spark.
 

@@ -404,9 +404,7 @@ def revoke(store: StoredVersions, version: str, **audit: str) -> BoundedManifest
 
 
 @_change_command(
-    "accept",
-    _VERSION,
-    click.option("--make-current", is_flag=True, help="Serve it even if a newer version is served."),
+    "accept", _VERSION, click.option("--make-current", is_flag=True, help="Serve it even if a newer version is served.")
 )
 def accept(store: StoredVersions, version: str, make_current: bool, **audit: str) -> BoundedManifest:
     """Publish a rejected VERSION after all; if it is older than the served one, it is only kept."""

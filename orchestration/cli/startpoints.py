@@ -346,10 +346,7 @@ _TABLES = {
         "bounded replays in progress",
         ("partition", "position", "epoch", "start", "next", "until", "left", "per cent", "by", "reason"),
     ),
-    "applied": (
-        "applied last",
-        ("partition", "position", "offset", "epoch", "batch", "applied at", "by", "reason"),
-    ),
+    "applied": ("applied last", ("partition", "position", "offset", "epoch", "batch", "applied at", "by", "reason")),
     "unreadable": ("unreadable, ignored", ("partition", "task", "handed to", "error")),
 }
 

@@ -398,9 +398,7 @@ def delete_scope(lake: Lake, scope: str) -> None:
 @click.option("--create-scope", is_flag=True, help="Create the scope if it does not exist.")
 @click.option("--sqlite", metavar="FILE", help="Store it in this SQLite file.")
 @click.option(
-    "--postgres",
-    metavar="VARIABLE",
-    help="Store it in PostgreSQL; names the environment variable with its DSN.",
+    "--postgres", metavar="VARIABLE", help="Store it in PostgreSQL; names the environment variable with its DSN."
 )
 @click.option("--schema", metavar="NAME", help="With --postgres: the schema.")
 @click.option("--dynamodb", is_flag=True, help="Store it in DynamoDB; credentials come from boto3.")

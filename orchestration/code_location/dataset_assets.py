@@ -228,10 +228,7 @@ def display_metadata(run: checks.OpRun, member: DatasetAsset, manifest: DatasetM
 
 
 def log_rejected_versions(
-    context: dg.AssetExecutionContext,
-    member: DatasetAsset,
-    report: AdvanceReport,
-    manifest: DatasetManifest | None,
+    context: dg.AssetExecutionContext, member: DatasetAsset, report: AdvanceReport, manifest: DatasetManifest | None
 ) -> None:
     """Report rejected versions in the run's log and as events of the asset; log warnings of validators."""
     for warning in report.warnings:

@@ -354,9 +354,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
     known = {member.dataset.name: member for member in members}
 
     @op_job(
-        application,
-        "version_action",
-        "Pins, unpins, rolls back, revokes, accepts or removes a version of a dataset.",
+        application, "version_action", "Pins, unpins, rolls back, revokes, accepts or removes a version of a dataset."
     )
     def act(context: dg.OpExecutionContext, config: VersionActionConfig, adjunct_lake: LakeResource) -> None:
         with translate_errors(context):

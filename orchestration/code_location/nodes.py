@@ -98,11 +98,7 @@ def freshness_policy(app: Application, node: LineageNode) -> dg.FreshnessPolicy 
 
 def _dataset_subject(app: Application, name: str) -> dict[str, Any]:
     dataset = app.dataset(name)
-    return {
-        "description": dataset.description,
-        "owners": dataset.owners or app.owners,
-        "group": dataset.group,
-    }
+    return {"description": dataset.description, "owners": dataset.owners or app.owners, "group": dataset.group}
 
 
 def _written_local_table(outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:

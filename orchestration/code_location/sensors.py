@@ -17,11 +17,7 @@ from dagster import SkipReason as Skip
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
-from dagster_adjunct.orchestration.batch_log.batch_log import (
-    ApplicationState,
-    BatchLog,
-    application_state,
-)
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, application_state
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, ensure_partitions
 from dagster_adjunct.orchestration.code_location.metadata import ACTIVE
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (

@@ -20,10 +20,7 @@ from dagster_adjunct.orchestration.startpoints.positions import (
 )
 from dagster_adjunct.orchestration.startpoints.store import FAN_OUTS, REQUESTS, concerns_stream
 from dagster_adjunct.resources.common import Report, require_reason
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    MalformedDocumentError,
-)
+from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake.manifest import StreamState

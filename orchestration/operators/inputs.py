@@ -6,12 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from dagster_adjunct.orchestration.operators.columns import (
-    ORDINAL,
-    TASK,
-    ordinal_column,
-    plain_column,
-)
+from dagster_adjunct.orchestration.operators.columns import ORDINAL, TASK, ordinal_column, plain_column
 from dagster_adjunct.orchestration.operators.event_time import EventTime
 from dagster_adjunct.orchestration.operators.operator import Flow, PassThroughSpec, PlanContext, Role, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import (

@@ -19,11 +19,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     split_alias,
     validate_column_names,
 )
-from dagster_adjunct.orchestration.operators.functions import (
-    RecordCall,
-    RecordFunction,
-    call_in_tasks,
-)
+from dagster_adjunct.orchestration.operators.functions import RecordCall, RecordFunction, call_in_tasks
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
     Match,

@@ -12,13 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from dagster_adjunct.orchestration.operators.stream_facts import (
-    UNKNOWN,
-    Catalog,
-    Columns,
-    LineageNode,
-    Partitioner,
-)
+from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, Catalog, Columns, LineageNode, Partitioner
 from dagster_adjunct.resources.common import CodeLine
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema

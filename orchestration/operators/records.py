@@ -20,14 +20,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_column_names,
     validate_partition_count,
 )
-from dagster_adjunct.orchestration.operators.operator import (
-    Flow,
-    PassThroughSpec,
-    PlanContext,
-    Role,
-    Spec,
-    merge_flows,
-)
+from dagster_adjunct.orchestration.operators.operator import Flow, PassThroughSpec, PlanContext, Role, Spec, merge_flows
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
     ColumnFacts,

@@ -7,12 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
-from dagster_adjunct.orchestration.operators.columns import (
-    OnNullKey,
-    Types,
-    function_label,
-    require_columns,
-)
+from dagster_adjunct.orchestration.operators.columns import OnNullKey, Types, function_label, require_columns
 from dagster_adjunct.orchestration.operators.functions import flow_after_function
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,

@@ -27,13 +27,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 )
 from dagster_adjunct.resources.common import CodeLine, split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import (
-    Field,
-    Schema,
-    check_key_types,
-    evolve_schema,
-    incompatible_changes,
-)
+from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types, evolve_schema, incompatible_changes
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
     check_expression,

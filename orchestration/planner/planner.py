@@ -29,11 +29,7 @@ from dagster_adjunct.orchestration.planner.columns import (
     note_unproven_datasets,
     trace_flows,
 )
-from dagster_adjunct.orchestration.planner.conflicts import (
-    apply_insertions,
-    check_co_partitioning,
-    plan_repartitioning,
-)
+from dagster_adjunct.orchestration.planner.conflicts import apply_insertions, check_co_partitioning, plan_repartitioning
 from dagster_adjunct.orchestration.planner.notes import (
     check_state_names,
     note_marks,
@@ -57,12 +53,7 @@ from dagster_adjunct.orchestration.planner.partition_counts import (
     default_count,
     find_join_groups,
 )
-from dagster_adjunct.orchestration.planner.plan import (
-    ExecutionPlan,
-    FedDataset,
-    JoinGroup,
-    PlannedOperator,
-)
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, FedDataset, JoinGroup, PlannedOperator
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, StreamNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake

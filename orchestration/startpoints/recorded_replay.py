@@ -491,10 +491,7 @@ def _split_spans(
 
 
 def _is_cut(
-    intent: Intent,
-    read: Mapping[SystemStreamPartition, list[tuple[Span, int]]],
-    number: int,
-    asked: AskedOffsets,
+    intent: Intent, read: Mapping[SystemStreamPartition, list[tuple[Span, int]]], number: int, asked: AskedOffsets
 ) -> bool:
     """Return whether the batch read more than is requested of it, or not all of it for the first time."""
     for ssp, whole in intent.ranges.items():

@@ -19,12 +19,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, CURRENT, RECORDED, JoinVersions
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.resources.common import (
-    argument_error,
-    check_choice,
-    split_partitions,
-    split_stream_name,
-)
+from dagster_adjunct.resources.common import argument_error, check_choice, split_partitions, split_stream_name
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     InvalidNameError,

@@ -297,11 +297,7 @@ class StartpointManager:
     """
 
     def __init__(
-        self,
-        store: MetadataStore,
-        application: Application | str,
-        *,
-        expires_after: timedelta | None = None,
+        self, store: MetadataStore, application: Application | str, *, expires_after: timedelta | None = None
     ) -> None:
         name = application if isinstance(application, str) else application.name
         if expires_after is None:

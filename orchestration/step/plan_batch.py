@@ -195,10 +195,7 @@ def _plan_replay_batch(context: StepContext, state: ApplicationState, positions:
 
 
 def _plan_recorded_batch(
-    context: StepContext,
-    state: ApplicationState,
-    replays: Mapping[SystemStreamPartition, Replay],
-    plan: RecordedPlan,
+    context: StepContext, state: ApplicationState, replays: Mapping[SystemStreamPartition, Replay], plan: RecordedPlan
 ) -> Intent:
     """Return a batch that reads what the earliest batch of this plan read and that is not replayed yet."""
 

@@ -42,12 +42,7 @@ from dagster_adjunct.orchestration.step.plan_batch import (
     snapshot_inputs,
     store_first_positions,
 )
-from dagster_adjunct.orchestration.step.progress import (
-    StepEvent,
-    StepReport,
-    measure_input_times,
-    times_at_batch_start,
-)
+from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, measure_input_times, times_at_batch_start
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables, purge_answers
 from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof, analyze_batch
 from dagster_adjunct.resources.errors import (

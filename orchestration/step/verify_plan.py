@@ -246,9 +246,7 @@ def _partitioning_text(partitioning: Any) -> str:
 
 
 def analyze_batch(
-    context: StepContext,
-    views: Mapping[str, View],
-    starts: Mapping[SystemStreamPartition, str] | None = None,
+    context: StepContext, views: Mapping[str, View], starts: Mapping[SystemStreamPartition, str] | None = None
 ) -> PhysicalProof:
     """Return what Spark would do with a batch over these dataset versions; nothing is read and no job runs.
 

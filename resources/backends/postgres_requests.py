@@ -304,10 +304,7 @@ async def _create(
         await connection.execute(made)
 
 
-_UNEQUAL = {
-    "citext": "which ignores case",
-    "bpchar": "which ignores blanks at the end",
-}
+_UNEQUAL = {"citext": "which ignores case", "bpchar": "which ignores blanks at the end"}
 
 
 async def read_columns(

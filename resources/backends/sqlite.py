@@ -102,11 +102,7 @@ def _create_table(
 
 
 def read_columns(
-    connection: sqlite3.Connection,
-    label: str,
-    table: str,
-    key: Sequence[str],
-    declared: Sequence[Column],
+    connection: sqlite3.Connection, label: str, table: str, key: Sequence[str], declared: Sequence[Column]
 ) -> tuple[Column, ...]:
     """Return the table's columns after checking that declared ones exist and `key` is unique.
 

@@ -112,12 +112,7 @@ class BucketFileWriter:
     """Writes the file of one bucket: `write` batches, then `finish`, which uploads it and returns its facts."""
 
     def __init__(
-        self,
-        store: ObjectStore,
-        folder: str,
-        bucket: int,
-        layout: BucketLayout,
-        options: WriteOptions,
+        self, store: ObjectStore, folder: str, bucket: int, layout: BucketLayout, options: WriteOptions
     ) -> None:
         self._store, self._folder, self._bucket = store, folder, bucket
         self._layout, self._options = layout, options

@@ -414,10 +414,7 @@ def open_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) -
     source = open_input(file.size, partial(tree.read, file), partial(tree.read_range, file), _MAX_WHOLE_BYTES)
     try:
         parquet = pq.ParquetFile(
-            source,
-            pre_buffer=True,
-            coerce_int96_timestamp_unit="us",
-            page_checksum_verification=True,
+            source, pre_buffer=True, coerce_int96_timestamp_unit="us", page_checksum_verification=True
         )
     except (pa.ArrowException, OSError) as error:
         raise unreadable_file_error(where, error) from error

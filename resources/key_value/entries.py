@@ -305,8 +305,7 @@ class EntryCoder(Generic[K, V]):
         families, keys = self._split(page.keys)
         versions = page.versions
         return PageItems(
-            len(keys),
-            lambda: map(_new, repeat(TableKey), zip(families, keys, map(KeyVersion, versions), strict=False)),
+            len(keys), lambda: map(_new, repeat(TableKey), zip(families, keys, map(KeyVersion, versions), strict=False))
         )
 
     def page_entries(self, page: StoredPage) -> PageItems[TableEntry[K, V]]:

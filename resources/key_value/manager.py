@@ -430,11 +430,7 @@ class KeyValueTableManager:
         )
 
     def _change(
-        self,
-        table: TableName,
-        decide: Callable[[StoredTable | None], TableTransition],
-        *,
-        preflight: bool = False,
+        self, table: TableName, decide: Callable[[StoredTable | None], TableTransition], *, preflight: bool = False
     ) -> bool:
         """Commit a transition, have the backend do its work, and return the answer.
 

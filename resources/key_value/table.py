@@ -289,21 +289,13 @@ class KeyValueTable(Generic[K, V]):
         return self._pages(within, self._coder.page_entries, page_size, state, family=family, values=True)
 
     def all_keys(
-        self,
-        *,
-        partitions: Sequence[int] | None = None,
-        page_size: int = PAGE_SIZE,
-        state: IteratorState | None = None,
+        self, *, partitions: Sequence[int] | None = None, page_size: int = PAGE_SIZE, state: IteratorState | None = None
     ) -> TablePages[TableKey[K]]:
         """Iterate over the keys of the whole table, or of some partitions: partition by partition, in key order."""
         return self._pages(KeyRange(), self._coder.page_keys, page_size, state, partitions=partitions)
 
     def all_entries(
-        self,
-        *,
-        partitions: Sequence[int] | None = None,
-        page_size: int = PAGE_SIZE,
-        state: IteratorState | None = None,
+        self, *, partitions: Sequence[int] | None = None, page_size: int = PAGE_SIZE, state: IteratorState | None = None
     ) -> TablePages[TableEntry[K, V]]:
         """Iterate over the entries of the whole table, as `all_keys` does."""
         return self._pages(KeyRange(), self._coder.page_entries, page_size, state, partitions=partitions, values=True)

@@ -45,11 +45,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.resources.backends.dynamodb_connection import error_code, problem_from_boto_error
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    KeyValueTableNotFoundError,
-    TableUnavailableError,
-)
+from dagster_adjunct.resources.errors import AdjunctError, KeyValueTableNotFoundError, TableUnavailableError
 from dagster_adjunct.resources.key_value.segment import (
     KeyRange,
     ReplyLostError,

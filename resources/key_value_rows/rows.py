@@ -19,12 +19,7 @@ from typing import Any, ClassVar
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_random_exponential
 
 from dagster_adjunct.resources.backends.store import StoreTable
-from dagster_adjunct.resources.backends.write_plan import (
-    Entry,
-    Row,
-    RowCodec,
-    validate_entries,
-)
+from dagster_adjunct.resources.backends.write_plan import Entry, Row, RowCodec, validate_entries
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     KeyValueTableNotFoundError,
@@ -63,13 +58,7 @@ from dagster_adjunct.resources.key_value_rows.row_documents import (
 )
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.tables.functions import reduce_function
-from dagster_adjunct.resources.tables.operation import (
-    Operation,
-    OperationKind,
-    Outcomes,
-    Problem,
-    State,
-)
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem, State
 from dagster_adjunct.resources.validation import validated
 
 Table = OpenTable[str, bytes]

@@ -22,9 +22,7 @@ _MARKS = (".", "`")
 
 
 def map_in_arrow(
-    frame: DataFrame,
-    task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-    schema: StructType | str,
+    frame: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType | str
 ) -> DataFrame:
     """Return the result of `task` on the batches of each partition."""
     names = frame.columns

@@ -274,10 +274,7 @@ class TypedExpression:
 
 
 def check_expressions(
-    operator: str,
-    texts: Sequence[str],
-    columns: Sequence[str] | None,
-    types: Mapping[str, str | None] | None = None,
+    operator: str, texts: Sequence[str], columns: Sequence[str] | None, types: Mapping[str, str | None] | None = None
 ) -> tuple[TypedExpression, ...]:
     """Return a list of expressions with their types over these columns; see `check_expression`.
 

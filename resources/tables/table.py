@@ -217,13 +217,7 @@ def _describe_failures(operation: Operation[Any], outcomes: Outcomes, places: Se
 
 
 GET, PUT, DELETE, UPDATE = OperationKind.GET, OperationKind.PUT, OperationKind.DELETE, OperationKind.UPDATE
-_COUNTED_AS = {
-    GET: "reads",
-    PUT: "writes",
-    OperationKind.PUT_IF_ABSENT: "writes",
-    DELETE: "deletes",
-    UPDATE: "updates",
-}
+_COUNTED_AS = {GET: "reads", PUT: "writes", OperationKind.PUT_IF_ABSENT: "writes", DELETE: "deletes", UPDATE: "updates"}
 
 
 class _Layers(NamedTuple):

@@ -86,12 +86,7 @@ def test_a_marker_repeated_with_another_valid_from_time_is_rejected() -> None:
     with pytest.raises(MarkerConflictError, match=told) as refused:
         find_next_delivery("planes", START, [timed(5, first), timed(9, other), marker(P1, 0, "v1", 0)], {})
     assert "under a new version name" in refused.value.next_step
-    settled = {
-        "v1": {
-            P0: MarkerFacts(offset=0, rows=5, valid_from=first),
-            P1: MarkerFacts(offset=0, rows=0),
-        }
-    }
+    settled = {"v1": {P0: MarkerFacts(offset=0, rows=5, valid_from=first), P1: MarkerFacts(offset=0, rows=0)}}
     after = {P0: 6, P1: 1}
     with pytest.raises(MarkerConflictError, match=told):
         find_next_delivery("planes", after, [timed(9, other)], settled)

@@ -28,16 +28,7 @@ from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
-from tests.assets.cycle import (
-    WHY,
-    content,
-    data_and_documents,
-    faulty,
-    objects,
-    pin_that_has_ended,
-    planes_in,
-    reached,
-)
+from tests.assets.cycle import WHY, content, data_and_documents, faulty, objects, pin_that_has_ended, planes_in, reached
 from tests.assets.versions_model import KEYS, MOST_ROWS, Entries, Model, Partition, Refused
 from tests.faulty_store import Crash, Fault
 from tests.rounds import rounds

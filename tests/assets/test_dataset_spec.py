@@ -124,8 +124,7 @@ def test_a_column_that_is_not_safe_as_a_name_can_not_order_changes():
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"bootstrap": "no"}, {"extractor": "x"}, {"discard": "x"}, {"discard": 0}, {"partitions": True}],
+    "change", [{"bootstrap": "no"}, {"extractor": "x"}, {"discard": "x"}, {"discard": 0}, {"partitions": True}]
 )
 def test_a_bounded_dataset_rejects_wrong_arguments_too(change):
     with pytest.raises(ConfigurationError) as caught:

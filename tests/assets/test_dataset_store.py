@@ -134,11 +134,7 @@ def test_a_report_is_plain_json(world: World) -> None:
     assert "nothing new was delivered" in report.summary()
 
 
-KEYS = [
-    ("bigint", 2**40, str(2**40)),
-    ("tinyint", -128, "-128"),
-    ("string", "a b", "a b"),
-]
+KEYS = [("bigint", 2**40, str(2**40)), ("tinyint", -128, "-128"), ("string", "a b", "a b")]
 
 
 @pytest.mark.parametrize(("kind", "value", "text"), KEYS)

@@ -221,23 +221,14 @@ def test_what_pandas_calls_missing_is_null_in_an_entry() -> None:
         ("[7]", "returned the int '7' for an entry: expected a dict with tailnum string, at timestamp"),
         ("[{'tailnum': 'x'}]", "an entry without column 'at', with 'tailnum': expected a dict with tailnum string"),
         ("[dict(tailnum='x', at=None, seats=None, day=None, y=1)]", "with column 'y', which is not declared"),
-        (
-            "[dict(tailnum=7, at=None, seats=None, day=None)]",
-            "column 'tailnum' as the int '7': expected it as string",
-        ),
+        ("[dict(tailnum=7, at=None, seats=None, day=None)]", "column 'tailnum' as the int '7': expected it as string"),
         (
             "[dict(tailnum='x', at=dt.datetime(9999, 12, 31, 23, tzinfo=dt.timezone(dt.timedelta(hours=-5))), seats=1, "
             "day=None)]",
             "column 'at' as the datetime '9999-12-31 23:00:00-05:00': expected it as timestamp",
         ),
-        (
-            "[dict(tailnum='x', at=None, seats=1.5, day=None)]",
-            "column 'seats' as the float '1.5': expected it as int",
-        ),
-        (
-            "[dict(tailnum='x', at=None, seats=True, day=None)]",
-            "column 'seats' as the bool 'True': expected it as int",
-        ),
+        ("[dict(tailnum='x', at=None, seats=1.5, day=None)]", "column 'seats' as the float '1.5': expected it as int"),
+        ("[dict(tailnum='x', at=None, seats=True, day=None)]", "column 'seats' as the bool 'True': expected it as int"),
         ("[dict(tailnum='x', at=None, seats=2**40, day=None)]", "column 'seats' as the int '1099511627776'"),
         ("[dict(tailnum='x', at=dt.datetime(2026, 1, 1), seats=1, day=None)]", "datetime without a zone"),
         ("[dict(tailnum='x', at=None, seats=1, day=dt.datetime(2026, 1, 1))]", "column 'day' as the datetime"),
@@ -278,9 +269,7 @@ def test_a_factory_that_gives_no_function_is_refused(factory: str, problem: str)
         run(PythonExtractor(factory, "a INT"), ("N1", 1, "", 0, 1, False))
 
 
-def test_entries_of_a_function_are_deleted_by_tombstones_and_its_errors_pass_spark(
-    sparkling: World,
-) -> None:
+def test_entries_of_a_function_are_deleted_by_tombstones_and_its_errors_pass_spark(sparkling: World) -> None:
     sparkling.stream("planes", RECORDS, ["tailnum"], 2)
     sparkling.send("planes", [("N1", 1, "[dict(tailnum='N1', at=None, seats=5, day=None)]"), ("N2", 7, "[]")])
     sparkling.send("planes", [("N3", 1, "[dict(tailnum='N3', at=None, seats=None, day=None)]"), ("N1", None, None)])
@@ -295,9 +284,7 @@ def test_entries_of_a_function_are_deleted_by_tombstones_and_its_errors_pass_spa
         sparkling.advance(spec)
 
 
-def test_a_function_with_an_undeclared_result_fails_the_run_and_consumes_nothing(
-    sparkling: World,
-) -> None:
+def test_a_function_with_an_undeclared_result_fails_the_run_and_consumes_nothing(sparkling: World) -> None:
     sparkling.stream("planes", RECORDS, ["tailnum"], 2)
     sparkling.send("planes", [("N1", 1, "[dict(tailnum='N1', at=None, seats='many', day=None)]")], version="v1")
     with pytest.raises(DatasetError, match=r"'planes'.*whatever_it_says.*'seats' as the str 'many'.* as int"):

@@ -212,9 +212,7 @@ def test_versions_that_are_partitions_may_come_later(place: Place) -> None:
     assert in_order(spec, manifest)[0] == ["2026-01-01"]
 
 
-def test_a_delivered_folder_completed_again_with_other_contents_is_reported(
-    place: Place,
-) -> None:
+def test_a_delivered_folder_completed_again_with_other_contents_is_reported(place: Place) -> None:
     place.csv("v1", {"N1": 1}, done='{"rows": 1}')
     spec = dataset(place)
     source, first = delivered(spec)

@@ -299,9 +299,7 @@ def test_a_lake_stream_rejects_records_of_another_schema_before_a_version(world:
             world.streams.append("planes", pa.table(wrong), producer="p", sequence=1, end_of_dataset="v1")
 
 
-def test_a_stream_recreated_with_other_columns_is_rejected_as_recreated(
-    world: World,
-) -> None:
+def test_a_stream_recreated_with_other_columns_is_rejected_as_recreated(world: World) -> None:
     planes(world)
     world.send("planes", [])
     world.advance(PLANES)

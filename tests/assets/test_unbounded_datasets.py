@@ -117,10 +117,7 @@ def test_a_commit_writes_only_the_changes_and_nothing_new_makes_no_commit(quick:
     world.advance(WEATHER)
     send(world, [("JFK", 3, 1.0), ("JFK", 3, 2.0), ("JFK", 4, None)])
     report = world.advance(WEATHER)
-    assert (report.action, report.counters) == (
-        "applied",
-        {"read": 3, "changes": 2, "superseded": 1, "deleted": 1},
-    )
+    assert (report.action, report.counters) == ("applied", {"read": 3, "changes": 2, "superseded": 1, "deleted": 1})
     assert [g.rows for g in world.view(WEATHER).sealed.generations] == [1000, 2]
     log = world.lake.commit_log("datasets/weather", "dataset")
     before = log.current()
@@ -215,11 +212,7 @@ def test_other_columns_need_a_rebuild(world: World) -> None:
 
 
 CHANGES = st.lists(
-    st.tuples(
-        st.sampled_from(["JFK", "EWR", "LGA"]),
-        st.integers(0, 5),
-        st.none() | st.floats(0, 9, allow_nan=False),
-    ),
+    st.tuples(st.sampled_from(["JFK", "EWR", "LGA"]), st.integers(0, 5), st.none() | st.floats(0, 9, allow_nan=False)),
     max_size=12,
 )
 

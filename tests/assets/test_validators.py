@@ -295,11 +295,7 @@ def test_what_is_raised_about_the_data_refuses_the_version(error: Exception) -> 
 
 @pytest.mark.parametrize(
     "error",
-    [
-        *MISTAKES,
-        StoreUnavailableError("the list of makers can't be reached.", "Try again."),
-        JavaError(),
-    ],
+    [*MISTAKES, StoreUnavailableError("the list of makers can't be reached.", "Try again."), JavaError()],
     ids=lambda error: type(error).__name__,
 )
 def test_a_warning_that_can_t_be_evaluated_stops_nothing(error: Exception) -> None:

@@ -341,9 +341,7 @@ def test_an_open_batch_meets_the_versions_that_it_was_begun_with(place: Place) -
 
 
 @pytest.mark.lengthy
-def test_a_reader_leases_all_versions_before_it_opens_one(
-    tmp_path: Path,
-) -> None:
+def test_a_reader_leases_all_versions_before_it_opens_one(tmp_path: Path) -> None:
     held_anew = 0
     for nth in range(1, 40):
         place = Place(tmp_path / str(nth))

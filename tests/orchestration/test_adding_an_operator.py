@@ -212,9 +212,7 @@ def test_no_failure_quotes_a_sensitive_column_that_was_renamed_and_sent_to_an_ou
     renamed = asked.map("tailnum", "ssn as id", "rank", "upper(id) as shout")
     renamed.send_to(app.output_stream("lake.out", partitions=2, key="tailnum")).filter("rank > 1")
     context: Any = SimpleNamespace(
-        app=app,
-        plan=build_plan(app, catalog(FACTS[0])),
-        sensitive={(LineageNode("sink", "somebody"), "ssn")},
+        app=app, plan=build_plan(app, catalog(FACTS[0])), sensitive={(LineageNode("sink", "somebody"), "ssn")}
     )
     columns = ["tailnum", "id", "rank", "shout"]
     for operator in ("map-3", "send-to-4", "filter-5"):
@@ -228,9 +226,7 @@ def test_no_failure_quotes_a_merged_column_that_a_function_may_have_made_of_a_se
     merged = noted.merge(trips.map("tailnum", "cast(miles as string) as note"))
     merged.map("tailnum", "upper(note) as shout")
     context: Any = SimpleNamespace(
-        app=app,
-        plan=build_plan(app, catalog(FACTS[0])),
-        sensitive={(LineageNode("stream", "lake.old"), "ssn")},
+        app=app, plan=build_plan(app, catalog(FACTS[0])), sensitive={(LineageNode("stream", "lake.old"), "ssn")}
     )
     assert sensitive_columns(context, "map-3", ["tailnum", "note"]) == frozenset()
     assert sensitive_columns(context, "merge-4", ["tailnum", "note"]) == {"tailnum", "note"}
@@ -249,9 +245,7 @@ def test_no_failure_quotes_what_a_window_makes_of_a_column_that_may_be_sensitive
     noted.window(Tumbling(timedelta(hours=1)), by="tailnum", name="trips", aggregates=made)
     planes = StreamFacts("lake.planes", 2, ("tailnum",), SPARK, TRIPS)
     context: Any = SimpleNamespace(
-        app=app,
-        plan=build_plan(app, catalog(FACTS[0], planes)),
-        sensitive={(LineageNode("stream", "lake.old"), "ssn")},
+        app=app, plan=build_plan(app, catalog(FACTS[0], planes)), sensitive={(LineageNode("stream", "lake.old"), "ssn")}
     )
     assert sensitive_columns(context, "window-3-trips", ["tailnum", "one", "both"]) == {"both"}
 

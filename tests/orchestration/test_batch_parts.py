@@ -15,9 +15,7 @@ from dagster_adjunct.orchestration.operators.operator import PassThroughSpec, Re
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step import batch as arriving_records
-from dagster_adjunct.orchestration.step.batch import (
-    BatchContext,
-)
+from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema

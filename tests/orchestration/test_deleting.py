@@ -73,10 +73,7 @@ def begun(
     logged = log.commit(logged, logged.state.model_copy(update={"checkpoint": standing}), by="run")
     if open_over or versions:
         ranges = {open_over: OffsetRange(start="0", end="1")} if open_over else {}
-        log.open(
-            logged,
-            Intent(batch=1, run="run", clock=datetime.now(UTC), ranges=ranges, versions=versions or {}),
-        )
+        log.open(logged, Intent(batch=1, run="run", clock=datetime.now(UTC), ranges=ranges, versions=versions or {}))
 
 
 # -- streams

@@ -158,9 +158,7 @@ class DearWorld(StepWorld):
         return DearToRead(self.lake)
 
 
-def test_arrival_time_is_kept_after_a_function_and_where_reading_twice_is_costly(
-    step_world: StepWorld,
-) -> None:
+def test_arrival_time_is_kept_after_a_function_and_where_reading_twice_is_costly(step_world: StepWorld) -> None:
     step_world = DearWorld(step_world.lake, step_world.folder, step_world.spark)
     step_world.stream("clicks", "k", 1, k="string")
     step_world.send("clicks", ("a",), ("b",))

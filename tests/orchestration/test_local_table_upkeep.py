@@ -145,9 +145,7 @@ def test_what_a_batch_that_was_given_up_is_taken_out_to_stays_until_then(world: 
     assert world.held() == {"a": 2, "b": 1, "c": 2}
 
 
-def test_undoing_a_batch_whose_former_version_was_erased_says_what_to_do(
-    world: World,
-) -> None:
+def test_undoing_a_batch_whose_former_version_was_erased_says_what_to_do(world: World) -> None:
     begun = world.begin(3)
     world.batch(3, ("a", 3), begun=begun)
     assert not erase_keys(world.lake, "counts", ["a"], reason="asked", by="me", roots=_roots(world)).complete

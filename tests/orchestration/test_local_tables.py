@@ -94,9 +94,7 @@ def last_seen(world: StepWorld, table: str = "seen") -> dict[Any, Any]:
     return {key: entry["place"] for key, entry in held(world, table).items()}
 
 
-def test_sent_records_are_joined_in_the_same_batch_and_two_streams_feed_one_table(
-    step_world: StepWorld,
-) -> None:
+def test_sent_records_are_joined_in_the_same_batch_and_two_streams_feed_one_table(step_world: StepWorld) -> None:
     step_world.stream("scans", "item", 2, item="string", place="string")
     step_world.stream("moves", "item", 3, item="string", place="string")
     step_world.stream("asked", "item", 2, item="string")
@@ -120,9 +118,7 @@ def test_sent_records_are_joined_in_the_same_batch_and_two_streams_feed_one_tabl
     assert step_world.run(app, run="run-2").versions["seen"] == [before]
 
 
-def test_a_condition_deletes_rows_and_null_keys_are_skipped_on_request(
-    step_world: StepWorld,
-) -> None:
+def test_a_condition_deletes_rows_and_null_keys_are_skipped_on_request(step_world: StepWorld) -> None:
     step_world.stream("visits", "shop", 2, visitor="string", shop="string")
     step_world.send("visits", ("in", "a"), ("in", "b"), ("out", "a"), ("in", None))
     app = Application("open")
@@ -191,9 +187,7 @@ def test_a_bounded_replay_leaves_state_alone_and_a_startpoint_adds_to_it(step_wo
     assert held(step_world, "visits_by_shop")["a"]["visits"] == 3
 
 
-def test_an_abandoned_batch_is_removed_from_state_before_its_records_are_reread(
-    step_world: StepWorld,
-) -> None:
+def test_an_abandoned_batch_is_removed_from_state_before_its_records_are_reread(step_world: StepWorld) -> None:
     step_world.stream("visits", "shop", 2, visitor="string", shop="string")
     step_world.send("visits", ("1", "a"), ("2", "b"), ("3", "a"))
     app = counting()
@@ -232,9 +226,7 @@ def test_two_streams_may_be_sent_to_one_dataset_and_the_next_batch_meets_both(st
     assert set(held(step_world, "cities")) == {*"abcde"}
 
 
-def test_only_records_written_to_a_table_move_and_the_others_stay_in_place(
-    step_world: StepWorld,
-) -> None:
+def test_only_records_written_to_a_table_move_and_the_others_stay_in_place(step_world: StepWorld) -> None:
     for name, key, partitions in (("r", "n", 3), ("s", "k", 4)):
         step_world.stream(name, key, partitions, k="string", n="bigint")
         step_world.send(name, *((f"k{number}", number) for number in range(30)))

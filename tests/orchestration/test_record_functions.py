@@ -56,9 +56,7 @@ BEYOND = pa.array([0, 253_402_300_800_000_000], pa.int64()).cast(pa.timestamp("u
 
 
 @pytest.mark.parametrize("entry", [None, "__entry"])
-def test_a_value_without_a_python_form_is_reported_by_column(
-    entry: str | None,
-) -> None:
+def test_a_value_without_a_python_form_is_reported_by_column(entry: str | None) -> None:
     given: list[Any] = []
     positions = {"__partition": [3, 3], "__offset": [10, 11]}
     batch = pa.RecordBatch.from_pydict({"k": ["a", "b"], "at": BEYOND, "__entry": [None, None], **positions})

@@ -206,9 +206,7 @@ def test_a_record_from_before_the_history_fails_the_batch_before_anything_is_wri
         world.run(app)
 
 
-def test_a_late_correction_is_joined_from_then_on_and_a_plain_join_uses_the_current(
-    world: StepWorld,
-) -> None:
+def test_a_late_correction_is_joined_from_then_on_and_a_plain_join_uses_the_current(world: StepWorld) -> None:
     send_changes(world, [("a", 1, moment(10)), ("a", 2, moment(20))])
     world.send("sales", (0, "a", moment(15)))
     app = application(PRICES)

@@ -65,9 +65,7 @@ def scored(function: SinkFunction, *, keeps: bool = False, returns: Schema = SCO
     return app
 
 
-def test_a_function_gets_each_partitions_records_in_order_computed_once(
-    step_world: StepWorld,
-) -> None:
+def test_a_function_gets_each_partitions_records_in_order_computed_once(step_world: StepWorld) -> None:
     folder = numbers(step_world)
     app = Application("app")
     app.input_stream("lake.numbers").sink(noting(folder)).send_to(app.output_stream("lake.out", partitions=2, key="k"))

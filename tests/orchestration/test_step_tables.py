@@ -366,9 +366,7 @@ def test_a_failure_names_the_first_keys_and_how_many_there_are(step_world: StepW
         step_world.run(app)
 
 
-def test_more_rejected_records_than_dead_letters_allow_fail_naming_the_limit(
-    step_world: StepWorld,
-) -> None:
+def test_more_rejected_records_than_dead_letters_allow_fail_naming_the_limit(step_world: StepWorld) -> None:
     step_world.stream("changes", "k", 1, k="string", v="double")
     step_world.send("changes", *[(f"k{number % 3}", math.inf) for number in range(12)])
     app = Application("app")

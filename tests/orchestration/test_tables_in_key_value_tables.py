@@ -52,9 +52,7 @@ def test_counts_are_exact_and_a_batch_or_stream_that_comes_again_writes_nothing(
     assert entries(step_world) == there
 
 
-def test_the_newest_is_kept_and_read_by_another_application_and_the_command_line(
-    step_world: StepWorld,
-) -> None:
+def test_the_newest_is_kept_and_read_by_another_application_and_the_command_line(step_world: StepWorld) -> None:
     scans = scanned(2, 200)
     send(step_world, scans)
     last = Application("last", max_batch_records=100)

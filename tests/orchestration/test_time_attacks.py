@@ -41,12 +41,7 @@ def second(number: float) -> dt.datetime:
 
 
 PRICES = unbounded_dataset(
-    "prices",
-    input="lake.prices",
-    key="item",
-    partitions=1,
-    history=dt.timedelta(hours=10),
-    valid_from="since",
+    "prices", input="lake.prices", key="item", partitions=1, history=dt.timedelta(hours=10), valid_from="since"
 )
 
 

@@ -67,11 +67,7 @@ def partitions(draw: st.DrawFn) -> list[list[Record]]:
 )
 @settings(max_examples=150, deadline=None)
 def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
-    made: list[list[Record]],
-    delay: int,
-    before: list[tuple[int | None, int | None]],
-    drawn: random.Random,
-    lying: str,
+    made: list[list[Record]], delay: int, before: list[tuple[int | None, int | None]], drawn: random.Random, lying: str
 ) -> None:
     floors = [(NEVER if new is None else new, NEVER if mark is None else mark) for new, mark in before]
     stood = {number: PriorTimes(*times) for number, times in enumerate(floors)}

@@ -172,12 +172,7 @@ def test_what_operators_hold_back_adds_up_along_the_longest_way() -> None:
     slow = clicks.apply(Seen("first", 5 * SECOND)).apply(Seen("second", 2 * SECOND))
     slow.apply(Seen("third"), clicks.apply(Seen("beside", SECOND)))
     spans = {name: span["lake.clicks"] for name, span in watermark_inputs(app.operators).items()}
-    assert spans == {
-        "first": 0 * SECOND,
-        "second": 5 * SECOND,
-        "beside": 0 * SECOND,
-        "third": 7 * SECOND,
-    }
+    assert spans == {"first": 0 * SECOND, "second": 5 * SECOND, "beside": 0 * SECOND, "third": 7 * SECOND}
     times = state_of({0: partition(0, 100)})
     assert compute_operator_watermark(app, times, "third", at(0)) == at(93)
 

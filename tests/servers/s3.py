@@ -119,11 +119,7 @@ def _client(endpoint: str) -> S3Client:
     import boto3
 
     return boto3.session.Session().client(
-        "s3",
-        endpoint_url=endpoint,
-        region_name=REGION,
-        aws_access_key_id=ACCESS_KEY,
-        aws_secret_access_key=SECRET_KEY,
+        "s3", endpoint_url=endpoint, region_name=REGION, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY
     )
 
 

@@ -114,12 +114,7 @@ def epoch_micros(moment: datetime | None) -> int | None:
 
 
 def aggregate_rows(
-    frame: DataFrame,
-    by: Sequence[str],
-    windows: Windows,
-    order: Sequence[str],
-    *more: Column,
-    partial: bool = False,
+    frame: DataFrame, by: Sequence[str], windows: Windows, order: Sequence[str], *more: Column, partial: bool = False
 ) -> DataFrame:
     """Return a row with the partial values, and `more` aggregates, for each group `by` of records.
 

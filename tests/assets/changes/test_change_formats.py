@@ -110,10 +110,7 @@ def test_unwrapped_records_say_in_a_column_that_a_row_was_deleted(either: World)
 
 def test_whether_a_row_was_deleted_may_be_a_boolean(either: World) -> None:
     stream(either, Schema.of(id="bigint", gone="boolean"), [(1, False), (1, True)])
-    assert [change.deleted for change in decoded(either, dataset(changes=DebeziumUnwrapped("gone")))] == [
-        False,
-        True,
-    ]
+    assert [change.deleted for change in decoded(either, dataset(changes=DebeziumUnwrapped("gone")))] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -139,10 +139,7 @@ def test_nothing_to_do_makes_no_commit_and_starts_no_spark(world: World) -> None
 # -- what is read stays
 
 
-SPREADS = {
-    "partitioned": {"partitions": 2},
-    "broadcast": {"broadcast": True},
-}
+SPREADS = {"partitioned": {"partitions": 2}, "broadcast": {"broadcast": True}}
 
 
 def compact(world: World, spec, level=None, *, lake: Lake | None = None, policy=None) -> CompactionReport:

@@ -24,17 +24,7 @@ from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import make_older
 from tests.assets.unbounded import killed
-from tests.assets.unbounded.facts import (
-    DEAD,
-    NAME,
-    Fact,
-    content,
-    facts_in,
-    faulty,
-    letters,
-    send,
-    table_of,
-)
+from tests.assets.unbounded.facts import DEAD, NAME, Fact, content, facts_in, faulty, letters, send, table_of
 from tests.assets.unbounded.tables import left_over
 from tests.faulty_store import WRITES, Crash, Fault, FaultKind, FaultyStore, deaths
 

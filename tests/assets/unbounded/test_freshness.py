@@ -17,14 +17,7 @@ from dagster_adjunct.resources.errors import DatasetError, StaleDatasetError
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
-from tests.assets.unbounded.following_plain import (
-    COLUMNS,
-    NAME,
-    Table,
-    keys_of,
-    partition,
-    table_in,
-)
+from tests.assets.unbounded.following_plain import COLUMNS, NAME, Table, keys_of, partition, table_in
 from tests.clocks import on_clock
 from tests.faulty_store import Crash
 

@@ -26,18 +26,7 @@ from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
-from tests.assets.unbounded.over_time import (
-    KEYS,
-    NAME,
-    Change,
-    Model,
-    at,
-    check,
-    prices,
-    prices_in,
-    second_of,
-    send,
-)
+from tests.assets.unbounded.over_time import KEYS, NAME, Change, Model, at, check, prices, prices_in, second_of, send
 
 FIRST: list[Change] = [("a", 1, 1), ("b", 2, 2), ("a", 5, 3), ("c", 3, 1), ("b", 6, None)]
 SECOND: list[Change] = [("a", 3, 9), ("d", 7, 1), ("c", 3, 2), ("b", 9, 4), ("a", 9, None)]

@@ -18,16 +18,7 @@ from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscard
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
-from tests.assets.unbounded.facts import (
-    DEAD,
-    NAME,
-    content,
-    facts_in,
-    faulty,
-    letters,
-    send,
-    table_of,
-)
+from tests.assets.unbounded.facts import DEAD, NAME, content, facts_in, faulty, letters, send, table_of
 from tests.assets.unbounded.tables import left_over
 from tests.faulty_store import Crash, Fault
 from tests.servers.s3 import S3Server

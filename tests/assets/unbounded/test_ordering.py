@@ -152,11 +152,7 @@ def test_a_deletion_beats_what_arrives_after_it_and_is_older_also_from_the_base(
 def test_dates_and_instants_order_as_days_and_microseconds(quick: World) -> None:
     for name, kind, values in (
         ("date", pa.date32(), [dt.date(2020, 1, 2), dt.date(1960, 1, 1), dt.date(2020, 1, 1)]),
-        (
-            "timestamp",
-            pa.timestamp("us", tz="UTC"),
-            [dt.datetime(2020, 1, 1, 0, 0, 0, at, dt.UTC) for at in (2, 0, 1)],
-        ),
+        ("timestamp", pa.timestamp("us", tz="UTC"), [dt.datetime(2020, 1, 1, 0, 0, 0, at, dt.UTC) for at in (2, 0, 1)]),
     ):
         world = World(quick.lake, quick.spark)
         world.stream(f"by_{name}", Schema.of(k="string", at=name, n="int"), ["k"], 1)

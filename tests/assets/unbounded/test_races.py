@@ -25,16 +25,7 @@ from tests.assets import reading
 from tests.assets.conftest import World
 from tests.assets.reading import CODES, DATASET
 from tests.assets.unbounded import killed
-from tests.assets.unbounded.facts import (
-    BY_HAND,
-    NAME,
-    Fact,
-    content,
-    facts_in,
-    faulty,
-    send,
-    table_of,
-)
+from tests.assets.unbounded.facts import BY_HAND, NAME, Fact, content, facts_in, faulty, send, table_of
 from tests.assets.unbounded.tables import left_over
 from tests.faulty_store import Fault
 

@@ -33,14 +33,7 @@ from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.assets.conftest import World
 from tests.assets.cycle import faulty
-from tests.assets.unbounded.following_plain import (
-    NAME,
-    Shape,
-    Table,
-    keys_of,
-    partition,
-    table_in,
-)
+from tests.assets.unbounded.following_plain import NAME, Shape, Table, keys_of, partition, table_in
 from tests.faulty_store import Crash, Fault
 
 DAY = timedelta(days=1)

@@ -281,10 +281,7 @@ def test_the_plan_says_what_would_be_done_and_changes_nothing() -> None:
     assert (some.action, some.refusal) == ("rewind", None)
     assert [
         (partition.start, partition.taken, partition.again, partition.skipped) for partition in some.partitions
-    ] == [
-        ("1", str(ends[0]), ends[0] - 1, 0),
-        ("0", str(ends[1]), ends[1], 0),
-    ]
+    ] == [("1", str(ends[0]), ends[0] - 1, 0), ("0", str(ends[1]), ends[1], 0)]
     assert f"lake.{NAME}.0: offset 1: starts at 1, read up to {ends[0]}: {ends[0] - 1} offsets again" in (
         some.summary()
     )

@@ -56,11 +56,7 @@ def manifest_of(world: World, spec: AdjunctDataset) -> UnboundedManifest:
 def four_versions(world: World) -> tuple[AdjunctDataset, list[tuple[str, dict[str, int]]]]:
     """Return a table and its versions with what they hold: base, two deltas, and all of it compacted."""
     spec = table(world)
-    history = [
-        send(world, spec, {"a": 1, "b": 1}),
-        send(world, spec, {"a": 2}),
-        send(world, spec, {"b": None, "c": 3}),
-    ]
+    history = [send(world, spec, {"a": 1, "b": 1}), send(world, spec, {"a": 2}), send(world, spec, {"b": None, "c": 3})]
     report = compact(world, spec, "major")
     assert report.version is not None
     return spec, [*history, (report.version, history[-1][1])]

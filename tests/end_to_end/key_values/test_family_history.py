@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.end_to_end.key_values.family_history import (
-    ABSENT,
-    NotLinearisableError,
-    Operation,
-    check_linearisable,
-)
+from tests.end_to_end.key_values.family_history import ABSENT, NotLinearisableError, Operation, check_linearisable
 
 
 def put(began: int, ended: int, key: str = "a", value: str = "1", **more: object) -> Operation:

@@ -25,12 +25,7 @@ from dagster_adjunct.key_value import (
 from dagster_adjunct.resources.key_value.segment import SegmentBackend
 from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from dagster_adjunct.resources.objects.lake import open_lake
-from tests.resources.key_value_backends.segment_stores import (
-    SegmentStore,
-    objects_in_a_folder,
-    objects_in_s3,
-    sqlite,
-)
+from tests.resources.key_value_backends.segment_stores import SegmentStore, objects_in_a_folder, objects_in_s3, sqlite
 from tests.servers.dynamodb import REGION, DynamoDbServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.tcp_proxy import Chooser, TcpProxy

@@ -199,10 +199,7 @@ def test_conditions_that_do_not_hold_are_told_to_programs_too(world: World, capf
     assert "nothing was written" in err.replace("\n", " ")
     other = "00" * 16
     code, out, _ = ended(world, capfd, "remove", TABLE, "6", "--version", other, *types)
-    assert (code, json.loads(out)["failures"]) == (
-        5,
-        [{"family": "f", "key": 6, "expected": other, "found": None}],
-    )
+    assert (code, json.loads(out)["failures"]) == (5, [{"family": "f", "key": 6, "expected": other, "found": None}])
     blob = base64.b64encode(b"\0\xff").decode()
     _, out, _ = ended(world, capfd, "put", TABLE, blob, "w", "--version", other, "--key-type", "bytes")
     assert json.loads(out)["failures"][0]["key"] == blob

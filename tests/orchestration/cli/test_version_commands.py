@@ -154,9 +154,7 @@ def test_an_older_version_that_is_forced_is_not_served_and_says_how_to_serve_it(
     assert (done["served"], done["note"]) == (ids(world)["v5"], "")
 
 
-def test_an_unreadable_dataset_is_listed_with_the_reason_and_stops_no_other(
-    world: World,
-) -> None:
+def test_an_unreadable_dataset_is_listed_with_the_reason_and_stops_no_other(world: World) -> None:
     world.stream("crews", SCHEMA, ["tailnum"], 2)
     world.send("crews", [("N1", 1)], version="v1")
     world.advance(bounded_dataset("crews", input="lake.crews", key="tailnum", partitions=2))
@@ -207,10 +205,7 @@ def test_items_and_get_read_any_version(world: World) -> None:
     assert len(document(world, "items", "planes", "--prefix", "N")["entries"]) == 3
     assert "N3" in printed(world, "items", "planes")
     assert [e["seats"] for e in document(world, "items", "planes", "--version", "v3")["entries"]] == [1]
-    assert document(world, "get", "planes", "N2", "--version", "v1")[0]["entry"] == {
-        "tailnum": "N2",
-        "seats": 2,
-    }
+    assert document(world, "get", "planes", "N2", "--version", "v1")[0]["entry"] == {"tailnum": "N2", "seats": 2}
     assert "--prefix and a range" in refused(world, "items", "planes", "--prefix", "N", "--to", "N2")
 
 

@@ -44,11 +44,7 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     scan_ages,
     scan_streams,
 )
-from dagster_adjunct.orchestration.code_location.sensors import (
-    decide_launch,
-    launch_rules,
-    measure_backlog,
-)
+from dagster_adjunct.orchestration.code_location.sensors import decide_launch, launch_rules, measure_backlog
 from dagster_adjunct.resources.objects.store import InMemoryStore, StoredObject
 from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.clocks import on_clock

@@ -5,16 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from dagster import (
-    AssetKey,
-    DagsterInstance,
-    DagsterRun,
-    DagsterRunStatus,
-    OpExecutionContext,
-    RunRecord,
-    job,
-    op,
-)
+from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, OpExecutionContext, RunRecord, job, op
 from dagster import SkipReason as Skip
 from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin

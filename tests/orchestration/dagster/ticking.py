@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dagster import (
-    DagsterInstance,
-    Definitions,
-    RunRequest,
-    SensorDefinition,
-    SkipReason,
-    build_sensor_context,
-)
+from dagster import DagsterInstance, Definitions, RunRequest, SensorDefinition, SkipReason, build_sensor_context
 from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteInstigatorOrigin, RemoteRepositoryOrigin
 from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, SensorInstigatorData

@@ -125,10 +125,7 @@ class OffsetsWorld:
         """Append a record for each key, at the clock's time."""
         self.sent += 1
         rows = pa.table(
-            {
-                "k": pa.array(keys, pa.int64()),
-                "at": pa.array([self.now] * len(keys), pa.timestamp("us", tz="UTC")),
-            }
+            {"k": pa.array(keys, pa.int64()), "at": pa.array([self.now] * len(keys), pa.timestamp("us", tz="UTC"))}
         )
         self.systems()["lake"].append(stream, rows, producer="test", sequence=self.sent)
 

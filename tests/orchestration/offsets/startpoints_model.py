@@ -63,10 +63,7 @@ def delete(target: Target) -> Sequence[Step]:
         there = world.requests.get(target)
         return world if there is None else replace(world, settled=world.settled | {there.number})
 
-    return [
-        take_back,
-        lambda world: replace(world, requests={k: r for k, r in world.requests.items() if k != target}),
-    ]
+    return [take_back, lambda world: replace(world, requests={k: r for k, r in world.requests.items() if k != target})]
 
 
 def remove(chosen: Mapping[tuple[str, str], str | None]) -> Sequence[Step]:

@@ -139,10 +139,7 @@ def test_partitions_are_named_one_by_one_as_ranges_and_as_whole_streams(world: O
 
     assert named("fake.s.3") == ssps("fake.s", 3)
     assert named("fake.s.0-1,3") == ssps("fake.s", 0, 1, 3)
-    assert named("fake.t", "fake.s.2", "fake.t.1", "fake.s.1-2") == [
-        *ssps("fake.t", 0, 1),
-        *ssps("fake.s", 2, 1),
-    ]
+    assert named("fake.t", "fake.s.2", "fake.t.1", "fake.s.1-2") == [*ssps("fake.t", 0, 1), *ssps("fake.s", 2, 1)]
     assert named() == []
 
 
@@ -238,10 +235,7 @@ def test_what_a_preview_says_is_what_the_next_run_does(world: OffsetsWorld, app:
     world.startpoints(app).write_startpoints(requests)
     batches = world.delivered(app)
     read = {(batch.main, str(ssp)): span for batch in batches for ssp, span in batch.read().items()}
-    assert read == {
-        (True, "fake.s.0"): (first.start, first.end),
-        (False, "fake.s.1"): (second.start, second.end),
-    }
+    assert read == {(True, "fake.s.0"): (first.start, first.end), (False, "fake.s.1"): (second.start, second.end)}
     assert (first.tasks, second.tasks) == (("Partition 0",), ("Partition 1",))
 
 

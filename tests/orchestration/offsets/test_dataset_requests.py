@@ -19,11 +19,7 @@ from dagster_adjunct.orchestration.startpoints.coordinator import (
     fan_out_requests,
 )
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.request import (
-    StartpointRequest,
-    dataset_task_name,
-    find_reading_tasks,
-)
+from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, dataset_task_name, find_reading_tasks
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.errors import DatasetError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore

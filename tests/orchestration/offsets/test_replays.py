@@ -132,10 +132,7 @@ def test_a_startpoint_after_a_replay_opens_the_next_epoch_even_during_the_replay
     world.ask(app, S0, StartpointSpecific, offset="@5")
     batches = world.delivered(app)
     assert kinds(batches) == "mr"
-    assert [(batch.read(), batch.epochs[S0]) for batch in batches] == [
-        ({S0: ("@5", "@6")}, 2),
-        ({S0: ("@2", "@4")}, 1),
-    ]
+    assert [(batch.read(), batch.epochs[S0]) for batch in batches] == [({S0: ("@5", "@6")}, 2), ({S0: ("@2", "@4")}, 1)]
     assert world.state(app).offsets.epochs == {S0: 2}
 
 

@@ -296,9 +296,7 @@ def test_what_retention_took_is_counted_where_the_input_goes_on_from_the_oldest(
     assert world.state(app).totals["fake.s"] == {"lost_offsets": 2 if left else 3}
 
 
-def test_a_startpoint_at_the_oldest_offset_follows_retention_without_loss(
-    world: OffsetsWorld,
-) -> None:
+def test_a_startpoint_at_the_oldest_offset_follows_retention_without_loss(world: OffsetsWorld) -> None:
     stream_of_two(world)
     app = reader()
     world.run(app)

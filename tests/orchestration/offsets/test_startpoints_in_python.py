@@ -192,12 +192,7 @@ def test_none_for_the_partitions_does_not_mean_all_of_them(world: OffsetsWorld, 
 
 @pytest.mark.parametrize(
     "startpoint",
-    [
-        StartpointOldest(),
-        StartpointUpcoming(),
-        StartpointTimestamp(timestamp_ms=7),
-        StartpointSpecific(offset="42"),
-    ],
+    [StartpointOldest(), StartpointUpcoming(), StartpointTimestamp(timestamp_ms=7), StartpointSpecific(offset="42")],
     ids=lambda position: position.kind,
 )
 def test_what_was_written_as_json_is_read_from_it(startpoint: Startpoint) -> None:

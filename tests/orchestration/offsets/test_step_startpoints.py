@@ -155,9 +155,7 @@ def test_one_that_is_written_while_a_run_is_in_progress_waits_for_the_next(world
     assert {batch.epochs.get(S0) for batch in world.delivered(app)} == {1}
 
 
-def test_a_request_handed_out_during_a_run_survives_the_removal_of_an_older_one(
-    world: OffsetsWorld,
-) -> None:
+def test_a_request_handed_out_during_a_run_survives_the_removal_of_an_older_one(world: OffsetsWorld) -> None:
     app = reader()
     world.run(app)
     world.ask(app, S0, StartpointOldest)
@@ -276,9 +274,7 @@ def test_an_applied_request_that_is_written_again_is_reported_and_not_applied(
     )
 
 
-def test_a_tasks_request_with_a_slow_clock_survives_a_crash_before_a_removal(
-    world: OffsetsWorld,
-) -> None:
+def test_a_tasks_request_with_a_slow_clock_survives_a_crash_before_a_removal(world: OffsetsWorld) -> None:
     app = reader()
     world.run(app)
     world.ask(app, S0, StartpointOldest)

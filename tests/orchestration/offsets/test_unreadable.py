@@ -205,8 +205,7 @@ def test_what_can_be_read_beside_it_stays_and_what_comes_later_waits_behind_it(
 
 
 @pytest.mark.parametrize(
-    "value",
-    [{"version": 2}, "handed", {"pending": [], "handed": {"fake.s.1": "x"}}, {"pending": {}, "handed": {}}, 7],
+    "value", [{"version": 2}, "handed", {"pending": [], "handed": {"fake.s.1": "x"}}, {"pending": {}, "handed": {}}, 7]
 )
 def test_an_entry_that_can_not_be_read_at_all_holds_what_its_task_reads(
     world: OffsetsWorld, app: Application, value: object

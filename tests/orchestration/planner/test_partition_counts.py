@@ -32,11 +32,7 @@ def test_figure_4_an_intermediate_stream_gets_the_count_of_what_it_is_joined_wit
     app = application()
     app.input_stream("lake.s2").partition_by("k").join(app.table(dataset("t", 16)), on="k")
     edge = build_plan(app, catalog(s2=8, t=4)).stream("app-partition-by-2")
-    assert (edge.role, edge.partitions, edge.count_from) == (
-        "intermediate",
-        16,
-        "inferred from dataset t in join-3-t",
-    )
+    assert (edge.role, edge.partitions, edge.count_from) == ("intermediate", 16, "inferred from dataset t in join-3-t")
 
 
 def test_figure_5_an_intermediate_stream_that_needs_two_counts_is_rejected():

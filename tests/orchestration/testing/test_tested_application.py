@@ -88,9 +88,7 @@ def test_an_application_runs_on_records_of_the_test_and_goes_on_from_run_to_run(
     assert not folder.exists()
 
 
-def test_undescribed_streams_get_the_columns_of_their_first_records(
-    spark: SparkSession,
-) -> None:
+def test_undescribed_streams_get_the_columns_of_their_first_records(spark: SparkSession) -> None:
     app = Application("small")
     source = FileSource("/no/such/folder", "jsonl", Schema.of(k="string", v="bigint"))
     entries = bounded_dataset("entries", input=source, key="k", broadcast=True)

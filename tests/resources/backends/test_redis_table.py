@@ -141,8 +141,7 @@ def _operations(draw, conditions):
         entries = dataclasses.replace(entries, marks=marks, newest=newest)
         if conditions.newest_by and kind in (PUT, ABSENT):  # the time stands in the record, as a stream has it
             entries = dataclasses.replace(
-                entries,
-                values=[{**v, conditions.newest_by: t} for v, t in zip(entries.values, newest, strict=True)],
+                entries, values=[{**v, conditions.newest_by: t} for v, t in zip(entries.values, newest, strict=True)]
             )
     return Operation(kind, entries, conditions=conditions if kind is not GET else Conditions())
 
@@ -152,12 +151,7 @@ def _late(hour):
 
 
 _CONDITIONS = st.sampled_from(
-    [
-        Conditions(),
-        Conditions(idempotent=True),
-        Conditions(newest_by="at"),
-        Conditions(newest_by="n", idempotent=True),
-    ]
+    [Conditions(), Conditions(idempotent=True), Conditions(newest_by="at"), Conditions(newest_by="n", idempotent=True)]
 )
 
 

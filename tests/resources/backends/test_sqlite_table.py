@@ -27,10 +27,7 @@ def test_every_type_of_value_comes_back_as_it_was(tmp_path):
     with blocking(store) as table:
         table.put(RECORD["id"], RECORD)
         table.put(2, {"id": 2})
-        assert table.get_all([RECORD["id"], 2]) == {
-            RECORD["id"]: RECORD,
-            2: {**dict.fromkeys(TYPES), "id": 2},
-        }
+        assert table.get_all([RECORD["id"], 2]) == {RECORD["id"]: RECORD, 2: {**dict.fromkeys(TYPES), "id": 2}}
         assert type(table.get(RECORD["id"])["ok"]) is bool
     with blocking(SqliteTable(tmp_path / "new" / "t.sqlite", "t", "id")) as discovered:
         assert discovered.get(RECORD["id"]) == RECORD

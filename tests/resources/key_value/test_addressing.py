@@ -104,8 +104,7 @@ def test_a_table_key_has_these_bytes(family: str | None, key: bytes, stored: byt
 
 
 @pytest.mark.parametrize(
-    ("family", "key"),
-    [("f" * 8190, b"k"), ("é" * 4095, b"k"), ("f", b"k" * 8190), (None, b"k" * 8191)],
+    ("family", "key"), [("f" * 8190, b"k"), ("é" * 4095, b"k"), ("f", b"k" * 8190), (None, b"k" * 8191)]
 )
 def test_a_byte_more_than_fits_is_refused(family: str | None, key: bytes) -> None:
     with pytest.raises(KeyTooLongError) as told:

@@ -152,8 +152,7 @@ def test_an_empty_family_or_range_has_no_page_and_an_empty_range_no_request() ->
 
 
 @pytest.mark.parametrize(
-    ("serializer", "key", "prefix"),
-    [(JsonSerializer(), "log/1", b'"log/'), (IntegerSerializer(), 5, b"\x80")],
+    ("serializer", "key", "prefix"), [(JsonSerializer(), "log/1", b'"log/'), (IntegerSerializer(), 5, b"\x80")]
 )
 def test_a_text_is_no_prefix_of_keys_that_are_not_written_as_texts(serializer: Any, key: Any, prefix: bytes) -> None:
     one_partition = KeyValueTableConfiguration(1)

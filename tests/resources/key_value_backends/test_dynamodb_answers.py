@@ -30,11 +30,7 @@ from dagster_adjunct.resources.key_value.segment import (
 )
 from dagster_adjunct.resources.key_value_backends import dynamodb_segment
 from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
-from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
-    PURGE_AFTER,
-    SegmentLayout,
-    TableCalls,
-)
+from dagster_adjunct.resources.key_value_backends.dynamodb_layout import PURGE_AFTER, SegmentLayout, TableCalls
 from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment
 from tests.resources.key_value_backends.segment_handle import Run
 
@@ -287,8 +283,7 @@ class ScriptOfNewFamilies(Script):
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [refused("AccessDeniedException"), LOST, {}, {"Item": {"n": {"S": "odd"}}}, {"Item": BEYOND, **THEN}],
+    "answer", [refused("AccessDeniedException"), LOST, {}, {"Item": {"n": {"S": "odd"}}}, {"Item": BEYOND, **THEN}]
 )
 def test_a_write_is_done_though_families_can_not_be_forgotten_after_it(
     answer: Any, caplog: pytest.LogCaptureFixture

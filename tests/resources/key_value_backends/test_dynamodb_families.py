@@ -263,11 +263,7 @@ def test_a_write_that_learns_a_newer_term_is_sent_again_after_a_slow_connect(
 
 
 def test_families_are_purged_only_after_writes_past_a_gate_have_settled(
-    backend: DynamoDbSegments,
-    table: TableId,
-    dynamodb: DynamoDbServer,
-    eager: None,
-    monkeypatch: pytest.MonkeyPatch,
+    backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = Interrupted(table)
 

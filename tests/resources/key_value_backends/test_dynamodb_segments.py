@@ -395,11 +395,7 @@ def test_a_server_out_of_reach_is_told_as_that_and_nothing_happened(proxy: TcpPr
     async def work(segment: TableSegment) -> None:
         await write(segment, put(b"k"))
         proxy.refuse()
-        for call in (
-            write(segment, put(b"k")),
-            segment.get([put(b"k").key]),
-            segment.page(KeyRange(), 1, values=True),
-        ):
+        for call in (write(segment, put(b"k")), segment.get([put(b"k").key]), segment.page(KeyRange(), 1, values=True)):
             with pytest.raises(TableUnavailableError):
                 await call
         proxy.accept()

@@ -32,12 +32,7 @@ from tests.resources.key_value_backends.segment_handle import (
     remove,
     replace,
 )
-from tests.resources.key_value_backends.segment_stores import (
-    SEGMENT_STORES,
-    WITHOUT_LOOP,
-    SegmentStore,
-    new_table_id,
-)
+from tests.resources.key_value_backends.segment_stores import SEGMENT_STORES, WITHOUT_LOOP, SegmentStore, new_table_id
 
 APPLE, PEAR, PLUM, QUINCE = map(of, (b"apple", b"pear", b"plum", b"quince"))
 LARGE = 1 << 20  # bytes: how far a value, or a request, without a limit is tried
@@ -131,11 +126,7 @@ def test_a_request_mixes_changes_over_any_keys_of_a_segment(handle):
     versions = handle.write(
         replace(APPLE, apple, b"4"), remove(PEAR, pear), insert(PLUM, b"5"), put(elsewhere, b"6"), remove(alone)
     )
-    assert handle.stored() == {
-        APPLE: (versions[0], b"4"),
-        PLUM: (versions[2], b"5"),
-        elsewhere: (versions[3], b"6"),
-    }
+    assert handle.stored() == {APPLE: (versions[0], b"4"), PLUM: (versions[2], b"5"), elsewhere: (versions[3], b"6")}
 
 
 def test_a_request_is_applied_whole_or_names_every_condition_that_does_not_hold(handle):

@@ -22,15 +22,9 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.resources.key_value.segment import ConditionsFailed, ReplyLostError, StoredEntry, TableId
-from dagster_adjunct.resources.key_value_backends import (
-    postgres as postgres_segments,
-)
-from dagster_adjunct.resources.key_value_backends import (
-    postgres_segment,
-)
-from dagster_adjunct.resources.key_value_backends import (
-    postgres_segment as postgres_key_values,
-)
+from dagster_adjunct.resources.key_value_backends import postgres as postgres_segments
+from dagster_adjunct.resources.key_value_backends import postgres_segment
+from dagster_adjunct.resources.key_value_backends import postgres_segment as postgres_key_values
 from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from tests.resources.key_value_backends.segment_handle import Handle, Request, insert, of, put, remove, replace, surely
 from tests.resources.key_value_backends.segment_stores import SegmentStore, new_table_id, postgres

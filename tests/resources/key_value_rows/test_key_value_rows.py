@@ -122,10 +122,7 @@ def test_every_type_of_value_comes_back_as_it_was_and_is_plain_json(lake: Lake) 
     with blocking(function) as table:
         table.put(RECORD["id"], RECORD)
         table.put(2, {"id": 2})
-        assert table.get_all([RECORD["id"], 2, 3]) == {
-            RECORD["id"]: RECORD,
-            2: {**dict.fromkeys(TYPES), "id": 2},
-        }
+        assert table.get_all([RECORD["id"], 2, 3]) == {RECORD["id"]: RECORD, 2: {**dict.fromkeys(TYPES), "id": 2}}
     assert stored(lake) == {
         (None, str(-(2**63))): {
             "id": -(2**63),
@@ -154,10 +151,7 @@ def test_the_first_key_columns_may_be_the_family_and_the_rest_is_the_key(lake: L
         send(function, Operation(OperationKind.PUT, RowEntries(keys, [{"n": 1}, {"n": 2}])))
         assert numbers(function, *keys) == [1, 2]
         assert numbers(function, ("LHR", date(2013, 7, 1), Decimal("12.500"), 7)) == [1]  # an equal key
-    assert list(stored(lake, "one")) == [
-        ("LHR", '["2013-07-01","0.00",-1]'),
-        ("LHR", '["2013-07-01","12.50",7]'),
-    ]
+    assert list(stored(lake, "one")) == [("LHR", '["2013-07-01","0.00",-1]'), ("LHR", '["2013-07-01","12.50",7]')]
     assert set(stored(lake, "several")) == {
         ('["LHR","2013-07-01","0.00"]', "-1"),
         ('["LHR","2013-07-01","12.50"]', "7"),

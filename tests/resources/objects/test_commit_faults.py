@@ -59,10 +59,7 @@ def test_a_competitor_between_read_and_swap_makes_a_conflict(kind: FaultKind) ->
     def overtake() -> None:
         theirs.append(rival.commit(parent, {"n": "theirs"}, by="rival"))
 
-    store.plan = (
-        Fault("put_if_match", 1, "meanwhile", overtake),
-        Fault("put_if_match", 1, kind),
-    )
+    store.plan = (Fault("put_if_match", 1, "meanwhile", overtake), Fault("put_if_match", 1, kind))
     with pytest.raises(CommitConflictError, match="commit 2 of x lost a race"):
         log.commit(parent, {"n": "mine"}, by="me")
     assert log.current() == theirs[0]

@@ -27,8 +27,7 @@ def _change(store: InMemoryStore, key: str, **fields: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [b"", b"{", b"null", b"[]", b'"text"', b"\xff\xfe", b'{"format": 1}', b'{"format": "one"}', b"{}" * 1000],
+    "damage", [b"", b"{", b"null", b"[]", b'"text"', b"\xff\xfe", b'{"format": 1}', b'{"format": "one"}', b"{}" * 1000]
 )
 def test_a_malformed_pointer_names_itself_and_spares_what_was_committed(
     store: InMemoryStore, log: CommitLog, damage: bytes

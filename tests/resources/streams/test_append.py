@@ -190,11 +190,7 @@ def test_the_record_time_is_its_column_then_the_mark_then_the_append(streams: La
     mark = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
     kind = pa.timestamp("us", tz="UTC")
     table = pa.table(
-        {
-            "v": [1, 2, 3],
-            "at": pa.array([day, day, None], kind),
-            "__timestamp": pa.array([None, mark, None], kind),
-        }
+        {"v": [1, 2, 3], "at": pa.array([day, day, None], kind), "__timestamp": pa.array([None, mark, None], kind)}
     )
     streams.append("t", table, producer="p", sequence=0)
     assert [row[4] for row in everything(streams, "t")] == [day, mark, clock.now]

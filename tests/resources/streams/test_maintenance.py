@@ -124,8 +124,7 @@ def test_an_append_during_compaction_is_kept(streams: LakeStreams, records: Reco
     streams.create("s", schema=SCHEMA, partitions=1, compaction=CompactionPolicy(min_segments=4))
     fill(streams, records, 8)
     busy = FaultyStore(
-        streams.lake.store,
-        [Fault("put_if_match", 1, "meanwhile", lambda: fill(streams, records, 3, start=8))],
+        streams.lake.store, [Fault("put_if_match", 1, "meanwhile", lambda: fill(streams, records, 3, start=8))]
     )
     done = LakeStreams(on_clock(Lake(busy, "x"), clock)).maintain("s", clock.now)
     assert done.merged_segments == 8

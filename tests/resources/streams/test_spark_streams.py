@@ -222,8 +222,7 @@ def test_values_that_python_does_not_have_are_refused_from_spark(
         "('b', date'9999-12-31', timestamp'9999-12-31 23:59:59.999999', NULL, NULL) AS t(k, day, at, name, __timestamp)"
     )
     frame = good.selectExpr(
-        *[name for name in good.columns if name != column],
-        f"if(k = 'b', {made}, `{column}`) as `{column}`",
+        *[name for name in good.columns if name != column], f"if(k = 'b', {made}, `{column}`) as `{column}`"
     )
     with pytest.raises(SchemaMismatchError) as caught:
         streams.append("s", frame, producer="p", sequence=0)

@@ -264,10 +264,7 @@ def test_a_time_gives_the_first_record_at_or_after_it(appends: list[list[int | N
 @pytest.mark.parametrize(
     ("ms", "told"),
     [
-        (
-            1_767_225_600_000_000_000,
-            r"looks like nanoseconds \(2026-01-01 00:00 UTC\)\. Give .*: 1767225600000\.",
-        ),
+        (1_767_225_600_000_000_000, r"looks like nanoseconds \(2026-01-01 00:00 UTC\)\. Give .*: 1767225600000\."),
         (1_767_225_600_000_000, r"looks like microseconds \(2026-01-01 00:00 UTC\)\. Give .*: 1767225600000\."),
         (253_402_300_800_000, "is not within the years 1 to 9999 in milliseconds"),
         (-62_135_596_800_001, "is not within the years 1 to 9999 in milliseconds"),

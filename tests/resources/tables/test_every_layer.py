@@ -37,15 +37,7 @@ from dagster_adjunct.resources.tables.operation import (
 from dagster_adjunct.resources.tables.rate import RateLimit
 from dagster_adjunct.resources.tables.retry import RetryPolicy
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
-from tests.resources.tables.plain_oracle import (
-    batches,
-    counting,
-    keeping_newest,
-    messages,
-    newest,
-    record_of,
-    totals,
-)
+from tests.resources.tables.plain_oracle import batches, counting, keeping_newest, messages, newest, record_of, totals
 from tests.resources.tables.troubled_function import TroubledFunction
 from tests.resources.tables.user_function import Broken, Busy, UserFunction, WithoutPutIfAbsent, WithoutUpdate
 

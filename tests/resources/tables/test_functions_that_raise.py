@@ -102,11 +102,7 @@ def raising(problem: object) -> bool:
 @pytest.mark.parametrize(
     ("function", "declared", "told"),
     [
-        (
-            Counters(busy()),
-            {"retry": RetryPolicy(retry_if=raising)},
-            "retry_if of a retry policy raised",
-        ),
+        (Counters(busy()), {"retry": RetryPolicy(retry_if=raising)}, "retry_if of a retry policy raised"),
         (Unsure(OSError("reset")), {}, "Unsure raised AttributeError .* asked whether OSError"),
     ],
 )

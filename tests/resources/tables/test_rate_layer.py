@@ -79,10 +79,7 @@ def test_what_follows_a_failed_entry_of_its_key_in_a_later_part_is_not_sent():
     layer = RateLayer("t", inner, RateLimit(None, 8), clock=ManualClock())
     outcomes = asyncio.run(layer.send(puts("a", "b", "a", "c", "b")))
     assert inner.keys == [["a", "b"], ["c"], ["b"]]
-    assert {place: problem.state for place, problem in outcomes.problems.items()} == {
-        0: State.FAILED,
-        2: State.FAILED,
-    }
+    assert {place: problem.state for place, problem in outcomes.problems.items()} == {0: State.FAILED, 2: State.FAILED}
     again = ScriptedLayer(failing(0), failing(0))
     rate = RateLayer("t", again, RateLimit(None, 8), clock=ManualClock())
     outcomes = asyncio.run(RetryLayer(rate, clock=ManualClock()).send(puts("a", "b", "a", "a")))

@@ -198,9 +198,7 @@ def test_a_lost_increment_is_sent_again_unless_the_policy_forbids_it():
     adding = updates("a", "b", "c", add={"n": 1})
 
     def layer() -> ScriptedLayer:
-        return ScriptedLayer(
-            lambda _: Outcomes(3, problems={0: lost, 1: busy(State.FAILED)}),
-        )
+        return ScriptedLayer(lambda _: Outcomes(3, problems={0: lost, 1: busy(State.FAILED)}))
 
     again = layer()
     assert not sent(again, adding)[0].problems

@@ -41,8 +41,7 @@ def test_unused_credits_expire_after_half_a_second():
 @pytest.mark.lengthy
 @settings(deadline=None)
 @given(
-    rate=st.floats(0.5, 1000),
-    steps=st.lists(st.tuples(st.floats(0, 10), st.integers(1, 50)), min_size=1, max_size=30),
+    rate=st.floats(0.5, 1000), steps=st.lists(st.tuples(st.floats(0, 10), st.integers(1, 50)), min_size=1, max_size=30)
 )
 def test_no_window_sees_more_than_the_rate_and_one_burst(rate, steps):
     clock = ManualClock()
@@ -177,9 +176,7 @@ def test_who_waits_in_another_event_loop_moves_up_too():
 
 
 @settings(deadline=None)
-@given(
-    steps=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 25), st.booleans()), min_size=1, max_size=20),
-)
+@given(steps=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 25), st.booleans()), min_size=1, max_size=20))
 def test_no_window_sees_more_than_the_rate_where_waits_are_cancelled(steps):
     """Each wait begins some time after the one before, and some are cancelled a moment later.
 

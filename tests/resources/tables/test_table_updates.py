@@ -83,10 +83,7 @@ def test_update_only_refuses_a_default_and_names_the_contract_to_use():
 
 @pytest.mark.parametrize(
     ("contract", "help_"),
-    [
-        (ONLY, "if_missing=… of stream.update"),
-        (WITH_DEFAULTS, "give each UpdateMessage a default.$"),
-    ],
+    [(ONLY, "if_missing=… of stream.update"), (WITH_DEFAULTS, "give each UpdateMessage a default.$")],
 )
 def test_an_update_without_default_of_an_unknown_key_says_what_would_have_helped(contract, help_):
     with pytest.raises(RecordNotFoundError, match=f"no default.*{help_}"):

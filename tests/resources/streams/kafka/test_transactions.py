@@ -136,10 +136,7 @@ def test_consumed_offsets_are_committed_with_the_records_for_kafkas_own_tools(
     kafka: KafkaServer, system: KafkaStreams, topic: str
 ) -> None:
     flights = kafka.new_topic(2)
-    consumed = {
-        SystemStreamPartition("kafka", flights, 1): "42",
-        SystemStreamPartition("lake", "weather", 0): "7",
-    }
+    consumed = {SystemStreamPartition("kafka", flights, 1): "42", SystemStreamPartition("lake", "weather", 0): "7"}
     system.append("s", RECORDS, producer="delays", sequence=0, consumed=consumed)
     assert committed(kafka, "delays", flights, 1) == 42
     too_large = raw(("big", "x" * 2_000_000))
